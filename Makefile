@@ -1,0 +1,77 @@
+# Each target works as the first command on a fresh clone: it makes its own virtualenv, installs, compiles, runs.
+# Stamps in the virtualenv keep the second run fast; a change of the core or of its build recompiles.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+LINTERS := $(VENV)/.linters
+CORE := setup.py $(wildcard fastlock/*.pyx fastlock/*.pxd)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help build test bench bench-smoke lint debug servers clean
+
+help:
+	@echo "make test         compile, find servers, run the tests          ARGS=\"-k handover\" goes to pytest"
+	@echo "make bench        compile, run the benchmarks                   ARGS=\"--quick\" goes to fastlock bench"
+	@echo "make bench-smoke  every benchmark once, to see that it runs"
+	@echo "make lint         ruff, mypy --strict, cython-lint, stubtest"
+	@echo "make debug        the tests on a core with assertions and bounds checks; the next target compiles anew"
+	@echo "make build        compile the core in place"
+	@echo "make clean        remove all that was made"
+	@echo "Choose an interpreter by PYTHON=python3.12, another virtualenv by VENV=.venv312."
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer, please: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# The core is left out here and compiled by the next rule, once and in plain sight.
+$(INSTALLED): $(VENV)/pyvenv.cfg pyproject.toml
+	FASTLOCK_NO_EXTENSIONS=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,bench,embedded]"
+	@touch $@
+
+$(LINTERS): $(INSTALLED)
+	FASTLOCK_NO_EXTENSIONS=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[lint]"
+	@touch $@
+
+# One shared object lies in the source tree, so one stamp at most: that of the mode it was compiled in.
+$(VENV)/.core-release $(VENV)/.core-debug: $(INSTALLED) $(CORE)
+	@rm -f $(VENV)/.core-*
+	$(if $(findstring debug,$@),FASTLOCK_DEBUG=1) $(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+build: $(VENV)/.core-release
+
+servers:
+	@version=$$(redis-server --version 2>/dev/null | sed 's/.*v=\([0-9.]*\).*/\1/'); \
+	if [ "$${version%%.*}" -ge 7 ] 2>/dev/null; then echo "servers: redis-server $$version and those installed by pip"; \
+	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
+
+test: build servers
+	$(BIN)/python -m pytest tests $(ARGS)
+
+debug: $(VENV)/.core-debug servers
+	$(BIN)/python -X faulthandler -m pytest tests $(ARGS)
+
+bench: build
+	$(BIN)/fastlock bench $(ARGS)
+
+bench-smoke: build
+	$(BIN)/fastlock bench --quick --rounds 1
+	$(BIN)/fastlock flash-sale --stock 50 --processes 2 --threads 2
+	$(BIN)/python -m pytest benches --benchmark-disable
+
+lint: build $(LINTERS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict fastlock
+	PATH="$(abspath $(BIN)):$$PATH" cython-lint fastlock/_core.pyx
+	$(BIN)/python -m mypy.stubtest fastlock._core
+
+clean:
+	rm -rf $(VENV) build dist fastlock.egg-info fastlock/*.so fastlock/*.pyd
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
+	find fastlock tests benches -name __pycache__ -prune -exec rm -rf {} +

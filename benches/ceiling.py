@@ -1,0 +1,132 @@
+"""The ceiling: what redis-benchmark or valkey-benchmark reaches with the same two commands, and the raw round trip.
+
+Law: these take part in the rounds like a rival, but hold no locks for anybody. Acquires are measured on free names and
+releases on held ones, each alone: ceiling = 1 / (1/acquires + 1/releases). The tool draws names at random, out of four
+times as many as there are commands: about 88 % find what they should, the rest costs the server less, so that the
+ceiling errs upwards.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+
+import fastlock
+from fastlock import _commands
+
+from . import raw
+from .rivals import LEASE
+from .stats import Sample, encode
+from .target import Target
+from .workers import Meanwhile
+
+PIPELINE = 256
+"""Commands per write, as in the budget."""
+
+CLIENTS = (1, 50)
+"""Numbers of connections tried; the better one counts."""
+
+TOOLS = ("valkey-benchmark", "redis-benchmark")
+TOKEN = "0123456789abcdef0123456789abcdef"
+SPARE = 4  # names per command, see above
+
+
+def find_tool() -> str | None:
+    """The benchmark program of the server, if one is on PATH."""
+    return next(filter(None, map(shutil.which, TOOLS)), None)
+
+
+def spoken(url: str, verb: int, key: str) -> list[str]:
+    """The command that fastlock says for ``verb`` to that server; the handshake has loaded its scripts."""
+    with fastlock.Client.from_url(url) as client:
+        capabilities = frozenset(client.server_info()["capabilities"])
+    values = {_commands.NAME: key, _commands.TOKEN: TOKEN, _commands.MS: str(LEASE * 1000)}
+    form = _commands.dialect(capabilities)[verb]
+    return [part.decode() if isinstance(part, bytes) else values[part] for part in form]
+
+
+def parse_rate(output: str) -> float:
+    """Requests per second out of the tool's ``--csv``. Raises ValueError on anything else."""
+    lines = list(csv.reader(io.StringIO(output)))
+    if len(lines) != 2 or "rps" not in lines[0]:
+        raise ValueError(f"not the CSV of a benchmark run: {output!r:.200}")
+    return float(lines[1][lines[0].index("rps")])
+
+
+class Ceiling:
+    """Takes part in ``batch``: the server's own benchmark tool with the same commands."""
+
+    name = "ceiling"
+
+    def __init__(self, target: Target, tool: str) -> None:
+        self._target, self._tool = target, tool
+        where = raw.address(target.url)
+        at = ["-s", where["path"]] if "path" in where else ["-h", where["host"], "-p", str(where["port"])]
+        self._base = [tool, *at, "--dbnum", str(where.get("db", 0)), "--csv", "-P", str(PIPELINE)]
+        self.versions: dict[str, str] = {"tool": tool.rsplit("/", 1)[-1]}
+
+    def open(self, scenario: str, label: str) -> None:
+        """Find out which commands this server takes."""
+        self._prefix = f"{label}:"
+        key = f"{self._prefix}__rand_int__"
+        self._acquire = spoken(self._target.url, _commands.ACQUIRE, key)
+        self._release = spoken(self._target.url, _commands.RELEASE, key)
+        self._sock = raw.RawSocket(self._target.url)
+        words = [word for word in self._acquire if word not in (key, TOKEN)]
+        self.versions |= {"acquire": " ".join(words), "release": self._release[0]}
+
+    def run(self, seconds: float, meanwhile: Meanwhile | None = None) -> Sample:
+        """Acquires, then releases, each with the better number of connections. CPU is left out: keys are filled too."""
+        count = max(PIPELINE, int(seconds * 200_000))
+        names = raw.numbered(self._prefix, SPARE * count)
+        acquires = releases = 0.0
+        for clients in CLIENTS:
+            acquires = max(acquires, self._rate(self._acquire, count, clients))
+            raw.fill(self._sock, names, TOKEN.encode(), 6 * LEASE * 1000)
+            releases = max(releases, self._rate(self._release, count, clients))
+            raw.remove(self._sock, names)
+        seconds_a_pair = 1 / acquires + 1 / releases
+        return Sample(count, count * seconds_a_pair, count, count)
+
+    def _rate(self, command: Sequence[str], count: int, clients: int) -> float:
+        line = [*self._base, "-c", str(clients), "-n", str(count), "-r", str(SPARE * count), *command]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{self.versions['tool']} ended with {done.returncode}: {done.stderr.strip()[:200]}")
+        return parse_rate(done.stdout)
+
+    def close(self) -> None:
+        """Close the connection used for filling."""
+        self._sock.close()
+
+
+class RoundTrip:
+    """Takes part in ``pair``: two PINGs over a blocking socket, what the machine asks for two waits.
+
+    To wake a sleeping thread costs 5 us on one machine and 40 us on the next: read the latencies of a pair beside it.
+    """
+
+    name = "round trip"
+
+    def __init__(self, target: Target) -> None:
+        self._url = target.url
+        self.versions: dict[str, str] = {}
+
+    def open(self, scenario: str, label: str) -> None:
+        """Connect."""
+        self._sock = raw.RawSocket(self._url)
+
+    def run(self, seconds: float, meanwhile: Meanwhile | None = None) -> Sample:
+        """Pairs of PINGs for so many seconds."""
+        before = time.process_time()
+        laps = self._sock.ping_pairs(seconds)
+        cpu = time.process_time() - before
+        return Sample(len(laps), sum(laps) / 1e9, len(laps), len(laps), cpu, None, encode(laps))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._sock.close()

@@ -1,0 +1,61 @@
+"""CPU cost of the law: tokens, checks, whole operations fed with canned replies. One code for both implementations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from fastlock import _checks, _law, _lease
+
+TOKEN = b"0123456789abcdef0123456789abcdef"
+
+
+def play(steps: _law.Steps, *answers: Any) -> Any:
+    """Run an operation against these answers and return what it returns."""
+    next(steps)
+    try:
+        for answer in answers:
+            steps.send(answer)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("the operation asks for more answers")
+
+
+def test_token(benchmark: BenchmarkFixture) -> None:
+    assert len(benchmark(_lease.new_token)) == 32
+
+
+@pytest.mark.parametrize("name", ["order:4711", b"order:4711"], ids=["str", "bytes"])
+def test_check_name(benchmark: BenchmarkFixture, name: str | bytes) -> None:
+    assert benchmark(_checks.as_name, name) == b"order:4711"
+
+
+@pytest.mark.parametrize(("timeout", "ms"), [(10, 10_000), (0.29, 290)], ids=["int", "float"])
+def test_check_timeout(benchmark: BenchmarkFixture, timeout: float, ms: int) -> None:
+    assert benchmark(_checks.as_ms, timeout) == ms
+
+
+def test_acquire(benchmark: BenchmarkFixture) -> None:
+    claim = _law.Claim("order:4711", b"order:4711", TOKEN, 10_000)
+    lease = benchmark(lambda: play(_law.acquire(claim, _lease.now), None))
+    assert lease.token == TOKEN and lease.valid
+
+
+def test_release(benchmark: BenchmarkFixture) -> None:
+    lease = _lease.Lease("order:4711", b"order:4711", TOKEN, math.inf)
+    assert benchmark(lambda: play(_law.release(lease, _lease.now), 1)) is True
+
+
+def test_acquire_500(benchmark: BenchmarkFixture) -> None:
+    names: list[Any] = [f"order:{number}" for number in range(500)]
+    keys, answers = [name.encode() for name in names], [None] * 500
+    leases = benchmark(lambda: play(_law.acquire_many(names, keys, TOKEN, 10_000, _lease.now), answers))
+    assert all(lease.valid for lease in leases)
+
+
+def test_lease_remaining(benchmark: BenchmarkFixture) -> None:
+    lease = _lease.Lease("order:4711", b"order:4711", TOKEN, _lease.now() + 3600)
+    assert 0 < benchmark(lambda: lease.remaining) <= 3600

@@ -1,0 +1,147 @@
+"""Face for asyncio: the client. No decisions live here; `_client.py` is the same for threads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+
+from fastlock import _checks as checks
+from fastlock import _impl as implementations
+from fastlock import _law as law
+from fastlock import _session as session
+from fastlock import _terms as terms
+from fastlock import _topology as topology
+from fastlock._lease import Lease, new_token, now
+from fastlock._aio_lock import ClientLock
+from fastlock._aio_wire import Wire
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Client:
+    """Locks on one Redis or Valkey server, for asyncio.
+
+    One client serves all tasks of one event loop over one connection; make one and keep it. Options are
+    redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`, `client_name`, `ssl` and
+    `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5 each; also as `socket_connect_timeout` and
+    `socket_timeout`). The first connection is opened by the first call that needs one.
+
+    Raises ValueError or TypeError for an option that makes no sense, and names it.
+    """
+
+    def __init__(
+        self,
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        *,
+        impl: str | None = None,
+        settings: topology.Settings | None = None,
+        **options: Any,
+    ) -> None:
+        if settings is None:
+            settings = topology.from_options({"host": host, "port": port, "db": db, **options})
+        self._settings = settings
+        self._wire = Wire(settings, implementations.load(impl) if impl else implementations.default)
+        self._run = self._wire.run
+
+    @classmethod
+    def from_url(cls, url: str, *, impl: str | None = None, **options: Any) -> Self:
+        """A client from redis:// rediss:// unix:// valkey:// or valkeys://, with redis-py's query options.
+
+        Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
+        """
+        return cls(impl=impl, settings=topology.from_url(url, **options))
+
+    def lock(
+        self,
+        name: checks.Name,
+        timeout: float | None = 10,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        fence: bool = False,
+    ) -> ClientLock:
+        """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
+
+        sleep: seconds between two looks at a name that is held. blocking, blocking_timeout: whether to wait, and how many
+        seconds at most. thread_local: each thread has its own lease; False lets one thread release what another acquired.
+        raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give each lease a
+        `fence`, a number greater than that of every earlier holder.
+
+        Raises ValueError or TypeError for a term that makes no sense, and names it.
+        """
+        return ClientLock(
+            self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error, fence
+        )
+
+    async def acquire_many(self, names: Iterable[checks.Name], timeout: float | None = 10) -> list[Lease | None]:
+        """Acquire each of these names that is free now, all in one flush; never waits for a name that is held.
+
+        Returns a lease, or None where somebody else holds the name, in the order of names. If the server answers one of them
+        with an error, it is raised and nothing is held. Raises ValueError or TypeError for a name or timeout that makes no sense.
+        """
+        given, keys, ms = terms.batch(names, timeout)
+        return await self._run(law.acquire_many(given, keys, new_token(), ms, now)) if given else []
+
+    async def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
+        """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
+        given, mine = terms.owned(leases)
+        return terms.merge(given, mine, await self._run(law.release_many(mine, now)) if mine else [])
+
+    def locked(
+        self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+        """Decorator: run the function under a lock.
+
+        name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name. The
+        other arguments are those of `lock`. A call raises LockError when the lock could not be had.
+        """
+
+        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+            if not inspect.iscoroutinefunction(function):
+                raise TypeError(f"{function.__qualname__} is not async: decorate it with a fastlock.Client")
+            named = terms.namer(name, function)
+
+            @terms.wrapped(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                async with self.lock(named(*args, **kwargs), timeout, **lock_options):
+                    return await function(*args, **kwargs)
+
+            return call
+
+        return decorate
+
+    async def server_info(self) -> dict[str, Any]:
+        """Who the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""
+        return session.describe(await self._run(law.look(now)))
+
+    @property
+    def retired(self) -> bool:
+        """Whether this client was closed, or its event loop was."""
+        return self._wire.retired
+
+    async def close(self) -> None:
+        """Close all connections; whoever waits gets ClientClosedError. Held locks stay until they are released or end."""
+        await self._wire.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("this client is for asyncio: use `async with`, or fastlock.Client")
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __repr__(self) -> str:
+        return f"<fastlock.asyncio.Client of {self._settings.place}, db {self._settings.db}>"

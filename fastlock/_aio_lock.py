@@ -1,0 +1,152 @@
+"""Face for asyncio: locks. No decisions live here; `_lock.py` is the same for threads."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
+
+from fastlock import _checks as checks
+from fastlock import _commands as say
+from fastlock import _dropin as dropin
+from fastlock import _law as law
+from fastlock._lease import Lease, now
+from fastlock._terms import Local, Terms
+
+_WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
+
+
+class BaseLock(Terms):
+    """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
+
+    _owner = staticmethod(asyncio.current_task)
+    _run: Any
+
+    async def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+        sleep: float | None = None,
+    ) -> bool:
+        """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
+
+        blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two looks
+        at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random one.
+
+        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server answers, and
+        ConnectionError or TimeoutError when it stays away: the lock is then not held.
+        """
+        lease = await self._run(law.acquire(self._claim(sleep, blocking, blocking_timeout, token), now))
+        if lease is None:
+            return False
+        self._keep(lease)
+        return True
+
+    async def release(self) -> None:
+        """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
+
+        Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
+        """
+        lease = self._held("release")
+        was_mine = await self._run(law.release(lease, now))
+        self._drop(lease)
+        if not was_mine:
+            raise self._lost("release")
+
+    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
+
+        Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
+        """
+        if not await self._run(self._extension(additional_time, replace_ttl, "extend")):
+            raise self._lost("extend")
+        return True
+
+    async def reacquire(self) -> Literal[True]:
+        """Set the lease back to the lock's full timeout. Errors as `extend`."""
+        self._held("reacquire")
+        if not await self._run(self._extension(self.timeout or 0, True, "reacquire")):
+            raise self._lost("reacquire")
+        return True
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock, asked of the server."""
+        return bool(await self._run(law.inspect(say.EXISTS, self._key, now)))
+
+    async def owned(self) -> bool:
+        """Whether the caller holds the lock, asked of the server."""
+        lease = self.lease
+        token = await self._run(law.inspect(say.GET, self._key, now))
+        return lease is not None and not lease.inherited and token == lease.token
+
+    async def _enter(self) -> Lease:
+        lease: Lease | None = await self._run(law.acquire(self._claim(None, None, None, None), now))
+        if lease is None:
+            raise self._not_acquired()
+        self._keep(lease)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.release()
+        except Exception as problem:
+            self._left(error, problem)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(_WRONG_FACE)
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __await__(self) -> NoReturn:
+        raise TypeError(_WRONG_FACE)
+
+
+class ClientLock(BaseLock):
+    """A lock made by `fastlock.asyncio.Client.lock()`: entering it gives the Lease."""
+
+    def __init__(self, client: Any, *terms: Any) -> None:
+        self._run = client._run
+        super().__init__(*terms)
+
+    async def __aenter__(self) -> Lease:
+        """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+        return await self._enter()
+
+
+class Lock(BaseLock):
+    """Drop-in for `redis.asyncio.lock.Lock`: the same arguments, results and exceptions, over fastlock's own connections.
+
+    Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of one redis-py
+    connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    """
+
+    def __init__(
+        self,
+        redis: Any,
+        name: checks.Name,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        self.redis = redis
+        self._run = dropin.aio_client_of(redis)._run
+        encoding = redis.get_encoder().encoding
+        super().__init__(
+            name, timeout, sleep, blocking, blocking_timeout, bool(thread_local), raise_on_release_error, False, encoding
+        )
+
+    @property
+    def local(self) -> Local:
+        """redis-py's place of the token: `lock.local.token`."""
+        return Local(self)
+
+    async def __aenter__(self) -> Self:
+        """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+        await self._enter()
+        return self

@@ -1,0 +1,365 @@
+"""Wire: how a task waits. One connection to one server, shared by the tasks of an event loop; one flush a tick.
+
+A call appends its command and a future; the first of a tick schedules the flush. A cancelled future keeps its slot as a
+tombstone, so replies never shift. Never here: decisions about locks, the content of frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from types import ModuleType
+from typing import Any
+
+from fastlock import _commands as say
+from fastlock import _errors as errors
+from fastlock import _session as session
+from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo
+from fastlock._lease import now
+from fastlock._topology import Settings
+from fastlock._wire import FAILED, abandoned, as_error, queue, templates, tune_socket
+
+
+class Link(asyncio.Protocol):
+    """One connection and the futures that wait on it."""
+
+    def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
+        self.wire = wire
+        self.loop = loop
+        self.pipe = wire.impl.Pipe()
+        self.forms: tuple[Any, ...] = ()
+        self.session: Any = None
+        self.dead: Exception | None = None
+        self.transport: Any = None
+        self._scheduled = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._progress = 0.0  # when the server last said something, or was first asked
+
+    # called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._progress = self.loop.time()
+        try:
+            self.pipe.feed(data)
+        except Exception as error:  # bytes that cannot be explained
+            self.fail(error)
+        else:
+            self.pipe.pushes.clear()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.fail(error or EOFError("the server closed the connection"))
+
+    # called by the wire
+
+    async def greet(self, settings: Settings) -> None:
+        """The handshake. Raises redis-py's exceptions."""
+        greeted: asyncio.Future[Any] = self.loop.create_future()
+        self.pipe.put_calls(greeted, session.greeting(settings))
+        self.schedule()
+        replies = await greeted
+        if type(replies) is Lost:
+            raise replies.error
+        self.session = session.read_greeting(replies)
+        self.forms = templates(self.wire.impl, self.session.capabilities)
+        if scripts := say.scripts_of(self.session.capabilities):
+            self.pipe.put_calls(None, [script.load for script in scripts])
+
+    def ask(self, ask: Any) -> asyncio.Future[Any]:
+        """Queue a step; the future gets its answer, or `Lost`."""
+        future = self.loop.create_future()
+        ask.link = self
+        if type(ask) is Ask and ask.stale is None:
+            self.pipe.put(self.forms[ask.verb], future, ask.name, ask.token, ask.ms)
+        else:
+            queue(self.pipe, self.forms, ask, future)
+        if not self._scheduled:
+            self.schedule()
+        return future
+
+    def post(self, undo: Undo) -> None:
+        """Queue an undo that nobody waits for."""
+        queue(self.pipe, self.forms, undo, undo)
+        if not self._scheduled:
+            self.schedule()
+
+    def schedule(self) -> None:
+        self._scheduled = True
+        self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self.dead is not None:
+            return
+        if self._watch is None:
+            self._progress = self.loop.time()
+            self._watch = self.loop.call_later(self.wire.settings.reply_timeout, self._look)
+        self.transport.write(self.pipe.take())
+
+    def _look(self) -> None:
+        """Is the server still answering? One timer for all that is in flight: replies come in order."""
+        self._watch = None
+        if self.dead is not None or not self.pipe.pending:
+            return
+        limit = self.wire.settings.reply_timeout
+        left = self._progress + limit - self.loop.time()
+        if left <= 0:
+            self.fail(TimeoutError(f"no reply within {limit} s"))
+        else:
+            self._watch = self.loop.call_later(left, self._look)
+
+    def fail(self, error: BaseException) -> None:
+        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed again."""
+        if self.dead is not None:
+            return
+        self.dead = as_error(error, self.wire.settings.place)
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self.transport is not None:
+            self.transport.abort()
+        final = isinstance(error, errors.ClientClosedError)
+        for slot in self.pipe.drain():
+            if type(slot) is Undo:
+                slot.stale = self.session
+                self.wire.debts.append(slot)
+            elif slot is not None and not slot.done():
+                slot.set_result(Lost(self.dead, sent=True, final=final))
+        self.wire.dropped(self)
+
+
+class Wire:
+    """The connection of one client, and how its tasks wait."""
+
+    def __init__(self, settings: Settings, impl: ModuleType) -> None:
+        self.settings = settings
+        self.impl = impl
+        self.closed = False
+        self._start()
+        _WIRES.add(self)
+
+    def _start(self) -> None:
+        self.debts: list[Undo] = []
+        self._link: Link | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connecting: asyncio.Task[Link] | None = None
+        self._sleeping: set[asyncio.Future[None]] = set()
+        self._met = False
+
+    async def run(self, op: Any) -> Any:
+        """Carry out an operation of the law; returns its result, raises its errors."""
+        answer = None
+        while True:
+            try:
+                step = op.send(answer)
+            except StopIteration as end:
+                return end.value
+            try:
+                link = self._link
+                if type(step) is Ask and step.until is None and link is not None and link.loop is _running():
+                    answer = await link.ask(step)
+                    if type(answer) is Lost:
+                        step.stale = link.session
+                else:
+                    answer = await self._perform(step)
+            except BaseException as error:
+                self._leave(step)
+                left = op.throw(error)  # which raises, unless the operation leaves an undo
+                if type(left) is Undo:
+                    self.undo(left)
+                op.close()
+                raise
+
+    async def _perform(self, step: Any) -> Any:
+        kind = type(step)
+        if kind is Sleep:
+            await self._sleep(step.seconds)
+        elif kind is Undo:
+            self.undo(step)
+        elif kind is Distrust:
+            error = errors.InvalidResponse(f"{self.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
+            step.ask.link.fail(error)
+            step.ask.stale = step.ask.link.session
+            return Lost(error, sent=True)
+        else:
+            return await self._ask(step)
+        return None
+
+    async def _ask(self, ask: Any) -> Any:
+        try:
+            link = await self._connected()
+        except FAILED as error:
+            known = as_error(error, self.settings.place)
+            refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
+            return Lost(known, sent=False, final=refused or self.closed or not self._met)
+        if type(ask) is Capabilities:
+            return link.session
+        future = link.ask(ask)
+        timer = None
+        if ask.until is not None:
+            timer = link.loop.call_later(max(0.0, ask.until - now()), self._late, ask, future)
+        try:
+            answer = await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if type(answer) is Lost:
+            ask.stale = link.session
+        return answer
+
+    def _late(self, ask: Any, future: asyncio.Future[Any]) -> None:
+        if not future.done():
+            future.set_result(LATE)
+            self._leave(ask)
+
+    def _leave(self, step: Any) -> None:
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same connection."""
+        undo = abandoned(step)
+        if undo is None or step.link is None:
+            return
+        if step.link.dead is None:
+            step.link.post(undo)
+        else:
+            undo.stale = step.link.session
+            self.undo(undo)
+
+    def undo(self, undo: Undo) -> None:
+        """Have something released that nobody waits for; over the next connection, when there is none."""
+        if self._link is not None:
+            self._link.post(undo)
+        else:
+            self.debts.append(undo)
+            self._reconnect()
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, but wake when the client is closed."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(seconds, _wake, future)
+        self._sleeping.add(future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            self._sleeping.discard(future)
+
+    # the connection
+
+    async def _connected(self) -> Link:
+        loop = asyncio.get_running_loop()
+        if self.closed:
+            raise errors.ClientClosedError("this client is closed")
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise RuntimeError(
+                    "this fastlock.asyncio.Client belongs to another event loop: make one client for each loop"
+                )
+            self._loop = loop
+        if self._link is not None:
+            return self._link
+        return await asyncio.shield(self._connect_task(loop))
+
+    def _connect_task(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Link]:
+        if self._connecting is None:
+            self._connecting = loop.create_task(self._connect(loop), name="fastlock: connect")
+            self._connecting.add_done_callback(self._connect_done)
+        return self._connecting
+
+    def _connect_done(self, task: asyncio.Task[Link]) -> None:
+        self._connecting = None
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; that nobody does any more is no news
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Link:
+        settings = self.settings
+        link = Link(self, loop)
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                if settings.path is not None:
+                    await loop.create_unix_connection(lambda: link, settings.path)
+                else:
+                    host, port = settings.address()
+                    await loop.create_connection(
+                        lambda: link, host, port, ssl=settings.tls, server_hostname=host if settings.tls else None
+                    )
+                    tune_socket(link.transport.get_extra_info("socket"), settings)
+                await link.greet(settings)
+        except BaseException as error:
+            link.fail(error if isinstance(error, Exception) else EOFError("connecting was given up"))
+            raise
+        if self.closed:
+            error = errors.ClientClosedError("this client is closed")
+            link.fail(error)
+            raise error
+        if not self._met:
+            self._met = True
+            session.warn_of_eviction(link.session, settings.place)
+        self._link = link
+        owed, self.debts = self.debts, []
+        for undo in owed:
+            if now() < undo.until:
+                link.post(undo)
+        return link
+
+    def _reconnect(self) -> None:
+        """Somebody is owed an undo: connect for that alone, if nobody else does."""
+        loop = self._loop
+        if not self.closed and self._met and loop is not None and loop is _running() and not loop.is_closed():
+            self._connect_task(loop)
+
+    def dropped(self, link: Link) -> None:
+        """A connection broke."""
+        if self._link is link:
+            self._link = None
+        if self.debts and link.session is not None:
+            self._reconnect()
+
+    @property
+    def retired(self) -> bool:
+        """Whether the client was closed, or its event loop was: nothing can be asked through it any more."""
+        return self.closed or (self._loop is not None and self._loop.is_closed())
+
+    async def close(self) -> None:
+        """End the connection; who waits gets ClientClosedError."""
+        self.closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None:
+            link = self._link
+            if link.loop is _running() and link.pipe.unsent:
+                link.transport.write(link.pipe.take())  # undos of this tick still go out
+            link.fail(errors.ClientClosedError("this client was closed"))
+        for future in list(self._sleeping):
+            _wake(future)
+        await asyncio.sleep(0)  # the transport closes its socket in the next tick
+
+    def forget_parent(self) -> None:
+        """In a forked child: the parent's connection, debts and loop are not ours; nothing is said on its socket."""
+        link = self._link
+        if link is not None and link.transport is not None:
+            sock = link.transport.get_extra_info("socket")
+            if sock is not None and sock.fileno() >= 0:
+                os.close(os.dup(sock.fileno()))
+        self._start()
+
+
+_running = asyncio._get_running_loop
+
+_WIRES: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for wire in list(_WIRES):
+        wire.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,73 @@
+"""Arguments, checked before anything is sent: values in, values or a clear error out. No I/O, no state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MAX_BYTES = 65536  # of a name or token: a server takes 512 MiB, but then every reply that echoes it is as long
+MAX_MS = 2**53  # the largest integer that a script's numbers hold exactly; some 285,000 years
+
+RESERVED = b"fastlock:"  # keys that fastlock itself keeps start so; no lock may be taken for one
+
+Name = str | bytes | bytearray | memoryview
+
+
+def as_bytes(value: Any, what: str, encoding: str = "utf-8") -> bytes:
+    """The exact bytes of a name or token.
+
+    Raises TypeError for anything but str, bytes, bytearray or memoryview; ValueError when it is empty, longer than 64 KiB or
+    cannot be encoded.
+    """
+    if type(value) is not bytes:
+        if isinstance(value, str):
+            try:
+                value = value.encode(encoding)
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{what} cannot be encoded as {encoding}: {error.reason}; give bytes instead") from None
+        elif isinstance(value, (bytes, bytearray, memoryview)):
+            value = bytes(value)
+        else:
+            raise TypeError(f"{what} must be str, bytes or memoryview, not {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{what} must not be empty")
+    if len(value) > MAX_BYTES:
+        raise ValueError(f"{what} must be at most {MAX_BYTES} bytes long, not {len(value)}")
+    return value
+
+
+def as_name(value: Any, encoding: str = "utf-8") -> bytes:
+    """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of fence counters is refused."""
+    name = as_bytes(value, "name", encoding)
+    if name.startswith(RESERVED):
+        raise ValueError(f"name must not start with {RESERVED.decode()!r}: fence counters live there")
+    return name
+
+
+def as_number(value: Any, what: str) -> float:
+    """A finite number of seconds. TypeError: not an int or float (bool is neither). ValueError: NaN or infinite."""
+    kind = type(value)
+    if kind is not float and kind is not int:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{what} must be a number of seconds (int or float), not {kind.__name__}")
+    if not -math.inf < value < math.inf:
+        raise ValueError(f"{what} must be a finite number of seconds, not {value!r}")
+    return value
+
+
+def as_ms(value: Any, what: str = "timeout") -> int:
+    """Seconds as whole milliseconds, for a lease. ValueError: below 0.001 s or above 2**53 ms. Errors as `as_number`."""
+    seconds = as_number(value, what)
+    if seconds < 0.001:
+        raise ValueError(f"{what} must be at least 0.001 seconds, not {value!r}")
+    if seconds > MAX_MS / 1000:
+        raise ValueError(f"{what} must be at most {MAX_MS // 1000} seconds (2**53 ms), not {value!r}")
+    return int(seconds * 1000 + 1e-6)  # 0.29 * 1000 is 289.99999999999994
+
+
+def as_wait(value: Any, what: str) -> float:
+    """Seconds to wait, zero allowed. ValueError: negative. Errors as `as_number`."""
+    seconds = as_number(value, what)
+    if seconds < 0:
+        raise ValueError(f"{what} must not be negative, but is {value!r}")
+    return seconds

@@ -1,0 +1,146 @@
+"""Law: what is said to the server. Verbs, their forms on each kind of server, scripts, and what a server can do.
+
+A form is a tuple of bytes (literal arguments) and NAME, TOKEN, MS (what the call gives); the bytes layer compiles it into a
+template. Which form a connection uses is its dialect, chosen by the capabilities that its own handshake found: a promoted
+node may be older than the one before. Never here: sockets, waiting, redis-py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from typing import Any
+
+NAME, TOKEN, MS = 0, 1, 2
+
+# Verbs: the index of a form in a dialect.
+ACQUIRE, ACQUIRE_ENDLESS, RELEASE, EXTEND, EXTEND_SCRIPT, ADD, RELEASE_SCRIPT, UNDO, PTTL, GET, EXISTS = range(11)
+ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT = 11, 12
+
+# What to say instead where a server (or what stands before it) refuses the native form that its handshake promised.
+SCRIPTED = {
+    ACQUIRE: ACQUIRE_SCRIPT,
+    ACQUIRE_ENDLESS: ACQUIRE_ENDLESS_SCRIPT,
+    RELEASE: RELEASE_SCRIPT,
+    EXTEND: EXTEND_SCRIPT,
+}
+# After these a caller who is gone may hold, or may still have to let go: what undoes them is one and the same.
+UNDONE_BY_RELEASE = frozenset(
+    (ACQUIRE, ACQUIRE_ENDLESS, ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT, RELEASE, RELEASE_SCRIPT)
+)
+
+# Capabilities, as `Client.server_info()` shows them.
+SET_NX_GET = "set-nx-get"  # SET ... NX GET: Redis 7.0, every Valkey
+DELIFEQ = "delifeq"  # DELIFEQ key value: Valkey 9.0
+DELEX = "delex"  # DELEX key IFEQ value: Redis 8.4, Valkey 9.2
+SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) and with DELEX (Redis 8.4)
+
+FENCE_KEPT_MS = 86_400_000  # a fence counter outlives the last use of its name by a day; the server's clock covers what is lost
+
+
+class Script:
+    """A Lua script: its text, and its SHA1 by which the server knows it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = resources.files(__package__).joinpath("lua", f"{name}.lua").read_bytes()
+        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+    def form(self, *args: bytes | int) -> tuple[bytes | int, ...]:
+        return (b"EVALSHA", self.sha, b"1", *args)
+
+    @property
+    def load(self) -> tuple[bytes, ...]:
+        return (b"SCRIPT", b"LOAD", self.text)
+
+
+ACQUIRE_LUA = Script("acquire")
+FENCED_LUA = Script("acquire_fenced")
+RELEASE_LUA = Script("release")
+RELEASE_MANY_LUA = Script("release_many")
+EXTEND_LUA = Script("extend")
+SCRIPTS = (ACQUIRE_LUA, FENCED_LUA, RELEASE_LUA, RELEASE_MANY_LUA, EXTEND_LUA)
+
+Form = tuple[bytes | int, ...]
+
+
+def dialect(capabilities: frozenset[str]) -> tuple[Form, ...]:
+    """The form of each verb, by index, on a server with these capabilities."""
+    forms: dict[int, Form] = {
+        ACQUIRE_SCRIPT: ACQUIRE_LUA.form(NAME, TOKEN, MS),
+        ACQUIRE_ENDLESS_SCRIPT: ACQUIRE_LUA.form(NAME, TOKEN, b"0"),
+        RELEASE_SCRIPT: RELEASE_LUA.form(NAME, TOKEN),
+        EXTEND_SCRIPT: EXTEND_LUA.form(NAME, TOKEN, MS, b"1"),
+        ADD: EXTEND_LUA.form(NAME, TOKEN, MS, b"0"),
+        # by its text, which no server can have forgotten: nobody waits for the reply to load the script and ask again
+        UNDO: (b"EVAL", RELEASE_LUA.text, b"1", NAME, TOKEN),
+        PTTL: (b"PTTL", NAME),
+        GET: (b"GET", NAME),
+        EXISTS: (b"EXISTS", NAME),
+    }
+    for native, scripted in SCRIPTED.items():
+        forms[native] = forms[scripted]
+    if SET_NX_GET in capabilities:
+        forms[ACQUIRE] = (b"SET", NAME, TOKEN, b"NX", b"GET", b"PX", MS)
+        forms[ACQUIRE_ENDLESS] = (b"SET", NAME, TOKEN, b"NX", b"GET")
+    if DELIFEQ in capabilities:
+        forms[RELEASE] = forms[UNDO] = (b"DELIFEQ", NAME, TOKEN)
+    elif DELEX in capabilities:
+        forms[RELEASE] = forms[UNDO] = (b"DELEX", NAME, b"IFEQ", TOKEN)  # never without IFEQ: that deletes anybody's
+    if SET_IFEQ in capabilities:
+        forms[EXTEND] = (b"SET", NAME, TOKEN, b"IFEQ", TOKEN, b"PX", MS)
+    return tuple(forms[verb] for verb in range(len(forms)))
+
+
+def scripts_of(capabilities: frozenset[str]) -> list[Script]:
+    """The scripts that a connection with these capabilities will need at once, to be loaded by its handshake."""
+    scripts = []
+    if SET_NX_GET not in capabilities:
+        scripts.append(ACQUIRE_LUA)
+    if not capabilities & {DELIFEQ, DELEX}:
+        scripts += [RELEASE_LUA, RELEASE_MANY_LUA]
+    if SET_IFEQ not in capabilities:
+        scripts.append(EXTEND_LUA)
+    return scripts
+
+
+def acquire_fenced(name: bytes, token: bytes, ms: int) -> tuple[bytes, ...]:
+    """The call that acquires and mints a fence."""
+    return (
+        *(b"EVALSHA", FENCED_LUA.sha, b"2", name, fence_key(name)),
+        *(token, b"%d" % ms, b"%d" % FENCE_KEPT_MS),
+    )
+
+
+def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
+    """The call that releases several locks in one script."""
+    return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)
+
+
+def fence_key(name: bytes) -> bytes:
+    """The counter of a name, in the same cluster slot wherever the rules for hash tags allow it."""
+    start = name.find(b"{")
+    if start >= 0 and name.find(b"}", start) > start + 1:
+        return b"fastlock:fence:" + name  # the name's own tag decides, here as there
+    return b"fastlock:fence:{" + name + b"}"
+
+
+def capabilities(hello: dict[bytes, Any], commands: Any) -> frozenset[str]:
+    """What a server can do, from its reply to HELLO and to COMMAND INFO DELIFEQ DELEX (which may be an error)."""
+    found = set()
+    if hello.get(b"server") != b"redis" or version(hello) >= (7, 0):
+        found.add(SET_NX_GET)
+    if isinstance(commands, list):
+        known = [entry[0].lower() for entry in commands if entry]
+        found |= {name for name in (DELIFEQ, DELEX) if name.encode() in known}
+    if found & {DELIFEQ, DELEX}:
+        found.add(SET_IFEQ)
+    return frozenset(found)
+
+
+def version(hello: dict[bytes, Any]) -> tuple[int, ...]:
+    """A server's version as numbers; (0,) when it says none that can be read."""
+    try:
+        return tuple(int(part) for part in hello.get(b"version", b"0").split(b".")[:3])
+    except ValueError:
+        return (0,)

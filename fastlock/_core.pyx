@@ -1,0 +1,574 @@
+# cython: language_level=3, binding=True, auto_pickle=False, autotestdict=False, wraparound=False
+"""The bytes layer, compiled: lock commands into one growing buffer, replies to their slots in order.
+
+Lives here: RESP encoding from templates, `hiredis.Reader` for the replies, the order of slots, send and recv without the GIL.
+Never here: any decision about locks, any knowledge of what a command means. `_fallback.py` is the same in Python: same names, same
+parameters, same behaviour, kept so by `tests/test_bytes.py`.
+
+Every method of `Pipe` is atomic towards other threads (here by the GIL, which is given up only inside system calls, while the
+bytes in question belong to the caller alone), so a thread may `put` while another one reads.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, strerror
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from hiredis import ProtocolError, PushNotification, Reader
+
+cdef extern from *:
+    """
+    #ifndef FASTLOCK_BUILD
+    #error "FASTLOCK_BUILD is set by setup.py"
+    #endif
+    """
+    const char *FASTLOCK_BUILD
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t c_send "send"(int fd, const void *data, size_t size, int flags)
+    ssize_t c_recv "recv"(int fd, void *data, size_t size, int flags)
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+
+cdef extern from "<poll.h>" nogil:
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int c_poll "poll"(pollfd *fds, unsigned long count, int timeout)
+    short POLLIN
+    short POLLOUT
+
+cdef extern from *:
+    """
+    #if defined(__x86_64__) || defined(__i386__)
+    #define fastlock_relax() __builtin_ia32_pause()
+    #elif defined(__aarch64__)
+    #define fastlock_relax() __asm__ __volatile__("yield")
+    #else
+    #define fastlock_relax() ((void)0)
+    #endif
+    """
+    void fastlock_relax() nogil
+
+IMPLEMENTATION = "cython"
+ABI = 1  # raise it here and in _fallback.py when the interface changes: a stale build is then refused
+BUILD = FASTLOCK_BUILD.decode()
+
+MAX_REPLY = 65536  # bytes: a reply to a lock command is tiny; what grows past this is not one
+MAX_DEPTH = 8  # `COMMAND INFO` on Valkey 9.1 nests 6 deep, nothing else more than 3
+cdef Py_ssize_t _MAX_REPLY = MAX_REPLY
+cdef int _MAX_DEPTH = MAX_DEPTH
+
+cdef enum:
+    PARTS = 8
+    CHUNK = 65536
+    KEPT = 262144
+
+cdef object _NOTHING = object()  # what the reader answers when a reply is incomplete; its own False is a RESP3 value
+
+
+cdef struct Segment:
+    const char *literal
+    Py_ssize_t size
+    int argument
+
+
+@cython.final
+cdef class Template:
+    """A command with holes, encoded once. Parts are bytes (literal arguments) or 0, 1, 2: name, token, milliseconds."""
+
+    cdef readonly tuple parts
+    cdef list literals
+    cdef Segment segments[PARTS]
+    cdef int count
+
+    def __init__(self, *parts):
+        if not 0 < len(parts) <= 16:
+            raise ValueError("a template has 1 to 16 parts")
+        self.parts = parts
+        self.literals = []
+        self.count = 0
+        cdef bytes literal = b"*%d\r\n" % len(parts)
+        for part in parts:
+            if isinstance(part, bytes):
+                literal += b"$%d\r\n%b\r\n" % (len(part), part)
+            elif part in (0, 1, 2):
+                self._segment(literal, part)
+                literal = b""
+            else:
+                raise ValueError(f"a template's part is bytes or 0, 1, 2, not {part!r}")
+        if literal:
+            self._segment(literal, -1)
+
+    cdef int _segment(self, bytes literal, int argument) except -1:
+        if self.count == PARTS:
+            raise ValueError("a template has too many holes")
+        self.literals.append(literal)
+        self.segments[self.count].literal = PyBytes_AS_STRING(literal)
+        self.segments[self.count].size = PyBytes_GET_SIZE(literal)
+        self.segments[self.count].argument = argument
+        self.count += 1
+        return 0
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Ticket:
+    """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
+
+    cdef public object reply
+    cdef public object wake
+    cdef public bint ready
+    cdef public bint abandoned
+
+    def done(self):
+        return self.ready
+
+    def set_result(self, reply):
+        self.reply = reply
+        self.ready = True
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake.release()
+
+
+@cython.final
+cdef class _Many:
+    cdef object slot
+    cdef list replies
+    cdef Py_ssize_t missing
+
+
+@cython.final
+cdef class Pipe:
+    """One connection's bytes: commands out, replies in, each to its slot, in order.
+
+    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away. Errors
+    that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from replies.
+    """
+
+    cdef char *out
+    cdef Py_ssize_t used, room
+    cdef char *chunk
+    cdef list ring
+    cdef Py_ssize_t head, pending_
+    cdef Py_ssize_t partial
+    cdef bint sending
+    cdef object reader, gets, feed_, sock
+    cdef int fd
+    cdef int64_t usual
+    cdef unsigned int probes
+    cdef readonly list pushes
+    cdef readonly bint broken  # a send ended half-way: the stream is out of step, the connection must be closed
+
+    def __cinit__(self):
+        self.out = self.chunk = NULL
+
+    def __init__(self, sock=None):
+        self.reader = Reader(notEnoughData=_NOTHING)
+        self.gets = self.reader.gets
+        self.feed_ = self.reader.feed
+        self.ring = [None] * 16
+        self.pushes = []
+        self.sock = sock
+        self.fd = -1 if sock is None else sock.fileno()
+        self.usual = 0
+
+    def __dealloc__(self):
+        free(self.out)
+        free(self.chunk)
+
+    # encode
+
+    def put(self, Template template, slot, bytes name, bytes token, int64_t ms):
+        """Queue one command; its reply goes to `slot`."""
+        self._encode(template, name, token, ms)
+        self._push(slot)
+
+    def put_many(self, Template template, slot, list names, list tokens, int64_t ms):
+        """Queue one command per name; `slot` gets the list of replies, in order."""
+        if not names:
+            raise ValueError("no names")
+        if len(tokens) != len(names):
+            raise ValueError(f"{len(names)} names but {len(tokens)} tokens")
+        cdef Py_ssize_t i, before = self.used
+        try:
+            for i in range(len(names)):
+                self._encode(template, <bytes?>names[i], <bytes?>tokens[i], ms)
+        except BaseException:
+            self.used = before
+            raise
+        self._push(_many(slot, len(names)))
+
+    def put_command(self, slot, tuple args):
+        """Queue any command, given as bytes; its reply goes to `slot`."""
+        self._pack(args)
+        self._push(slot)
+
+    def put_calls(self, slot, list calls):
+        """Queue any commands; `slot` gets the list of replies, in order."""
+        cdef Py_ssize_t before = self.used
+        cdef tuple args
+        if not calls:
+            raise ValueError("no calls")
+        try:
+            for args in calls:
+                self._pack(args)
+        except BaseException:
+            self.used = before
+            raise
+        self._push(_many(slot, len(calls)))
+
+    def take(self):
+        """What is to be sent, as bytes; it is then the caller's."""
+        cdef bytes data = PyBytes_FromStringAndSize(self.out, self.used)
+        self._emptied()
+        return data
+
+    cdef int _encode(self, Template template, bytes name, bytes token, int64_t ms) except -1:
+        cdef int i
+        cdef Segment *segment
+        cdef char digits[24]
+        cdef char *text = digits
+        cdef Py_ssize_t size = 0, need = 0
+        cdef bytes value
+        if name is None or token is None:
+            raise TypeError("name and token are bytes")
+        for i in range(template.count):
+            need += template.segments[i].size + 48
+        self._reserve(need + 2 * (PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(token)))
+        for i in range(template.count):
+            segment = &template.segments[i]
+            self._copy(segment.literal, segment.size)
+            if segment.argument < 0:
+                continue
+            if segment.argument == 2:
+                if not size:
+                    size = _digits(digits, ms)
+                self._bulk(text, size)
+            else:
+                value = name if segment.argument == 0 else token
+                self._bulk(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        return 0
+
+    cdef int _pack(self, tuple args) except -1:
+        cdef bytes arg
+        cdef Py_ssize_t before = self.used
+        try:
+            self._reserve(32)
+            self.out[self.used] = b"*"
+            self.used += 1
+            self.used += _digits(self.out + self.used, len(args))
+            self._copy(b"\r\n", 2)
+            for arg in args:
+                if arg is None:
+                    raise TypeError("an argument is bytes")
+                self._reserve(PyBytes_GET_SIZE(arg) + 32)
+                self._bulk(PyBytes_AS_STRING(arg), PyBytes_GET_SIZE(arg))
+        except BaseException:
+            self.used = before
+            raise
+        return 0
+
+    cdef inline void _copy(self, const char *data, Py_ssize_t size) noexcept:
+        memcpy(self.out + self.used, data, size)
+        self.used += size
+
+    cdef inline void _bulk(self, const char *data, Py_ssize_t size) noexcept:
+        self.out[self.used] = b"$"
+        self.used += 1
+        self.used += _digits(self.out + self.used, size)
+        self._copy(b"\r\n", 2)
+        self._copy(data, size)
+        self._copy(b"\r\n", 2)
+
+    cdef int _reserve(self, Py_ssize_t size) except -1:
+        cdef Py_ssize_t room = self.room or 1024
+        cdef char *out
+        if self.used + size <= self.room:
+            return 0
+        while room < self.used + size:
+            room *= 2
+        out = <char *>realloc(self.out, room)
+        if out == NULL:
+            raise MemoryError
+        self.out = out
+        self.room = room
+        return 0
+
+    cdef void _emptied(self) noexcept:
+        self.used = 0
+        if self.room > KEPT:
+            free(self.out)
+            self.out = NULL
+            self.room = 0
+
+    # order
+
+    @property
+    def pending(self):
+        """Slots that still miss a reply."""
+        return self.pending_
+
+    @property
+    def unsent(self):
+        """Bytes queued and not yet handed to the socket."""
+        return self.used
+
+    cdef int _push(self, slot) except -1:
+        cdef Py_ssize_t size = len(self.ring)
+        if self.pending_ == size:
+            self.ring = self.ring[self.head:] + self.ring[:self.head] + [None] * size
+            self.head = 0
+            size *= 2
+        self.ring[(self.head + self.pending_) & (size - 1)] = slot
+        self.pending_ += 1
+        return 0
+
+    cdef object _pop(self):
+        cdef Py_ssize_t head = self.head
+        slot = self.ring[head]
+        self.ring[head] = None
+        self.head = (head + 1) & (len(self.ring) - 1)
+        self.pending_ -= 1
+        return slot
+
+    def drain(self):
+        """Every slot that misses a reply, in order; none is pending afterwards, what was not sent is dropped."""
+        slots = []
+        while self.pending_:
+            slot = self._pop()
+            slots.append((<_Many>slot).slot if type(slot) is _Many else slot)
+        self._emptied()
+        return slots
+
+    def heir(self):
+        """The first waiting ticket that sleeps and could read in its turn, or None."""
+        cdef Py_ssize_t i
+        for i in range(self.pending_):
+            slot = self.ring[(self.head + i) & (len(self.ring) - 1)]
+            if type(slot) is _Many:
+                slot = (<_Many>slot).slot
+            if type(slot) is Ticket and (<Ticket>slot).wake is not None and not (<Ticket>slot).abandoned:
+                return slot
+        return None
+
+    # replies
+
+    def feed(self, data):
+        """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
+        self.feed_(data)
+        self._deliver(len(data))
+
+    cdef int _deliver(self, Py_ssize_t size) except -1:
+        cdef object reply, slot
+        cdef _Many many
+        self.partial += size
+        while True:
+            reply = self.gets()
+            if reply is _NOTHING:
+                break
+            self.partial = 0
+            if type(reply) is list or type(reply) is dict:
+                _check_depth(reply, _MAX_DEPTH)
+            elif type(reply) is PushNotification:
+                self.pushes.append(reply)
+                continue
+            if not self.pending_:
+                raise ProtocolError(f"a reply that nobody asked for: {reply!r:.80}")
+            slot = self.ring[self.head]
+            if type(slot) is _Many:
+                many = <_Many>slot
+                many.replies.append(reply)
+                many.missing -= 1
+                if many.missing:
+                    continue
+                slot, reply = many.slot, many.replies
+            self._pop()
+            if type(slot) is Ticket:
+                (<Ticket>slot).set_result(reply)
+            elif slot is not None and not slot.done():
+                slot.set_result(reply)
+        if self.partial > _MAX_REPLY:
+            raise ProtocolError(f"a reply of more than {_MAX_REPLY} bytes")
+        return 0
+
+    # the socket, for threads
+
+    def flush(self, double timeout):
+        """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
+
+        TimeoutError: the socket took nothing for `timeout` seconds. OSError: the connection is broken.
+        """
+        cdef char *data
+        cdef Py_ssize_t size, room
+        if self.sending:
+            return
+        self.sending = True
+        try:
+            while self.used:
+                data, size, room = self.out, self.used, self.room
+                self.out = NULL
+                self.used = self.room = 0
+                try:
+                    self._send(data, size, timeout)
+                except BaseException:
+                    self.broken = True
+                    raise
+                finally:
+                    if self.out == NULL and room <= KEPT:
+                        self.out, self.room = data, room
+                    else:
+                        free(data)
+        finally:
+            self.sending = False
+
+    cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1:
+        cdef ssize_t sent
+        cdef int fd = self.fd, failure
+        while size:
+            with nogil:
+                sent = c_send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+                failure = errno
+            if sent > 0:
+                data += sent
+                size -= sent
+            elif failure == EAGAIN:
+                if not _wait(fd, POLLOUT, timeout):
+                    raise TimeoutError("the server takes no more bytes")
+            elif failure != EINTR:
+                raise OSError(failure, strerror(failure).decode())
+        return 0
+
+    def receive(self, double timeout, double spin):
+        """Read once and deliver. False: nothing came within `timeout` seconds.
+
+        Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time.
+        EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
+        """
+        cdef ssize_t size
+        if self.chunk == NULL:
+            self.chunk = <char *>malloc(CHUNK)
+            if self.chunk == NULL:
+                raise MemoryError
+        size = self._recv(timeout, spin)
+        if size < 0:
+            return False
+        if size == 0:
+            raise EOFError("the server closed the connection")
+        self.feed_(PyBytes_FromStringAndSize(self.chunk, size))
+        self._deliver(size)
+        return True
+
+    cdef ssize_t _recv(self, double timeout, double spin) except? -2:
+        cdef ssize_t size
+        cdef int fd = self.fd, failure
+        cdef int64_t start, waited, budget = <int64_t>(spin * 1e9)
+        cdef bint slept = False
+        self.probes += 1
+        if self.usual > budget and self.probes & 63:
+            budget = 0
+        start = _now()
+        while True:
+            with nogil:
+                size = c_recv(fd, self.chunk, CHUNK, MSG_DONTWAIT)
+                failure = errno
+                if budget:
+                    while size < 0 and failure == EAGAIN and _now() - start < budget:
+                        fastlock_relax()
+                        size = c_recv(fd, self.chunk, CHUNK, MSG_DONTWAIT)
+                        failure = errno
+            if size >= 0:
+                waited = _now() - start
+                self.usual += (waited - self.usual) // 4
+                return size
+            if failure == EAGAIN:
+                if slept or not _wait(fd, POLLIN, timeout):
+                    return -1
+                slept = True
+                budget = 0
+            elif failure != EINTR:
+                raise OSError(failure, strerror(failure).decode())
+            else:
+                PyErr_CheckSignals()
+
+    def exchange(self, Ticket ticket, double timeout, double spin):
+        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and receive."""
+        cdef int64_t end = _now() + <int64_t>(timeout * 1e9), left
+        if self.used:
+            self.flush(timeout)
+        while not ticket.ready:
+            left = end - _now()
+            if left <= 0 or not self.receive(left * 1e-9, spin):
+                return ticket.ready
+        return True
+
+
+cdef _Many _many(slot, Py_ssize_t count):
+    cdef _Many many = _Many.__new__(_Many)
+    many.slot = slot
+    many.replies = []
+    many.missing = count
+    return many
+
+
+cdef Py_ssize_t _digits(char *text, int64_t value) noexcept nogil:
+    cdef char reverse[24]
+    cdef Py_ssize_t size = 0, i
+    cdef bint negative = value < 0
+    cdef unsigned long long rest = <unsigned long long>(-value if negative else value)
+    while True:
+        reverse[size] = <char>(48 + rest % 10)
+        size += 1
+        rest //= 10
+        if not rest:
+            break
+    if negative:
+        reverse[size] = b"-"
+        size += 1
+    for i in range(size):
+        text[i] = reverse[size - 1 - i]
+    return size
+
+
+cdef int _check_depth(reply, int left) except -1:
+    if not left:
+        raise ProtocolError("a reply nested too deeply")
+    for item in (reply.values() if type(reply) is dict else reply):
+        if type(item) is list or type(item) is dict:
+            _check_depth(item, left - 1)
+    return 0
+
+
+cdef int64_t _now() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec * <int64_t>1000000000 + now.tv_nsec
+
+
+cdef bint _wait(int fd, short events, double timeout) except -1:
+    """Sleep until the socket is ready; False when `timeout` seconds are over. Signal handlers run, and may raise."""
+    cdef pollfd poller
+    cdef int found, failure
+    cdef int64_t end = _now() + <int64_t>(timeout * 1e9), left
+    poller.fd = fd
+    poller.events = events
+    while True:
+        left = end - _now()
+        if left < 0:
+            left = 0
+        with nogil:
+            found = c_poll(&poller, 1, <int>min((left + 999999) // 1000000, <int64_t>1000000000))
+            failure = errno
+        if found > 0:
+            return True
+        if found < 0 and failure != EINTR:
+            raise OSError(failure, strerror(failure).decode())
+        PyErr_CheckSignals()
+        if left == 0:
+            return False

@@ -1,0 +1,64 @@
+"""Errors, one per remedy, all subclasses of redis-py's, so that existing `except` clauses keep working.
+
+Lives here: fastlock's own exceptions and the table from a server's error reply to redis-py's exception type.
+Never here: any decision what to do about one.
+"""
+
+from __future__ import annotations
+
+from redis import exceptions
+
+__all__ = ["ClientClosedError", "ConnectionError", "LockError", "LockNotOwnedError", "TimeoutError", "from_reply"]
+
+RedisError = exceptions.RedisError
+ConnectionError = exceptions.ConnectionError
+TimeoutError = exceptions.TimeoutError
+InvalidResponse = exceptions.InvalidResponse
+AuthenticationError = exceptions.AuthenticationError
+ResponseError = exceptions.ResponseError
+
+
+class LockError(exceptions.LockError):
+    """A lock was used in a way its state does not allow. `lock_name` names it."""
+
+
+class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):
+    """The lock is no longer the caller's: its lease ran out, or somebody took or deleted it. `lock_name` names it."""
+
+
+class ClientClosedError(exceptions.ConnectionError):
+    """The client was closed, before this call or while it waited."""
+
+
+_BY_CODE: dict[str, type[exceptions.RedisError]] = {
+    "OOM": exceptions.OutOfMemoryError,
+    "WRONGPASS": exceptions.AuthenticationError,
+    "NOAUTH": exceptions.AuthenticationError,
+    "NOPERM": exceptions.NoPermissionError,
+    "LOADING": exceptions.BusyLoadingError,
+    "NOSCRIPT": exceptions.NoScriptError,
+    "READONLY": exceptions.ReadOnlyError,
+    "EXECABORT": exceptions.ExecAbortError,
+    "ASK": exceptions.AskError,
+    "MOVED": exceptions.MovedError,
+    "TRYAGAIN": exceptions.TryAgainError,
+    "CLUSTERDOWN": exceptions.ClusterDownError,
+    "CROSSSLOT": exceptions.ClusterCrossSlotError,
+    "MASTERDOWN": exceptions.MasterDownError,
+}
+_SHOWN = 256  # characters of a server's message that are repeated: it may be hostile, or hold a megabyte
+
+
+def from_reply(reply: Exception) -> exceptions.RedisError:
+    """The redis-py exception for an error reply; its text keeps the code unless the type says it, as redis-py has it."""
+    text = "".join(char if char.isprintable() else "?" for char in str(reply)[:_SHOWN])
+    code, _, rest = text.partition(" ")
+    kind = _BY_CODE.get(code)
+    if kind is not None:
+        try:
+            return kind(rest)
+        except (ValueError, IndexError):  # MOVED and ASK read a slot and a node out of the text
+            return exceptions.ResponseError(text)
+    if text.startswith("ERR max number of clients"):
+        return exceptions.ConnectionError(text)
+    return exceptions.ResponseError(text)

@@ -1,0 +1,318 @@
+"""The bytes layer in Python: lock commands into one growing buffer, replies to their slots in order.
+
+The same names, parameters and behaviour as `_core.pyx`, which says what may live here and what may not. Used where the compiled
+core is not there, or asked for by FASTLOCK_IMPL=python. Methods of `Pipe` are atomic towards other threads by a mutex.
+"""
+
+from __future__ import annotations
+
+import select
+import ssl
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from hiredis import ProtocolError, PushNotification, Reader
+
+IMPLEMENTATION = "python"
+ABI = 1
+BUILD = "release"
+MAX_REPLY = 65536
+MAX_DEPTH = 8
+
+_CHUNK = 65536
+_NOTHING = object()
+_AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Template:
+    """A command with holes, encoded once. Parts are bytes (literal arguments) or 0, 1, 2: name, token, milliseconds."""
+
+    __slots__ = ("_format", "_holes", "parts")
+
+    def __init__(self, *parts: bytes | int) -> None:
+        if not 0 < len(parts) <= 16:
+            raise ValueError("a template has 1 to 16 parts")
+        self.parts = parts
+        text, holes = b"*%d\r\n" % len(parts), []
+        for part in parts:
+            if isinstance(part, bytes):
+                text += b"$%d\r\n%b\r\n" % (len(part), part.replace(b"%", b"%%"))
+            elif part in (0, 1, 2):
+                text += b"$%d\r\n%b\r\n"
+                holes.append(part)
+            else:
+                raise ValueError(f"a template's part is bytes or 0, 1, 2, not {part!r}")
+        if len(holes) > 7:
+            raise ValueError("a template has too many holes")
+        self._format = text
+        self._holes = tuple(holes)
+
+    def _encode(self, name: bytes, token: bytes, ms: int) -> bytes:
+        values = (name, token, b"%d" % ms)
+        filled: list[Any] = []
+        for hole in self._holes:
+            value = values[hole]
+            filled += (len(value), value)
+        return self._format % tuple(filled)
+
+
+class Ticket:
+    """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
+
+    __slots__ = ("abandoned", "ready", "reply", "wake")
+
+    def __init__(self) -> None:
+        self.reply: Any = None
+        self.wake: Any = None
+        self.ready = self.abandoned = False
+
+    def done(self) -> bool:
+        return self.ready
+
+    def set_result(self, reply: Any) -> None:
+        self.reply = reply
+        self.ready = True
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake.release()
+
+
+class _Many:
+    __slots__ = ("missing", "replies", "slot")
+
+    def __init__(self, slot: Any, count: int) -> None:
+        self.slot = slot
+        self.replies: list[Any] = []
+        self.missing = count
+
+
+class Pipe:
+    """One connection's bytes: commands out, replies in, each to its slot, in order.
+
+    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away. Errors
+    that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from replies.
+    """
+
+    def __init__(self, sock: Any = None) -> None:
+        self._reader = Reader(notEnoughData=_NOTHING)
+        self._mutex = threading.Lock()
+        self._out: list[bytes] = []
+        self._slots: deque[Any] = deque()
+        self._partial = 0
+        self._sending = False
+        self._sock = sock
+        self._turn = threading.Lock()  # a TLS socket must not send and receive at once
+        self._usual = 0.0
+        self._probes = 0
+        self.pushes: list[Any] = []
+        self.broken = False
+
+    # encode
+
+    def put(self, template: Template, slot: Any, name: bytes, token: bytes, ms: int) -> None:
+        """Queue one command; its reply goes to `slot`."""
+        data = template._encode(_bytes(name), _bytes(token), ms)
+        with self._mutex:
+            self._out.append(data)
+            self._slots.append(slot)
+
+    def put_many(self, template: Template, slot: Any, names: list[bytes], tokens: list[bytes], ms: int) -> None:
+        """Queue one command per name; `slot` gets the list of replies, in order."""
+        if not names:
+            raise ValueError("no names")
+        if len(tokens) != len(names):
+            raise ValueError(f"{len(names)} names but {len(tokens)} tokens")
+        encode = template._encode
+        data = b"".join([encode(_bytes(name), _bytes(token), ms) for name, token in zip(names, tokens, strict=True)])
+        with self._mutex:
+            self._out.append(data)
+            self._slots.append(_Many(slot, len(names)))
+
+    def put_command(self, slot: Any, args: tuple[bytes, ...]) -> None:
+        """Queue any command, given as bytes; its reply goes to `slot`."""
+        data = _packed(args)
+        with self._mutex:
+            self._out.append(data)
+            self._slots.append(slot)
+
+    def put_calls(self, slot: Any, calls: list[tuple[bytes, ...]]) -> None:
+        """Queue any commands; `slot` gets the list of replies, in order."""
+        if not calls:
+            raise ValueError("no calls")
+        data = b"".join([_packed(args) for args in calls])
+        with self._mutex:
+            self._out.append(data)
+            self._slots.append(_Many(slot, len(calls)))
+
+    def take(self) -> bytes:
+        """What is to be sent, as bytes; it is then the caller's."""
+        with self._mutex:
+            data = b"".join(self._out)
+            self._out.clear()
+        return data
+
+    # order
+
+    @property
+    def pending(self) -> int:
+        """Slots that still miss a reply."""
+        return len(self._slots)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes queued and not yet handed to the socket."""
+        with self._mutex:
+            return sum(map(len, self._out))
+
+    def drain(self) -> list[Any]:
+        """Every slot that misses a reply, in order; none is pending afterwards, what was not sent is dropped."""
+        with self._mutex:
+            slots = [slot.slot if type(slot) is _Many else slot for slot in self._slots]
+            self._slots.clear()
+            self._out.clear()
+        return slots
+
+    def heir(self) -> Ticket | None:
+        """The first waiting ticket that sleeps and could read in its turn, or None."""
+        with self._mutex:
+            for slot in self._slots:
+                if type(slot) is _Many:
+                    slot = slot.slot
+                if type(slot) is Ticket and slot.wake is not None and not slot.abandoned:
+                    return slot
+        return None
+
+    # replies
+
+    def feed(self, data: Any) -> None:
+        """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
+        self._reader.feed(data)
+        self._partial += len(data)
+        while (reply := self._reader.gets()) is not _NOTHING:
+            self._partial = 0
+            kind = type(reply)
+            if kind is list or kind is dict:
+                _check_depth(reply, MAX_DEPTH)
+            elif kind is PushNotification:
+                self.pushes.append(reply)
+                continue
+            self._deliver(reply)
+        if self._partial > MAX_REPLY:
+            raise ProtocolError(f"a reply of more than {MAX_REPLY} bytes")
+
+    def _deliver(self, reply: Any) -> None:
+        with self._mutex:
+            if not self._slots:
+                raise ProtocolError(f"a reply that nobody asked for: {reply!r:.80}")
+            slot = self._slots[0]
+            if type(slot) is _Many:
+                slot.replies.append(reply)
+                slot.missing -= 1
+                if slot.missing:
+                    return
+                slot, reply = slot.slot, slot.replies
+            self._slots.popleft()
+        if slot is not None and not slot.done():
+            slot.set_result(reply)
+
+    # the socket, for threads
+
+    def flush(self, timeout: float) -> None:
+        """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
+
+        TimeoutError: the socket took nothing for `timeout` seconds. OSError: the connection is broken.
+        """
+        with self._mutex:
+            if self._sending:
+                return
+            self._sending = True
+        try:
+            while data := self._batch():
+                self._send(memoryview(data), timeout)
+        except BaseException:
+            self.broken = True
+            self._sending = False
+            raise
+
+    def _batch(self) -> bytes:
+        with self._mutex:  # in one step: whoever queues after the last look sends by itself
+            data = b"".join(self._out)
+            self._out.clear()
+            self._sending = bool(data)
+        return data
+
+    def _send(self, data: memoryview, timeout: float) -> None:
+        while data:
+            try:
+                with self._turn:
+                    sent = self._sock.send(data)
+            except _AGAIN:
+                if not _wait(self._sock, select.POLLOUT, timeout):
+                    raise TimeoutError("the server takes no more bytes") from None
+            else:
+                data = data[sent:]
+
+    def receive(self, timeout: float, spin: float) -> bool:
+        """Read once and deliver. False: nothing came within `timeout` seconds.
+
+        Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time.
+        EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
+        """
+        self._probes += 1
+        if self._usual > spin and self._probes & 63:
+            spin = 0.0
+        start = time.monotonic()
+        slept = False
+        while True:
+            try:
+                with self._turn:
+                    data = self._sock.recv(_CHUNK)
+            except _AGAIN:
+                if time.monotonic() - start < spin and not slept:
+                    continue
+                if slept or not _wait(self._sock, select.POLLIN, timeout):
+                    return False
+                slept = True
+                continue
+            break
+        self._usual += (time.monotonic() - start - self._usual) / 4
+        if not data:
+            raise EOFError("the server closed the connection")
+        self.feed(data)
+        return True
+
+    def exchange(self, ticket: Ticket, timeout: float, spin: float) -> bool:
+        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and receive."""
+        end = time.monotonic() + timeout
+        self.flush(timeout)
+        while not ticket.ready:
+            left = end - time.monotonic()
+            if left <= 0 or not self.receive(left, spin):
+                return ticket.ready
+        return True
+
+
+def _packed(args: tuple[bytes, ...]) -> bytes:
+    return b"*%d\r\n" % len(args) + b"".join([b"$%d\r\n%b\r\n" % (len(_bytes(arg)), arg) for arg in args])
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"bytes expected, not {type(value).__name__}")
+    return value
+
+
+def _check_depth(reply: Any, left: int) -> None:
+    if not left:
+        raise ProtocolError("a reply nested too deeply")
+    for item in reply.values() if type(reply) is dict else reply:
+        if type(item) is list or type(item) is dict:
+            _check_depth(item, left - 1)
+
+
+def _wait(sock: Any, events: int, timeout: float) -> bool:
+    poller = select.poll()
+    poller.register(sock, events)
+    return bool(poller.poll(max(0.0, timeout) * 1000))

@@ -1,0 +1,295 @@
+"""The buyers of the flash sale: one worker process, full of threads or of asyncio tasks.
+
+What a buyer does is written once, as a generator of steps (`shopping`); a thread calls each step, a task awaits it. The
+worker speaks JSON lines with its parent: the plan comes in on stdin (not in argv, where every user of the machine could
+read the URL's password), then "go", then perhaps "stop"; "ready" and the tally go out on stdout. The end of stdin means
+"stop", so no worker outlives its parent. `_flash_sale_crew` starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AsyncExitStack, ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from fastlock._flash_sale_shop import Shop
+
+PATIENCE = 3  # failed purchases in a row after which a buyer goes home: a dead server must not keep anybody busy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that a worker needs to know. Times are in seconds."""
+
+    rival: str  # fastlock, redis-py or no-lock; "mixed" is for the parent, who gives every worker one of the first two
+    url: str
+    path: str  # the shop's file
+    prefix: str  # of the lock names: prefix + sku
+    worker: int
+    buyers: int
+    tasks: bool  # asyncio tasks instead of threads
+    uvloop: bool
+    skus: int
+    think: float
+    timeout: float  # lease time of the lock
+
+
+class AnyLock(Protocol):
+    """What the rivals have in common, in both worlds: a call that does it, or that returns an awaitable."""
+
+    def acquire(self) -> Any: ...
+
+    def release(self) -> Any: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the buyers of one worker saw; what they bought stands in the books."""
+
+    waits: list[float] = field(default_factory=list)  # seconds from asking for a lock to having it
+    errors: Counter[str] = field(default_factory=Counter)  # by class name
+    examples: dict[str, str] = field(default_factory=dict)  # the first message of each class
+    sold_out: set[int] = field(default_factory=set)
+
+    def failed(self, error: Exception) -> None:
+        """Count an error; a sale goes on without hiding one."""
+        kind = type(error).__name__
+        self.errors[kind] += 1
+        self.examples.setdefault(kind, str(error))
+
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Buyer:
+    """One customer: a name, a way to get a lock for an article, and a way to think."""
+
+    name: str
+    lock: Callable[[int], AnyLock]
+    think: Step
+    tally: Tally
+    stop: threading.Event
+
+    def shopping(self, shop: Shop, skus: int) -> Generator[Step, Any, None]:
+        """Buy until all is sold out or `stop` is set. Yields steps; wants each one's answer or exception back."""
+        choice = random.Random(self.name)
+        failures = 0
+        while failures < PATIENCE and not self.stop.is_set():
+            wanted = [sku for sku in range(skus) if sku not in self.tally.sold_out]
+            if not wanted:
+                return
+            try:
+                yield from self._purchase(shop, choice.choice(wanted))
+            except Exception as error:
+                self.tally.failed(error)
+                failures += 1
+            else:
+                failures = 0
+
+    def _purchase(self, shop: Shop, sku: int) -> Generator[Step, Any, None]:
+        lock = self.lock(sku)
+        asked = time.perf_counter()
+        if not (yield lock.acquire):
+            raise RuntimeError("acquire() without a limit returned False")
+        # Waits for an article that turns out to be sold out count too: they are often the longest.
+        self.tally.waits.append(time.perf_counter() - asked)
+        try:
+            pieces = shop.stock(sku)
+            if pieces <= 0:
+                self.tally.sold_out.add(sku)
+            elif not self.stop.is_set():
+                yield self.think
+                shop.sell(sku, pieces - 1, self.name)
+        finally:
+            yield lock.release
+
+
+class NoLock:
+    """The rival that does not lock: what happens then is the reason for the others."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+class NoAsyncLock:
+    """The same for tasks."""
+
+    async def acquire(self) -> bool:
+        return True
+
+    async def release(self) -> None:
+        return None
+
+
+def redis_url(url: str) -> str:
+    """The same URL in the schemes that redis-py knows."""
+    return "redis" + url.removeprefix("valkey") if url.startswith("valkey") else url
+
+
+def lock_maker(plan: Plan, stack: ExitStack) -> Callable[[int], AnyLock]:
+    """A function from sku to a lock of the plan's rival, for threads; its client closes with `stack`."""
+    if plan.rival == "no-lock":
+        return lambda sku: NoLock()
+    if plan.rival == "fastlock":
+        import fastlock
+
+        client = stack.enter_context(closing(fastlock.Client.from_url(plan.url)))
+    else:
+        import redis
+
+        # A pool smaller than the number of buyers would raise, and the rival is to be seen at its best.
+        client = stack.enter_context(redis.Redis.from_url(redis_url(plan.url), max_connections=plan.buyers + 1))
+    return lambda sku: client.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
+
+
+async def async_lock_maker(plan: Plan, stack: AsyncExitStack) -> Callable[[int], AnyLock]:
+    """The same for tasks."""
+    if plan.rival == "no-lock":
+        return lambda sku: NoAsyncLock()
+    if plan.rival == "fastlock":
+        import fastlock.asyncio
+
+        client = fastlock.asyncio.Client.from_url(plan.url)
+        stack.push_async_callback(client.close)
+    else:
+        import redis.asyncio
+
+        client = redis.asyncio.Redis.from_url(redis_url(plan.url), max_connections=plan.buyers + 1)
+        stack.push_async_callback(client.aclose)
+    return lambda sku: client.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
+
+
+def names(plan: Plan) -> Iterator[str]:
+    """The names of a worker's buyers."""
+    return (f"{plan.worker}.{number}" for number in range(plan.buyers))
+
+
+def sell_to_threads(plan: Plan, tally: Tally, ready: Callable[[], None], stop: threading.Event) -> None:
+    """A thread and an SQLite connection for each buyer, all started before `ready`, let in after it."""
+    doors = threading.Event()
+
+    def life(buyer: Buyer) -> None:
+        try:
+            with closing(Shop(plan.path)) as shop:
+                doors.wait()
+                walk(buyer.shopping(shop, plan.skus))
+        except Exception as error:  # of the shop itself; a thread must not die unseen
+            tally.failed(error)
+
+    with ExitStack() as stack:
+        lock = lock_maker(plan, stack)
+        think = partial(time.sleep, plan.think)
+        buyers = [Buyer(name, lock, think, tally, stop) for name in names(plan)]
+        threads = [threading.Thread(target=life, args=(buyer,), name=buyer.name) for buyer in buyers]
+        for thread in threads:
+            thread.start()
+        ready()
+        doors.set()
+        for thread in threads:
+            thread.join()
+
+
+def walk(steps: Generator[Step, Any, None]) -> None:
+    """Take the steps of `shopping` one by one in this thread."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = step()
+            except Exception as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration:
+        return
+
+
+async def sell_to_tasks(plan: Plan, tally: Tally, ready: Callable[[], None], stop: threading.Event) -> None:
+    """A task for each buyer, one SQLite connection for all.
+
+    The short SQLite statements run on the loop itself: they take some 20 us, where `to_thread` would cost more than
+    that and put its small pool of threads between the buyers, a second lock beside the one that is measured.
+    """
+    async with AsyncExitStack() as stack:
+        shop = stack.enter_context(closing(Shop(plan.path)))
+        lock = await async_lock_maker(plan, stack)
+        think = partial(asyncio.sleep, plan.think)
+        buyers = [Buyer(name, lock, think, tally, stop) for name in names(plan)]
+        ready()
+        await asyncio.gather(*(stroll(buyer.shopping(shop, plan.skus)) for buyer in buyers))
+
+
+async def stroll(steps: Generator[Step, Any, None]) -> None:
+    """`walk` for a task."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = await step()
+            except Exception as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration:
+        return
+
+
+def run_tasks(plan: Plan, tally: Tally, ready: Callable[[], None], stop: threading.Event) -> None:
+    """Run `sell_to_tasks` on the loop that the plan asks for."""
+    factory = None
+    if plan.uvloop:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(sell_to_tasks(plan, tally, ready, stop))
+
+
+def main() -> None:
+    """The worker process: plan in, tally out."""
+    # Unbuffered: the watcher below sits in a read when the process ends, and must not hold a buffer's lock then.
+    lines = os.fdopen(0, "rb", buffering=0, closefd=False)
+    plan = Plan(**json.loads(lines.readline()))
+    tally, stop = Tally(), threading.Event()
+
+    def ready() -> None:
+        tell({"event": "ready"})
+        if lines.readline() != b"go\n":
+            stop.set()
+        threading.Thread(target=watch, name="parent", daemon=True).start()
+
+    def watch() -> None:
+        lines.readline()  # "stop", or the end of a parent that is gone
+        stop.set()
+
+    (run_tasks if plan.tasks else sell_to_threads)(plan, tally, ready, stop)
+    tell({"event": "done", "waits": tally.waits, "errors": tally.errors, "examples": tally.examples})
+
+
+def tell(event: dict[str, Any]) -> None:
+    """One line to the parent."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def plan_line(plan: Plan) -> str:
+    """The line that `main` reads."""
+    return json.dumps(asdict(plan)) + "\n"
+
+
+if __name__ == "__main__":
+    main()

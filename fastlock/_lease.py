@@ -1,0 +1,94 @@
+"""Law: what is owned. The lease of one acquisition, the clock it is measured by, and the tokens that name it.
+
+A lease is a value: it says without I/O how long it is valid, and never claims more than the server granted, because its time is
+counted from before the command was sent, on a clock that nobody can set back and that goes on while the machine sleeps.
+Never here: sockets, waiting, a client's state.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from functools import partial
+
+__all__ = ["Lease", "forget_parent", "new_token", "now"]
+
+# CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease does not.
+if hasattr(time, "CLOCK_BOOTTIME"):
+    now = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+else:  # macOS's monotonic clock counts sleep
+    now = time.monotonic
+
+_generation = 0  # of this process among its forks: a child owns nothing that its parent acquired
+
+
+class Lease:
+    """What one acquisition owns: the name, the token that proves it, and until when.
+
+    `remaining` and `valid` need no I/O and may be asked often. A lease is not shared with a forked child.
+    """
+
+    __slots__ = ("_generation", "deadline", "fence", "key", "name", "release_doubted", "token")
+
+    def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
+        self.name = name  # as the caller wrote it
+        self.key = key  # as the server knows it
+        self.token = token
+        self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
+        self.deadline = deadline  # on the clock `now`
+        self.release_doubted = False
+        self._generation = _generation
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the lease ends: 0.0 once it ended, infinite for a lock without timeout."""
+        if self._generation != _generation:
+            return 0.0
+        return max(0.0, self.deadline - now())
+
+    @property
+    def valid(self) -> bool:
+        """Whether nobody else can have the lock yet, as far as time tells; a deleted key is only seen by the server."""
+        return self._generation == _generation and now() < self.deadline
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's lease: it owns nothing."""
+        return self._generation != _generation
+
+    def doubt_release(self, started: float) -> None:
+        """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended before."""
+        self.release_doubted = self.release_doubted or started < self.deadline
+
+    def __repr__(self) -> str:
+        left = self.remaining
+        state = "ended" if not left else "without end" if left == math.inf else f"{left:.3f} s left"
+        return f"<Lease of {self.name!r}: {state}>"  # the token proves ownership and is never shown
+
+
+_BLOCK = 256
+_stock: list[bytes] = []
+
+
+def new_token() -> bytes:
+    """A token that nobody can guess: 128 random bits as 32 hexadecimal digits."""
+    try:
+        return _stock.pop()  # atomic: no two threads get the same
+    except IndexError:
+        digits = os.urandom(16 * _BLOCK).hex().encode()
+        fresh = [digits[i : i + 32] for i in range(0, 32 * _BLOCK, 32)]
+        token = fresh.pop()
+        _stock.extend(fresh)
+        return token
+
+
+def forget_parent() -> None:
+    """In a forked child: no lease is its own, and no token may come twice."""
+    global _generation
+    _generation += 1
+    _stock.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget_parent)

@@ -1,0 +1,109 @@
+"""Law: the start of a connection. What is said first, all in one write, and what is learned from the replies.
+
+A session is what a connection knows of its server: who it is there (to be ended by another connection, should this one
+break with commands in flight), and in which forms it takes its commands. Bytes and values only; no sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, NamedTuple
+
+from fastlock import _commands as say
+from fastlock import _errors as errors
+from fastlock._version import __version__
+
+FLOOR = (6, 2)
+
+
+class Session(NamedTuple):
+    """One connection as its server sees it."""
+
+    hello: dict[bytes, Any]
+    capabilities: frozenset[str]
+    id: bytes  # of this client at the server; empty when the server did not tell
+    address: bytes
+    policy: str  # maxmemory-policy; empty when the server did not tell
+
+
+def greeting(settings: Any) -> list[tuple[bytes, ...]]:
+    """The calls that open a connection."""
+    user, password = settings.credentials()
+    hello: list[bytes] = [b"HELLO", b"3"]
+    if password is not None or user is not None:
+        hello += [b"AUTH", (user or "default").encode(), (password or "").encode()]
+    if settings.client_name:
+        hello += [b"SETNAME", settings.client_name.encode()]
+    return [
+        tuple(hello),
+        (b"SELECT", b"%d" % settings.db),
+        (b"CLIENT", b"INFO"),
+        (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"),
+        (b"CONFIG", b"GET", b"maxmemory-policy"),
+        (b"CLIENT", b"SETINFO", b"LIB-NAME", b"fastlock"),
+        (b"CLIENT", b"SETINFO", b"LIB-VER", __version__.encode()),
+    ]
+
+
+def read_greeting(replies: list[Any]) -> Session:
+    """What the replies say. Only HELLO and SELECT must succeed; the rest may be forbidden, or unknown to an old server.
+
+    Raises redis-py's exceptions: AuthenticationError, ResponseError, InvalidResponse.
+    """
+    hello, select, info, commands, policy = replies[:5]
+    for reply in (hello, select):
+        if isinstance(reply, Exception):
+            raise errors.from_reply(reply)
+    if not isinstance(hello, dict):
+        raise errors.InvalidResponse("the server's reply to HELLO is not a map: is this a Redis or Valkey server?")
+    if hello.get(b"server") == b"redis" and (0,) < say.version(hello) < FLOOR:
+        raise errors.ResponseError(f"Redis {hello[b'version'].decode()} is too old: fastlock needs Redis 6.2 or Valkey")
+    return Session(hello, say.capabilities(hello, commands), *_identity(info), _policy(policy))
+
+
+def _identity(info: Any) -> tuple[bytes, bytes]:
+    found = re.match(rb"id=(\d+) addr=(\S+) ", info) if isinstance(info, bytes) else None
+    return (found[1], found[2]) if found else (b"", b"")
+
+
+def _policy(reply: Any) -> str:
+    if isinstance(reply, dict) and b"maxmemory-policy" in reply:
+        return str(reply[b"maxmemory-policy"], "ascii", "replace")
+    return ""
+
+
+def end(session: Session) -> tuple[bytes, ...] | None:
+    """The call by which another connection ends this one, so that nothing it sent can still be executed.
+
+    By number and address together: after a failover the number alone may be somebody else's.
+    """
+    if not session.id:
+        return None
+    return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address)
+
+
+def warn_of_eviction(session: Session, place: str) -> None:
+    """Once a client: a server that may evict keys drops held locks without a word to anybody."""
+    if session.policy not in ("", "noeviction"):
+        logging.getLogger("fastlock").warning(
+            "%s may evict locks that are held (maxmemory-policy %s): use noeviction for a server of locks",
+            place,
+            session.policy,
+        )
+
+
+def describe(session: Session) -> dict[str, Any]:
+    """A session for people: `Client.server_info()`."""
+
+    def text(key: bytes) -> str:
+        return str(session.hello.get(key, b""), "utf-8", "replace")
+
+    return {
+        "server": text(b"server"),
+        "version": text(b"version"),
+        "mode": text(b"mode"),
+        "role": text(b"role"),
+        "capabilities": sorted(session.capabilities),
+        "maxmemory_policy": session.policy,
+    }

@@ -1,0 +1,184 @@
+"""Wire: where a server is and how to get in. URLs, passwords, TLS and pools are redis-py's; here they become `Settings`.
+
+Beside `_errors.py` the only module that imports redis-py. Never here: sockets, commands.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from redis.asyncio.connection import SSLConnection
+from redis.connection import parse_url
+
+SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
+
+# redis-py's options that mean something else, or nothing, to a client that speaks RESP3 and reconnects by itself.
+_IGNORED = frozenset(
+    """
+    cache cache_config client decode_responses driver_info encoding encoding_errors event_dispatcher from_url health_check_interval
+    legacy_responses lib_name lib_version maint_notifications_config oss_cluster_maint_notifications_handler parser_class protocol
+    redis_connect_func retry retry_on_error retry_on_timeout single_connection_client socket_read_size timeout auto_close_connection_pool
+    connection_pool orig_host_address orig_socket_timeout orig_socket_connect_timeout maint_notifications_pool_handler
+    maintenance_state maintenance_notification_hash command_packer
+    """.split()
+)
+_RENAMED = {
+    "socket_timeout": "reply_timeout",
+    "socket_connect_timeout": "connect_timeout",
+    "unix_socket_path": "path",
+    "socket_keepalive": "keepalive",
+    "socket_keepalive_options": "keepalive_options",
+}
+# Seconds of silence, between probes, and probes: as redis-py has had them since 8.0.
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything needed to open a connection. Checked; secrets are kept out of its repr."""
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str | None = None
+    db: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    credential_provider: Any = field(default=None, repr=False)
+    client_name: str | None = None
+    connect_timeout: float = 5.0
+    reply_timeout: float = 5.0
+    max_connections: int = 16
+    keepalive: bool = True
+    keepalive_options: dict[Any, int] | None = None
+    socket_type: int = 0
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    locate: Callable[[], tuple[str, int]] | None = field(default=None, repr=False)  # asked before each connect, if given
+
+    def __post_init__(self) -> None:
+        _check_text("host", self.host)
+        for name in ("connect_timeout", "reply_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
+        for name, low, high in (("port", 0, 65535), ("db", 0, 2**31 - 1), ("max_connections", 1, 10_000)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+            if not low <= value <= high:
+                raise ValueError(f"{name} must be between {low} and {high}, not {value}")
+        if self.path is not None and (not self.path or "\0" in self.path):
+            raise ValueError("path must name a unix socket")
+        if self.client_name is not None and not (self.client_name.isascii() and self.client_name.isprintable() and " " not in self.client_name):
+            raise ValueError("client_name must be printable ASCII without spaces")
+
+    @property
+    def place(self) -> str:
+        """For messages: where the server is, without secrets."""
+        return self.path if self.path is not None else f"{self.host}:{self.port}"
+
+    def credentials(self) -> tuple[str | None, str | None]:
+        """(user, password), asked of the credential provider where there is one."""
+        if self.credential_provider is None:
+            return self.username, self.password
+        found = self.credential_provider.get_credentials()
+        return (None, found[0]) if len(found) == 1 else (found[0], found[1])
+
+    def address(self) -> tuple[str, int]:
+        """Where to connect now."""
+        return self.locate() if self.locate is not None else (self.host, self.port)
+
+    def socket_options(self) -> list[tuple[Any, int]]:
+        """TCP options as (constant or its name, value), beyond SO_KEEPALIVE itself."""
+        options: dict[Any, int] = self.keepalive_options or _KEEPALIVE  # type: ignore[assignment]
+        return list(options.items())
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    if not value or any(char.isspace() or not char.isprintable() for char in value):
+        raise ValueError(f"{name} must not be empty nor hold spaces or control characters")
+
+
+def from_url(url: str, **overrides: Any) -> Settings:
+    """Settings from redis:// rediss:// unix:// valkey:// valkeys:// with redis-py's query options.
+
+    Keyword arguments win over the URL. ValueError names what is wrong, and never repeats the password.
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"url must be a str, not {type(url).__name__}")
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise ValueError(f"url must start with one of {', '.join(f'{name}://' for name in SCHEMES)}")
+    plain = f"{SCHEMES[scheme]}://{rest}"
+    _check_url(plain)
+    options = parse_url(plain)
+    kind = options.pop("connection_class", None)
+    if plain.startswith("rediss:"):
+        options["ssl"] = True
+    if plain.startswith("unix:") and (kind is None or not options.get("path")):
+        raise ValueError("url: a unix:// URL needs the path of a socket, as in unix:///run/redis.sock?db=0")
+    return from_options(options | overrides)
+
+
+def _check_url(url: str) -> None:
+    """What redis-py lets pass: it takes db 0 for a db it cannot read, and keeps the first of two equal options."""
+    parts = urlsplit(url)
+    try:
+        parts.port  # noqa: B018
+    except ValueError:
+        raise ValueError("url: the port must be a number between 0 and 65535") from None
+    if parts.scheme != "unix" and parts.path.strip("/"):
+        db = unquote(parts.path).strip("/")
+        if not (db.isascii() and db.isdigit()):
+            raise ValueError(f"url: the db must be a number, not {db!r}")
+    for name, values in parse_qs(parts.query, keep_blank_values=True).items():
+        if len(values) > 1:
+            raise ValueError(f"url: option {name!r} is given twice")
+
+
+def from_options(options: dict[str, Any]) -> Settings:
+    """Settings from redis-py's connection options (as keywords, from a URL, or from a pool)."""
+    known: dict[str, Any] = {}
+    tls: dict[str, Any] = {}
+    for name, value in options.items():
+        if name.startswith("ssl_"):
+            tls[name] = value
+        elif name in _RENAMED:
+            if value is not None:
+                known[_RENAMED[name]] = value
+        elif name in Settings.__dataclass_fields__ or name == "ssl":
+            if value is not None:
+                known[name] = value
+        elif name not in _IGNORED:
+            raise TypeError(f"unknown connection option {name!r}")
+    if known.pop("ssl", False):
+        known["tls"] = _tls_context(tls)
+    return Settings(**known)
+
+
+def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
+    """redis-py's TLS options as a context: certificate and host name are verified unless told otherwise."""
+    allowed = {name: value for name, value in options.items() if not name.startswith("ssl_validate_ocsp") and "ocsp" not in name}
+    return SSLConnection(**allowed).ssl_context.get()
+
+
+def from_pool(pool: Any) -> Settings:
+    """Settings of a redis-py connection pool, sync or asyncio. A Sentinel pool's master is looked up before each connect."""
+    options = {name: value for name, value in pool.connection_kwargs.items() if name not in ("connection_pool",)}
+    kind = getattr(pool, "connection_class", None)
+    if kind is not None and any("SSL" in base.__name__ for base in kind.__mro__):
+        options["ssl"] = True
+    else:
+        options = {name: value for name, value in options.items() if not name.startswith("ssl")}
+    if hasattr(pool, "get_master_address"):
+        raise TypeError("fastlock does not support redis-py's Sentinel pools yet: give the master's own address")
+    options.setdefault("max_connections", None)
+    return from_options({name: value for name, value in options.items() if name != "max_connections"})

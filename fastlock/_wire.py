@@ -1,0 +1,433 @@
+"""Wire: how a thread waits. A small set of connections to one server, shared by the threads of a process.
+
+A caller takes an idle connection, sends and reads on its own. When all are busy it queues its command on one of them: whoever
+is reading there (the leader) delivers to all, and passes leadership on when it has its own reply. No background thread.
+Never here: decisions about locks (the law makes them), the content of frames (the bytes layer knows it).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import weakref
+from types import ModuleType
+from typing import Any
+
+from fastlock import _commands as say
+from fastlock import _errors as errors
+from fastlock import _fallback
+from fastlock import _session as session
+from fastlock._law import LATE, Ask, AskMany, Call, Capabilities, Distrust, Lost, Sleep, Undo
+from fastlock._lease import now
+from fastlock._topology import Settings
+
+SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
+_BROKEN = (OSError, EOFError, _fallback.ProtocolError)
+FAILED = (*_BROKEN, errors.RedisError)
+
+
+def templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[Any, ...]:
+    """The dialect of a server, compiled by an implementation; kept, as a process meets few kinds of servers."""
+    key = impl, capabilities
+    if key not in _TEMPLATES:
+        _TEMPLATES[key] = tuple(impl.Template(*form) for form in say.dialect(capabilities))
+    return _TEMPLATES[key]
+
+
+_TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
+
+
+def queue(pipe: Any, forms: tuple[Any, ...], ask: Any, slot: Any) -> None:
+    """Write a step of the law into a pipe; `slot` gets the answer."""
+    if ask.stale is not None:
+        end_session(pipe, ask.stale)
+    kind = type(ask)
+    if kind is Ask:
+        pipe.put(forms[ask.verb], slot, ask.name, ask.token, ask.ms)
+    elif kind is AskMany:
+        pipe.put_many(forms[ask.verb], slot, ask.names, ask.tokens, ask.ms)
+    elif kind is Call:
+        pipe.put_calls(slot, ask.calls)
+    else:
+        pipe.put_many(forms[say.UNDO], ask, ask.names, ask.tokens, 0)
+
+
+def end_session(pipe: Any, stale: session.Session) -> None:
+    """Before anything is asked again: nothing that the broken connection sent may still be executed."""
+    call = session.end(stale)
+    if call is not None:
+        pipe.put_command(None, call)
+
+
+def abandoned(ask: Any) -> Undo | None:
+    """What undoes a step whose caller is gone."""
+    if not isinstance(ask, Ask) or not ask.undone_by_release:
+        return None
+    if type(ask) is AskMany:
+        return Undo(ask.names, ask.tokens, float("inf"), ask.stale)
+    return Undo([ask.name], [ask.token], ask.sent + ask.ms / 1000 if ask.ms else float("inf"), ask.stale)
+
+
+def as_error(error: BaseException, place: str) -> Exception:
+    """A broken connection as redis-py's exception."""
+    if isinstance(error, errors.RedisError):
+        return error
+    if isinstance(error, _fallback.ProtocolError):
+        return errors.InvalidResponse(f"{place}: {error}")
+    if isinstance(error, TimeoutError):
+        return errors.TimeoutError(f"{place}: {error or 'timed out'}")
+    return errors.ConnectionError(f"{place}: {error or type(error).__name__}")
+
+
+class Connection:
+    """One connection and the threads that wait on it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.dead: Exception | None = None
+        self.leader: Any = None  # the ticket of the thread that reads
+        self.users = 0
+        self.mutex = threading.Lock()
+        self.sock = open_socket(wire.settings)
+        # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
+        self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
+        self.pipe = self.impl.Pipe(self.sock)
+        try:
+            self.session = self._greet(wire.settings)
+        except BaseException:
+            self.sock.close()
+            raise
+        self.forms = templates(self.impl, self.session.capabilities)
+
+    def _greet(self, settings: Settings) -> session.Session:
+        ticket = self.impl.Ticket()
+        self.pipe.put_calls(ticket, session.greeting(settings))
+        if not self.pipe.exchange(ticket, settings.connect_timeout, 0.0):
+            raise TimeoutError("no reply to the handshake")
+        found = session.read_greeting(ticket.reply)
+        if scripts := say.scripts_of(found.capabilities):
+            self.pipe.put_calls(None, [script.load for script in scripts])
+        return found
+
+    def ask(self, ask: Any, spin: float) -> Any:
+        """Send a step and wait. Returns its answer, `Lost`, or LATE when `ask.until` passed first."""
+        ticket = self.impl.Ticket()
+        entered = False
+        try:
+            with self.mutex:
+                if self.dead is not None:
+                    return Lost(self.dead, sent=False)
+                entered = True
+                self.users += 1
+                queue(self.pipe, self.forms, ask, ticket)
+                if self.leader is None:
+                    self.leader = ticket
+                else:
+                    ticket.wake = threading.Lock()
+                    ticket.wake.acquire()
+            self._wait(ticket, ask.until, spin)
+        except _BROKEN as error:
+            self.fail(error)
+        except BaseException:
+            self._leave(ticket, ask)
+            raise
+        finally:
+            if entered:
+                self._exit(ticket)
+        ask.link = self
+        if not ticket.ready:
+            self._leave(ticket, ask)
+            return LATE
+        if type(ticket.reply) is Lost:
+            ask.stale = self.session
+        return ticket.reply
+
+    def _wait(self, ticket: Any, until: float | None, spin: float) -> None:
+        patience = limit = self.wire.settings.reply_timeout
+        if until is not None:
+            patience = max(0.0, min(limit, until - now()))
+        end = now() + patience
+        wake = ticket.wake
+        if wake is not None and self.leader is not ticket:
+            self.pipe.flush(patience)
+            wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
+            spin = 0.0
+            patience = max(0.0, end - now())
+        if self.leader is ticket:
+            self.pipe.exchange(ticket, patience, spin)
+        if not ticket.ready and (until is None or now() < until):
+            raise TimeoutError(f"no reply within {limit} s")
+
+    def _leave(self, ticket: Any, ask: Any) -> None:
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same connection."""
+        ticket.abandoned = True
+        undo = abandoned(ask)
+        if undo is not None:
+            self.post(undo)
+
+    def post(self, undo: Undo) -> None:
+        """Send an undo that nobody waits for; whoever reads next on this connection reads its reply."""
+        with self.mutex:
+            if self.dead is not None:
+                undo.stale = self.session
+                self.wire.debts.append(undo)
+                return
+            self.users += 1
+            queue(self.pipe, self.forms, undo, undo)
+        try:
+            if self.pipe.broken:
+                raise ConnectionError("interrupted while sending")
+            self.pipe.flush(0.0)
+        except _BROKEN as error:
+            self.fail(error)
+        finally:
+            self._exit(None)
+
+    def _exit(self, ticket: Any) -> None:
+        """Pass leadership on, if this thread has it; the last to leave a dead connection closes its socket."""
+        with self.mutex:
+            self.users -= 1
+            if ticket is not None and self.leader is ticket:
+                self.leader = self.pipe.heir() if self.pipe.pending else None
+                if self.leader is not None:
+                    wake, self.leader.wake = self.leader.wake, None
+                    wake.release()
+            if self.dead is not None and not self.users:
+                self.sock.close()
+
+    def fail(self, error: BaseException) -> None:
+        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed again."""
+        with self.mutex:
+            if self.dead is not None:
+                return
+            self.dead = as_error(error, self.wire.settings.place)
+            slots = self.pipe.drain()
+            try:
+                self.sock.shutdown(socket.SHUT_RDWR)  # whoever reads wakes up; the number stays taken until all have left
+            except OSError:
+                pass
+            if not self.users:
+                self.sock.close()
+        final = isinstance(error, errors.ClientClosedError)
+        for slot in slots:
+            if type(slot) is Undo:
+                slot.stale = self.session
+                self.wire.debts.append(slot)
+            elif slot is not None:
+                slot.set_result(Lost(self.dead, sent=True, final=final))
+        self.wire.discard(self)
+
+    def distrust(self, step: Distrust) -> Lost:
+        """A reply that cannot be true: nothing that is in flight here can be believed."""
+        error = errors.InvalidResponse(f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
+        self.fail(error)
+        step.ask.stale = self.session
+        return Lost(error, sent=True)
+
+
+class Wire:
+    """The connections of one client, and how its threads wait."""
+
+    def __init__(self, settings: Settings, impl: ModuleType) -> None:
+        self.settings = settings
+        self.impl = impl
+        self.closed = False
+        self._start()
+        _WIRES.add(self)
+
+    def _start(self) -> None:
+        self.debts: list[Undo] = []
+        self._all: list[Connection] = []
+        self._idle: list[Connection] = []
+        self._opening = 0
+        self._turn = 0
+        self._met = False  # whether there ever was a connection: before that, an error is a wrong setting, not an outage
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+
+    def run(self, op: Any) -> Any:
+        """Carry out an operation of the law; returns its result, raises its errors."""
+        answer = None
+        while True:
+            try:
+                step = op.send(answer)
+            except StopIteration as end:
+                return end.value
+            try:
+                answer = self._ask(step) if type(step) is Ask else self._perform(step)
+            except BaseException as error:
+                self._perform(op.throw(error))  # which raises, unless the operation leaves an undo
+                op.close()
+                raise
+
+    def _perform(self, step: Any) -> Any:
+        kind = type(step)
+        if kind is Sleep:
+            self._closing.wait(step.seconds)
+        elif kind is Undo:
+            self.undo(step)
+        elif kind is Distrust:
+            return step.ask.link.distrust(step)
+        elif kind is Capabilities:
+            return self.look()
+        else:
+            return self._ask(step)
+        return None
+
+    def _ask(self, ask: Any) -> Any:
+        try:
+            connection, owner = self._idle.pop(), True  # atomic; and the latest used, whose memory is warm
+        except IndexError:
+            try:
+                connection, owner = self._more()
+            except FAILED as error:
+                return self._lost(error)
+        try:
+            if self.debts:
+                self._pay(connection)
+            return connection.ask(ask, SPIN if len(self._all) - len(self._idle) == 1 else 0.0)
+        finally:
+            if owner and connection.dead is None:
+                self._idle.append(connection)
+
+    def look(self) -> Any:
+        """A session with the server (over whichever connection), or `Lost`."""
+        try:
+            connection, owner = self._more()
+        except FAILED as error:
+            return self._lost(error)
+        if owner:
+            self._idle.append(connection)
+        return connection.session
+
+    def _lost(self, error: BaseException) -> Lost:
+        known = as_error(error, self.settings.place)
+        refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
+        return Lost(known, sent=False, final=refused or self.closed or not self._met)
+
+    def _more(self) -> tuple[Connection, bool]:
+        """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one."""
+        limit = self.settings.max_connections
+        deadline = now() + self.settings.connect_timeout
+        with self._changed:
+            while True:
+                if self.closed:
+                    raise errors.ClientClosedError("this client is closed")
+                if self._idle:
+                    return self._idle.pop(), True
+                if len(self._all) + self._opening < limit:
+                    self._opening += 1
+                    break
+                if self._all:
+                    self._turn += 1
+                    return self._all[self._turn % len(self._all)], False
+                if not self._changed.wait(deadline - now()):
+                    raise TimeoutError("no connection came up")
+        return self._open(), True
+
+    def _open(self) -> Connection:
+        connection = None
+        try:
+            connection = Connection(self)
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if connection is not None:
+                    self._all.append(connection)
+                    first, self._met = not self._met, True
+                self._changed.notify_all()
+        if self.closed:
+            connection.fail(errors.ClientClosedError("this client is closed"))
+        if first:
+            session.warn_of_eviction(connection.session, self.settings.place)
+        return connection
+
+    def discard(self, connection: Connection) -> None:
+        """A connection broke; its idle twin, if any, is thrown away by whoever takes it."""
+        with self._changed:
+            if connection in self._all:
+                self._all.remove(connection)
+            if connection in self._idle:
+                self._idle.remove(connection)
+
+    def undo(self, undo: Undo) -> None:
+        """Have something released that nobody waits for; over the next connection, when there is none."""
+        with self._changed:
+            connection = self._all[0] if self._all else None
+        if connection is None:
+            self.debts.append(undo)
+        else:
+            connection.post(undo)
+
+    def _pay(self, connection: Connection) -> None:
+        owed, self.debts = self.debts, []
+        for undo in owed:
+            if now() < undo.until:
+                connection.post(undo)
+
+    def close(self) -> None:
+        """End all connections; who waits gets ClientClosedError."""
+        with self._changed:
+            self.closed = True
+            connections = list(self._all)
+            self._changed.notify_all()
+        self._closing.set()
+        for connection in connections:
+            connection.fail(errors.ClientClosedError("this client was closed"))
+
+    def forget_parent(self) -> None:
+        """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its sockets."""
+        for connection in self._all:
+            connection.sock.close()
+        self._start()
+        if self.closed:
+            self._closing.set()
+
+
+_WIRES: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for wire in list(_WIRES):
+        wire.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
+
+
+def open_socket(settings: Settings) -> Any:
+    """A connected socket that does not block. OSError: nobody there, refused, or no certificate that can be trusted."""
+    if settings.path is not None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(settings.connect_timeout)
+        try:
+            sock.connect(settings.path)
+        except BaseException:
+            sock.close()
+            raise
+    else:
+        address = settings.address()
+        sock = socket.create_connection(address, settings.connect_timeout)
+        try:
+            tune_socket(sock, settings)
+            if settings.tls is not None:
+                sock = settings.tls.wrap_socket(sock, server_hostname=address[0])
+        except BaseException:
+            sock.close()
+            raise
+    sock.setblocking(False)
+    return sock
+
+
+def tune_socket(sock: Any, settings: Settings) -> None:
+    """No delay for small packets, and probes that find a peer gone without a word."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if settings.keepalive:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in settings.socket_options():
+            number = getattr(socket, option, None) if isinstance(option, str) else option
+            if number is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, number, value)

@@ -1,0 +1,263 @@
+"""Cells of the tests: server x face x implementation, as fixtures with ids; and what the session says about itself.
+
+A test names what it needs: `server` (run on valkey, redis, floor), `face` (threads, asyncio), `impl` (cython, python).
+An `async def` test is run by its face; without one, in an event loop. Helpers live in support/, decisions of fastlock
+nowhere here. Restrict by --servers=valkey,redis --faces=threads --impls=python; --loop=uvloop for the asyncio face.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import importlib
+import importlib.metadata
+import inspect
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy
+from support.latch import Latch
+from support.servers import KINDS, Servers, leftovers
+
+from fastlock.embedded import Server, ServerBinary
+
+AXES = {"server": KINDS, "face": ("threads", "asyncio"), "impl": ("cython", "python")}
+OPTIONS = {"server": "--servers", "face": "--faces", "impl": "--impls"}
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
+SERVERS = pytest.StashKey[Servers]()
+MISSING = pytest.StashKey[dict[str, str]]()
+CELLS = pytest.StashKey[dict[str, tuple[str, ...]]]()
+
+
+# ------------------------------------------------------------------------------------------------------- the session
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fastlock")
+    for axis, values in AXES.items():
+        group.addoption(OPTIONS[axis], default=",".join(values), help=f"only these, of {','.join(values)}")
+    group.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop of the asyncio face")
+    group.addoption("--clear-crash", action="store_true", help="forget in which test earlier sessions died")
+
+
+def _wanted(config: pytest.Config, axis: str) -> list[str]:
+    values = str(config.getoption(OPTIONS[axis])).split(",")
+    if unknown := sorted(set(values) - set(AXES[axis])):
+        raise pytest.UsageError(f"{OPTIONS[axis]}: {', '.join(unknown)} is none of {', '.join(AXES[axis])}")
+    return values
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    servers = config.stash[SERVERS] = Servers()
+    missing = config.stash[MISSING] = {}
+    config.stash[CELLS] = {}
+    for kind in _wanted(config, "server"):
+        if isinstance(reason := servers.binaries[kind], str):
+            missing[kind] = reason
+    for impl in _wanted(config, "impl"):
+        if reason := _cannot_import({"cython": "fastlock._core", "python": "fastlock._fallback"}[impl]):
+            missing[impl] = reason
+    _wanted(config, "face")
+    if missing and IN_CI:
+        raise pytest.UsageError(f"CI is set, so every cell must run, but: {missing}")
+    cache = getattr(config, "cache", None)
+    if cache is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Latch(cache.mkdir("crash-latch"), config.getoption("--clear-crash")))
+
+
+def _cannot_import(module: str) -> str:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return f"{module} cannot be imported: {error}"
+    return ""
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if servers := config.stash.get(SERVERS, None):
+        servers.stop()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    fastlock = importlib.import_module("fastlock")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("redis", "hiredis"))
+    implementation = getattr(fastlock, "IMPLEMENTATION", "none")
+    lines = [f"fastlock: IMPLEMENTATION={implementation}, {platform.python_implementation()} "
+             f"{platform.python_version()}, {versions}, loop {config.getoption('--loop')}"]  # fmt: skip
+    for kind in _wanted(config, "server"):
+        binary = config.stash[SERVERS].binaries[kind]
+        if isinstance(binary, ServerBinary):
+            lines.append(f"server {kind}: {binary.kind} {binary.version}, {binary.path}")
+    lines.append("cells: " + " x ".join("/".join(_wanted(config, axis)) for axis in AXES))
+    lines += [f"!!!!! WILL NOT RUN: {name}: {reason} !!!!!" for name, reason in config.stash[MISSING].items()]
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------------- the tests
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    marked = {each.strip() for name in names for each in (name.split(",") if isinstance(name, str) else name)}
+    for axis, values in AXES.items():
+        needed = axis in metafunc.fixturenames
+        if needed and axis not in marked:
+            metafunc.parametrize(axis, values, ids=values, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = {axis: _wanted(config, axis) for axis in AXES}
+    chosen: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        cell = {axis: str(parameters[axis]) for axis in AXES if axis in parameters}
+        config.stash[CELLS][item.nodeid] = tuple(cell.values())
+        out = any(value.partition("+")[0] not in wanted[axis] for axis, value in cell.items())
+        (dropped if out else chosen).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
+    """Run `async def` tests, by their face where they have one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    known = inspect.signature(pyfuncitem.obj).parameters
+    body = pyfuncitem.obj(**{name: value for name, value in pyfuncitem.funcargs.items() if name in known})
+    face = pyfuncitem.funcargs.get("face")
+    if isinstance(face, Face):
+        face.run(body)
+    else:
+        asyncio.run(body)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    counts: dict[tuple[str, ...], Counter[str]] = {}
+    for outcome in ("passed", "failed", "error", "skipped", "xfailed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            cell = config.stash[CELLS].get(getattr(report, "nodeid", ""), ())
+            counts.setdefault(cell, Counter())[outcome] += 1
+    terminalreporter.section("cells", sep="-")
+    for cell, counted in sorted(counts.items()):
+        figures = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counted.items()))
+        terminalreporter.write_line(f"{' x '.join(cell) or '(no cell)':<36} {figures}")
+
+
+# ------------------------------------------------------------------------------------------------------ the fixtures
+
+
+@pytest.fixture(scope="session")
+def servers(pytestconfig: pytest.Config) -> Servers:
+    """All servers of the session; tests mostly want `server` or `start_server`."""
+    return pytestconfig.stash[SERVERS]
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    """The session's server of one kind, flushed; unix socket and TCP. A test may not stop it, see `start_server`."""
+    kind = getattr(request, "param", "valkey")
+    _skip_if_missing(request, kind)
+    return servers.clean(kind)
+
+
+@pytest.fixture
+def probe(server: Server, servers: Servers) -> redis.Redis:
+    """A redis-py client of `server`, bytes in and out, to look at what fastlock has done."""
+    return servers.probe(server)
+
+
+@pytest.fixture
+def start_server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Callable[..., Server]]:
+    """start_server(kind="valkey", *, tcp=False, password=None, args=()): a server of the test's own, to be killed."""
+    started: list[Server] = []
+
+    def start(kind: str = "valkey", **keywords: Any) -> Server:
+        _skip_if_missing(request, kind)
+        started.append(servers.start(kind, **keywords))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def impl(request: pytest.FixtureRequest) -> str:
+    """ "cython" or "python": the value for Client(impl=...)."""
+    _skip_if_missing(request, request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def face(request: pytest.FixtureRequest, impl: str) -> Face:
+    """Threads or asyncio, see support/faces.py. Parametrize it with "asyncio+uvloop" (indirect) for that loop."""
+    name, _, loop = str(request.param).partition("+")
+    return Face(name, impl, uvloop="uvloop" in (loop, request.config.getoption("--loop")) and name == "asyncio")
+
+
+@pytest.fixture
+def proxy(request: pytest.FixtureRequest, server: Server) -> Iterator[FaultProxy]:
+    """A fault proxy in front of `server`'s unix socket."""
+    if "no_leaks" in request.fixturenames:
+        request.getfixturevalue("no_leaks")  # made before, so that it looks after this proxy has let go all it holds
+    with FaultProxy(server.unix_url) as proxy:
+        yield proxy
+
+
+class NoLeaks:
+    """Checks at the end of a test that no key is left, but for those the test declares."""
+
+    def __init__(self) -> None:
+        self.patterns: list[str] = []
+
+    def allow(self, *patterns: str) -> None:
+        """Names of keys that may be left, * and ? as in shells."""
+        self.patterns += patterns
+
+    def check(self, probe: redis.Redis) -> None:
+        """AssertionError if there are undeclared keys."""
+        bad = [
+            description
+            for key, description in leftovers(probe)
+            if not any(fnmatch.fnmatchcase(key.decode("utf-8", "backslashreplace"), each) for each in self.patterns)
+        ]
+        assert not bad, f"keys left behind: {', '.join(bad)}"
+
+
+@pytest.fixture
+def no_leaks(probe: redis.Redis) -> Iterator[NoLeaks]:
+    """The test must leave no key in `server`; no_leaks.allow("name", "fence:*") declares exceptions."""
+    leaks = NoLeaks()
+    yield leaks
+    leaks.check(probe)
+
+
+@pytest.fixture
+def server_config(probe: redis.Redis) -> Iterator[Callable[..., None]]:
+    """server_config(maxmemory_policy="allkeys-lru"): CONFIG SET for the time of one test."""
+    before: dict[str, Any] = {}
+
+    def change(**settings: str) -> None:
+        for name, value in settings.items():
+            name = name.replace("_", "-")
+            before.setdefault(name, probe.config_get(name)[name])
+            probe.config_set(name, value)
+
+    yield change
+    for name, value in before.items():
+        probe.config_set(name, value)
+
+
+def _skip_if_missing(request: pytest.FixtureRequest, name: str) -> None:
+    if reason := request.config.stash[MISSING].get(name):
+        pytest.skip(f"{name}: {reason}")

@@ -1,0 +1,183 @@
+"""One test body for both faces: what returns a plain value to threads and an awaitable to asyncio looks the same here.
+
+A test is an `async def` that takes `face`. With the asyncio face it runs in an event loop; with the threads face it is
+driven by hand, without any loop, and must never suspend: `get`, `together`, `start` see to that.
+
+    async def test_two(face, server):
+        client = face.client(server.url)
+        assert await face.get(client.lock("a").acquire(blocking=False))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_WAIT = 30.0
+
+
+class Job:
+    """Something started by `Face.start` that goes on beside the test's body."""
+
+    def __init__(self, face: Face, call: Callable[[], Any]) -> None:
+        self._face = face
+        self.finished = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.task: asyncio.Task[None] | None = None
+        if face.is_async:
+            self.task = asyncio.get_running_loop().create_task(self._run_in_loop(call))
+        else:
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=context.run, args=(self._run_in_thread, call), name="job", daemon=True)
+            thread.start()
+
+    async def get(self, timeout: float = _WAIT) -> Any:
+        """Its result, or its exception; AssertionError when it takes longer than `timeout` seconds."""
+        if self.task is not None:
+            await asyncio.wait([self.task], timeout=timeout)
+        else:
+            self.finished.wait(timeout)
+        assert self.finished.is_set(), f"a job did not end within {timeout:g} seconds"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def cancel(self) -> None:
+        """Cancel it (asyncio only: a thread cannot be cancelled)."""
+        assert self.task is not None, "a thread cannot be cancelled"
+        self.task.cancel()
+
+    async def _run_in_loop(self, call: Callable[[], Any]) -> None:
+        try:
+            self.result = await self._face.get(call())
+        except (Exception, asyncio.CancelledError) as error:
+            self.error = error
+        self.finished.set()
+
+    def _run_in_thread(self, call: Callable[[], Any]) -> None:
+        try:
+            self.result = drive(self._face.get(call()))
+        except BaseException as error:
+            self.error = error
+        self.finished.set()
+
+
+class Face:
+    """Threads or asyncio, core or fallback: one cell of the tests.
+
+    name: "threads" or "asyncio"; impl: "cython" or "python"; uvloop: which event loop.
+    """
+
+    def __init__(self, name: str, impl: str, *, uvloop: bool = False) -> None:
+        self.name, self.impl, self.uvloop = name, impl, uvloop
+        self.is_async = name == "asyncio"
+        self._clients: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<Face {self.name}{'+uvloop' if self.uvloop else ''} {self.impl}>"
+
+    @property
+    def module(self) -> Any:
+        """fastlock or fastlock.asyncio."""
+        import fastlock
+        import fastlock.asyncio
+
+        return fastlock.asyncio if self.is_async else fastlock
+
+    def client(self, url: str, **keywords: Any) -> Any:
+        """A client of this face and implementation; it is closed when the test's body ends."""
+        client = self.module.Client.from_url(url, impl=self.impl, **keywords)
+        self._clients.append(client)
+        return client
+
+    async def get(self, value: Any) -> Any:
+        """The value, awaited if it can be."""
+        return await value if inspect.isawaitable(value) else value
+
+    async def enter(self, manager: Any) -> Any:
+        """`with manager as result` for both faces; pair it with `leave`."""
+        return await manager.__aenter__() if self.is_async else manager.__enter__()
+
+    async def leave(self, manager: Any, error: BaseException | None = None) -> Any:
+        """The end of that `with`, by `error` if one is given."""
+        about = (type(error), error, error.__traceback__) if error else (None, None, None)
+        return await manager.__aexit__(*about) if self.is_async else manager.__exit__(*about)
+
+    def start(self, call: Callable[[], Any]) -> Job:
+        """Run `call` beside the body, in a thread or as a task; `call` may be a plain function or `async def`."""
+        return Job(self, call)
+
+    async def together(self, calls: Sequence[Callable[[], Any]], timeout: float = _WAIT) -> list[Any]:
+        """Run all calls at once; their results in order, an exception standing for itself."""
+        gate = threading.Barrier(len(calls)) if calls and not self.is_async else None
+
+        def at_once(call: Callable[[], Any]) -> Callable[[], Any]:
+            def run() -> Any:
+                if gate is not None:
+                    gate.wait(timeout)
+                return call()
+
+            return run
+
+        jobs = [self.start(at_once(call)) for call in calls]
+        results: list[Any] = []
+        for job in jobs:
+            try:
+                results.append(await job.get(timeout))
+            except (Exception, asyncio.CancelledError) as error:
+                if not job.finished.is_set():
+                    raise
+                results.append(error)
+        return results
+
+    async def checkpoint(self) -> None:
+        """Let other tasks run once; nothing for threads, which run anyway."""
+        if self.is_async:
+            await asyncio.sleep(0)
+
+    def run(self, body: Coroutine[Any, Any, T]) -> T:
+        """Run a test's body to its end and close its clients; fails on tasks left behind and on unheard errors."""
+        if not self.is_async:
+            return drive(self._closing(body))
+        unheard: list[dict[str, Any]] = []
+        with asyncio.Runner(loop_factory=_uvloop_factory() if self.uvloop else None) as runner:
+            runner.get_loop().set_exception_handler(lambda _, context: unheard.append(context))
+            result = runner.run(self._closing(body))
+        assert not unheard, f"errors that nobody heard: {unheard}"
+        return result
+
+    async def _closing(self, body: Coroutine[Any, Any, T]) -> T:
+        try:
+            result = await body
+        finally:
+            for client in self._clients:
+                await self.get(client.close())
+            self._clients.clear()
+        if self.is_async:
+            # A closed transport tells its protocol in the next round of the loop.
+            await asyncio.sleep(0)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not left, f"tasks left behind: {left}"
+        return result
+
+
+def drive(body: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, without an event loop."""
+    try:
+        body.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    body.close()
+    raise AssertionError("a body awaited something of asyncio while running with the threads face")
+
+
+def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    import uvloop
+
+    return uvloop.new_event_loop

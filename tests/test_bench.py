@@ -1,0 +1,334 @@
+"""The benchmark as a program: real runs on real servers; its arithmetic on canned numbers. No speed is judged."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import json
+import signal
+import subprocess
+import sys
+import types
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hdrh.histogram import HdrHistogram
+
+from fastlock import _console, embedded
+from fastlock.benches import budgets, ceiling, cli, report, session, stats
+from fastlock.benches.scenarios import SCENARIOS
+from fastlock.benches.stats import Row, Sample, Spread
+from fastlock.benches.target import Target
+from fastlock.benches.workers import WorkerError, WorkerRival
+
+CORE = importlib.util.find_spec("fastlock._core") is not None
+LOOPS = ["tasks", "tasks-uvloop"] if importlib.util.find_spec("uvloop") else ["tasks"]
+ROW_KEYS = {
+    *("rival", "rounds", "pairs", "rate", "ratio", "p50_us", "p99_us", "laps"),
+    *("client_cpu_us", "server_cpu_us", "server_cpu_ratio", "connections", "samples"),
+}
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "fastlock", "bench", *args]
+
+
+def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run it somewhere else than in the source tree."""
+    return subprocess.run(command(*args), cwd=folder, capture_output=True, text=True, timeout=55)
+
+
+def options(*args: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return parser.parse_args(args)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[embedded.Server]:
+    """One server for this file, which also holds a key of somebody else."""
+    with embedded.Server() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def db(shared: embedded.Server) -> Iterator[Any]:
+    with redis.Redis.from_url(shared.url) as db:
+        yield db
+
+
+@pytest.fixture
+def target(shared: embedded.Server) -> Iterator[Target]:
+    target = Target(shared.url, private=False)
+    yield target
+    target.close()
+
+
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.fixture(scope="module")
+def document(shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run of everything against a server that somebody else uses too."""
+    db.set("somebody-else", "stays")
+    folder = tmp_path_factory.mktemp("bench")
+    done = bench(folder, "--quick", "--rounds", "1", "--seconds", "0.05", "--json", "-", "--url", shared.url)
+    assert done.returncode == 0, done
+    assert "pairs/s" in done.stderr  # the table, since stdout is taken
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_document_names_what_was_run(document: dict[str, Any], shared: embedded.Server) -> None:
+    assert document["schema"] == report.SCHEMA
+    assert document["interrupted"] is False
+    assert document["failures"] == []
+    assert document["parameters"]["rounds"] == 1
+    environment = document["environment"]
+    assert environment["server"]["kind"] == shared.kind
+    assert environment["server"]["version"] == shared.version
+    assert environment["rivals"]["fallback"]["implementation"] == "python"
+    assert environment["rivals"]["redis-py"]["redis-py"] == redis.__version__
+    if CORE:
+        assert environment["rivals"]["fastlock"]["implementation"] == "cython"
+
+
+def test_document_has_every_scenario_and_rival(document: dict[str, Any]) -> None:
+    expected = {*(["fastlock"] if CORE else []), "fallback", "redis-py"}
+    assert list(document["scenarios"]) == ["pair", "threads", *LOOPS, "batch"]
+    for scenario, rows in document["scenarios"].items():
+        extra = {"pair": {"round trip"}, "batch": {"pipeline"}}.get(scenario, set())
+        assert expected | extra <= set(rows) <= expected | extra | {"ceiling"}
+    assert ("ceiling" in document["scenarios"]["batch"]) == (ceiling.find_tool() is not None)
+
+
+def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
+    for rows in document["scenarios"].values():
+        for row in rows.values():
+            assert set(row) == ROW_KEYS
+            (sample,) = row["samples"]
+            assert sample["acquired"] == sample["released"] == sample["pairs"] == row["pairs"] > 0
+            assert row["rate"]["median"] == pytest.approx(row["pairs"] / sample["seconds"])
+            if sample["histogram"]:
+                assert HdrHistogram.decode(sample["histogram"]).get_total_count() == row["laps"] > 0
+        assert rows["redis-py"]["ratio"]["median"] == 1
+        assert rows["redis-py"]["server_cpu_ratio"] == 1
+
+
+def test_sixteen_threads_need_at_most_sixteen_connections(document: dict[str, Any]) -> None:
+    rows = document["scenarios"]["threads"]
+    assert rows["redis-py"]["connections"] == 16
+    for rival in ("fastlock", "fallback") if CORE else ("fallback",):
+        assert 1 <= rows[rival]["connections"] <= 16
+
+
+def test_run_leaves_nothing_behind(document: dict[str, Any], db: Any) -> None:
+    assert db.keys() == [b"somebody-else"]
+    assert db.get("somebody-else") == b"stays"
+
+
+def test_embedded_server_and_table(tmp_path: Path) -> None:
+    done = bench(tmp_path, "--scenario", "pair", "--rounds", "2", "--seconds", "0.02")
+    assert done.returncode == 0, done
+    assert "pair: one thread" in done.stdout
+    assert "threads:" not in done.stdout
+    assert "embedded" in done.stdout
+
+
+def test_check_says_which_bounds_were_judged(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = bench(tmp_path, "--scenario", "threads", "--quick", "--check", "--json", str(result))
+    verdicts = json.loads(result.read_text())["budgets"]
+    assert [verdict["name"].split(",")[0] for verdict in verdicts] == ["16 threads", "16 threads", "fallback"]
+    assert done.returncode == (0 if all(verdict["met"] for verdict in verdicts) else 1), done
+    assert "connections" in done.stdout
+
+
+def test_interrupt_keeps_what_was_measured(shared: embedded.Server, db: Any, tmp_path: Path) -> None:
+    args = ("--scenario", "pair", "--rounds", "1000", "--seconds", "0.02", "--json", "-", "--url", shared.url)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(*args), cwd=tmp_path, **pipes) as process:
+        try:
+            assert "round" in process.stderr.readline()  # progress: it has been measuring for two seconds
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130, stderr
+    document = json.loads(stdout)
+    assert document["interrupted"] is True
+    assert 0 < document["scenarios"]["pair"]["redis-py"]["rounds"] < 1000
+    assert list(db.scan_iter("fastlock-bench*")) == []
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("build", ["debug", "trace"])
+def test_slow_build_is_refused(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = types.ModuleType("fastlock._core")
+    core.BUILD = build
+    monkeypatch.setitem(sys.modules, "fastlock._core", core)
+    monkeypatch.setattr(cli, "_measure", lambda *args: pytest.fail("it was measured"))
+    with pytest.raises(_console.Refusal, match=build):
+        cli.run(options())
+
+
+@pytest.mark.parametrize("core", [None, types.SimpleNamespace(BUILD="release")], ids=["none", "release"])
+def test_other_builds_are_not_refused(core: Any) -> None:
+    cli.refuse_slow_build(core)
+
+
+def test_url_and_server_exclude_each_other() -> None:
+    with pytest.raises(_console.Refusal, match="exclude"):
+        cli.run(options("--url", "redis://localhost", "--server", "redis-server"))
+
+
+def test_unreachable_server_is_refused_without_its_password(tmp_path: Path) -> None:
+    url = f"unix://:s3cret@{tmp_path}/nobody.sock"
+    with pytest.raises(_console.Refusal, match="cannot use") as refused:
+        cli.run(options("--url", url))
+    assert "s3cret" not in str(refused.value)
+
+
+def test_scenarios_of_the_help_are_those_there_are() -> None:
+    assert tuple(SCENARIOS) == cli.SCENARIO_NAMES
+
+
+# --------------------------------------------------------------------------------------------------------- workers
+
+
+def test_worker_reports_a_server_that_is_not_there(tmp_path: Path) -> None:
+    worker = WorkerRival("redis-py", f"unix://{tmp_path}/nobody.sock")
+    try:
+        worker.open("pair", "label")
+        with pytest.raises(WorkerError, match=r"redis-py: .*ConnectionError"):
+            worker.run(0.01)
+    finally:
+        worker.end()
+
+
+def test_failing_rival_costs_its_cell_only(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    playing = session.Session(target, session.Plan(("pair",), 1, 0.02))
+    monkeypatch.setattr(ceiling.RoundTrip, "open", lambda *args: 1 / 0)
+    try:
+        playing.run()
+    finally:
+        playing.end()
+    (failure,) = playing.failures
+    assert "round trip: ZeroDivisionError" in failure
+    assert "round trip" not in playing.rows()["pair"]
+    assert playing.rows()["pair"]["redis-py"].pairs > 0
+
+
+def test_forgotten_key_fails_the_run(target: Target, db: Any) -> None:
+    playing = session.Session(target, session.Plan(("pair",), 1, 0.02))
+    db.set(f"{playing.prefix}:forgotten", "x", px=60_000)
+    try:
+        playing.run()
+    finally:
+        playing.end()
+    assert playing.failures == [f"pair: 1 keys left behind, such as '{playing.prefix}:forgotten'"]
+    assert not db.exists(f"{playing.prefix}:forgotten")
+
+
+# ------------------------------------------------------------------------------------------------- canned numbers
+
+
+def sample(pairs: int, seconds: float = 1.0, server_cpu: float | None = None, laps: tuple[int, ...] = ()) -> Sample:
+    histogram = stats.encode(array("q", laps)) if laps else ""
+    return Sample(pairs, seconds, pairs, pairs, 2 * seconds, server_cpu, histogram)
+
+
+def row(
+    rival: str, rate: float, ratio: float | None, cpu_ratio: float | None = None, connections: int | None = None
+) -> Row:
+    times = None if ratio is None else Spread(ratio, ratio, ratio)
+    return Row(rival, 1, 100, Spread(rate, rate, rate), times, 1.0, 2.0, 100, 3.0, 4.0, cpu_ratio, connections)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    ours, base = [sample(400), sample(100), sample(900)], [sample(100), sample(50), sample(100)]
+    assert stats.ratios(ours, base) == Spread(4.0, 2.0, 9.0)
+
+
+def test_ratios_leave_out_rounds_of_one_side() -> None:
+    assert stats.ratios([sample(400), sample(100)], [sample(100)]) == Spread(4.0, 4.0, 4.0)
+    assert stats.ratios([sample(400)], []) is None
+
+
+def test_summary_of_canned_rounds() -> None:
+    ours = [sample(100, 0.5, 0.001, (1_000, 2_000)), sample(300, 0.5, 0.003, (3_000, 100_000))]
+    base = [sample(100, 1.0, 0.010), sample(100, 1.0, 0.010)]
+    found = stats.summarize("fastlock", ours, base, connections=3)
+    assert found.rate == Spread(400.0, 200.0, 600.0)
+    assert found.ratio == Spread(4.0, 2.0, 6.0)
+    assert (found.pairs, found.rounds, found.laps, found.connections) == (400, 2, 4, 3)
+    assert found.p50_us == pytest.approx(2, rel=2e-3)
+    assert found.p99_us == pytest.approx(100, rel=2e-3)
+    assert found.server_cpu_us == pytest.approx(10)
+    assert found.server_cpu_ratio == pytest.approx(0.1)
+    assert found.client_cpu_us == pytest.approx(5000)
+
+
+def test_summary_of_what_was_not_measured() -> None:
+    found = stats.summarize("ceiling", [sample(100)], [], None)
+    assert found.ratio is found.p50_us is found.server_cpu_us is found.server_cpu_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("claimed", "acquired", "released", "changes", "complaints"),
+    [
+        (10, 10, 10, 20, []),
+        (10, 10, 10, None, []),
+        (10, 10, 9, 20, ["10 acquired, 9 released, 10 pairs claimed"]),
+        (10, 9, 9, 20, ["9 acquired, 9 released, 10 pairs claimed"]),
+        (10, 10, 10, 19, ["the server counted 19 key changes for 10 pairs, two each are due"]),
+        (0, 0, 0, 0, ["no pair was made"]),
+    ],
+)
+def test_lies(claimed: int, acquired: int, released: int, changes: int | None, complaints: list[str]) -> None:
+    assert session.lies(Sample(claimed, 1.0, acquired, released), changes) == complaints
+
+
+def test_budgets_of_canned_rows() -> None:
+    rows = {
+        "threads": {"fastlock": row("fastlock", 50, 5.0, connections=17), "fallback": row("fallback", 30, 1.9)},
+        "batch": {"fastlock": row("fastlock", 90, 9.0), "ceiling": row("ceiling", 100, None)},
+    }
+    verdicts = {verdict.name: verdict for verdict in budgets.judge(rows, ("threads", "batch"))}
+    assert {name: (verdict.measured, verdict.met) for name, verdict in verdicts.items()} == {
+        "16 threads, times redis-py": (5.0, True),
+        "16 threads, connections": (17, False),
+        "batch, part of the benchmark tool's ceiling": (0.9, True),
+        "fallback, threads, times redis-py": (1.9, False),
+        "fallback, batch, times redis-py": (None, False),
+    }
+    assert "MISSED" in str(verdicts["16 threads, connections"])
+    assert "not measured" in str(verdicts["fallback, batch, times redis-py"])
+
+
+def test_rate_of_the_benchmark_tool() -> None:
+    header = '"test","rps","avg_latency_ms","min_latency_ms"'
+    assert ceiling.parse_rate(f'{header}\n"SET key:__rand_int__ x NX","621118.00","1.2","0.3"\n') == 621118.0
+    with pytest.raises(ValueError, match="not the CSV"):
+        ceiling.parse_rate("Could not connect to Redis at 127.0.0.1:1: Connection refused\n")
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
+def test_table_cuts_no_number_short(target: Target, rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rich:
+        for name in ("rich", "rich.box", "rich.console", "rich.table"):
+            monkeypatch.setitem(sys.modules, name, None)
+    rounds = [sample(1_234_567, 1.0, 0.5, (987_654_321_000,))]
+    shown = session.Session(target, session.Plan(("pair",), 1, 1.0), samples={"pair": {"redis-py": rounds}})
+    stream = io.StringIO()
+    report.show(shown, target.describe(), [], False, stream)
+    for text in ("1,234,567", "1,235..1,235k", "600,"):
+        assert text in stream.getvalue()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in stream.getvalue()

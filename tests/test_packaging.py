@@ -1,0 +1,129 @@
+"""What is shipped: an sdist that holds the sources, wheels that hold none, and builds that fail loudly.
+
+The sdist is built from a copy of the tree, the wheels from the unpacked sdist: what the sdist lacks cannot be built.
+Nothing is written into the checkout and nothing is downloaded: the build tools are those of the running interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import hiredis
+import pytest
+import redis
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE_BY_RUNS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so")
+MODES = ("FASTLOCK_NO_EXTENSIONS", "FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_IMPL")
+BUILD_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+REPORT = "import fastlock; print(fastlock.__file__, fastlock.IMPLEMENTATION, fastlock.__version__)"
+
+pytestmark = pytest.mark.timeout(300)  # a C compiler at work on a busy machine, not a hang
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a clean set of build modes and return it with its output, both streams in one."""
+    clean = {key: value for key, value in os.environ.items() if key not in MODES} | env
+    return subprocess.run(command, cwd=cwd, env=clean, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def build_wheel(source: Path, target: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check", "-v")
+    return run(sys.executable, "-m", "pip", "wheel", *options, "-w", target, source, cwd=target, **env)
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def imported_from(wheel: Path, folder: Path) -> list[str]:
+    """Unpack a wheel and import it in a new process: where it came from, implementation, version."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    # -S: the hook of an editable install would lend the wheel the checkout's core. Dependencies come by PYTHONPATH.
+    path = os.pathsep.join([str(folder), *(str(Path(module.__path__[0]).parent) for module in (redis, hiredis))])
+    done = run(sys.executable, "-S", "-P", "-c", REPORT, cwd=folder, PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout
+    return done.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, built from a copy of the tree."""
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*MADE_BY_RUNS))
+    for leftover in ("fastlock/_core.c", "tests/_core.c", "benches/_core.so"):
+        (folder / "tree" / leftover).write_text("what a build by hand would leave")
+    done = run(sys.executable, "-c", BUILD_SDIST, folder, cwd=folder / "tree")
+    assert done.returncode == 0, done.stdout
+    return only(folder, "*.tar.gz")
+
+
+@pytest.fixture
+def source(sdist: Path, tmp_path: Path) -> Path:
+    """The unpacked sdist, fresh for each build."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return only(tmp_path, "fastlock-*")
+
+
+def test_sdist_holds_the_sources_and_nothing_made(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"fastlock/_core.pyx", "fastlock/_core.pyi", "fastlock/py.typed", "LICENSE", "setup.py"} <= names
+    assert {"tests/test_packaging.py", "tests/conftest.py", "benches/__init__.py", "CHANGELOG.md"} <= names
+    assert any(name.endswith(".lua") for name in names)
+    assert [name for name in names if name.endswith((".c", ".so", ".pyc"))] == []
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters get the pure wheel")
+def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_path: Path) -> None:
+    done = build_wheel(source, tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "release build of fastlock._core" in done.stdout
+    wheel = only(tmp_path, "*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
+    assert [name for name in names if name.startswith(("tests/", "docs/"))] == []
+    assert {"fastlock/_core.pyi", "fastlock/py.typed", "fastlock/benches/__init__.py"} <= set(names)
+    scripts = {f"fastlock/lua/{path.name}" for path in ROOT.glob("fastlock/lua/*.lua")}
+    assert {name for name in names if name.endswith(".lua")} == scripts
+    assert len([name for name in names if name.startswith("fastlock/_core.") and not name.endswith(".pyi")]) == 1
+    where, implementation, version = imported_from(wheel, tmp_path / "installed")
+    assert Path(where).is_relative_to(tmp_path)
+    assert implementation == "cython"
+    assert wheel.name.startswith(f"fastlock-{version}-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-")
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters compile nothing")
+def test_failing_compiler_fails_the_build_and_names_the_way_round_it(source: Path, tmp_path: Path) -> None:
+    done = build_wheel(source, tmp_path, CC="/bin/false")
+    assert done.returncode != 0
+    assert "fastlock._core was not compiled" in done.stdout
+    assert "FASTLOCK_NO_EXTENSIONS=1" in done.stdout
+    assert list(tmp_path.glob("*.whl")) == []
+
+
+def test_pure_wheel_needs_no_compiler_and_fits_every_interpreter(source: Path, tmp_path: Path) -> None:
+    done = build_wheel(source, tmp_path, FASTLOCK_NO_EXTENSIONS="1", CC="/bin/false")
+    assert done.returncode == 0, done.stdout
+    assert "fastlock: pure Python" in done.stdout
+    wheel = only(tmp_path, "*-py3-none-any.whl")
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".pyd", ".pyx", ".c"))] == []
+    where, implementation, version = imported_from(wheel, tmp_path / "installed")
+    assert Path(where).is_relative_to(tmp_path)
+    assert implementation == "python"
+    assert wheel.name.startswith(f"fastlock-{version}-")
+
+
+def test_two_build_modes_at_once_are_refused(source: Path, tmp_path: Path) -> None:
+    done = build_wheel(source, tmp_path, FASTLOCK_DEBUG="1", FASTLOCK_TRACE="1")
+    assert done.returncode != 0
+    assert "one build mode at a time, not FASTLOCK_DEBUG and FASTLOCK_TRACE" in done.stdout

@@ -1,0 +1,385 @@
+"""Tests that read the source: layers, sizes, headers, words, and twins that must not drift apart.
+
+Each rule is a function from text (or objects) to a list of complaints; the tests run it over the tree and demand none.
+Each rule is also run on planted offences: one that has gone blind fails too. A new module needs its place in LAYERS.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import itertools
+import re
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import fastlock
+import fastlock._fallback
+import fastlock.asyncio
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "fastlock"
+MODULES = sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("*.pyx")])
+FOLDERS = ("fastlock", "tests", "benches", "examples")
+SOURCES = sorted([ROOT / "setup.py", *(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py*"))])
+SOURCES = [path for path in SOURCES if path.suffix in (".py", ".pyx")]
+SCRIPTS = sorted(PACKAGE.glob("lua/*.lua"))
+
+LONGEST_FUNCTION, LONGEST_FILE, LONGEST_HEADER = 60, 700, 10
+SCRIPT_HEADER = ("KEYS", "ARGV", "returns", "cost")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Modules of one layer, and what they must not import from outside; layers may import those before them only."""
+
+    modules: str
+    never: set[str] = field(default_factory=set)
+
+
+LAYERS = [
+    Layer("_core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
+    Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
+    Layer(
+        "_checks _commands _law _lease",
+        never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
+    ),
+    Layer("_topology"),
+    Layer("_wire _aio_wire", never={"redis"}),
+    Layer("_client _lock _aio_client _aio_lock __init__ asyncio embedded", never={"redis", "hiredis"}),
+    Layer("_console _flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.modules.split()}
+
+ARGUMENTS: dict[str, tuple[bytes | int, ...]] = {"Template": (b"GET", 0), "Ticket": (), "Pipe": ()}  # of constructors
+
+WORDS = {
+    r"\b(TODO|FIXME|XXX|HACK)\b": "do it now, or write it down where plans are kept",
+    r"(?<![\w.])/(home|root|Users)/\w": "a path of one machine",
+    r"\bissues?\s+#?\d+|(?<![\w&])#\d+\b": "a number that only its tracker explains",
+    r"\bbreakpoint\(\)|\bpdb\b": "a debugger left behind",
+    r"\b(blazing|lightning[- ]fast|world[- ]class|bulletproof)\b": "praise instead of a figure",
+}
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes that run; what stands under TYPE_CHECKING does not."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from statements(node)
+
+
+def imports(text: str) -> Iterator[str]:
+    """Dotted names that a Python module of the package imports, relative ones spelled out; any use of time.sleep."""
+    for node in statements(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(filter(None, ["fastlock" if node.level else "", node.module]))
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep":
+            yield "time.sleep"
+
+
+def cython_imports(text: str) -> Iterator[str]:
+    """The same for Cython, line by line; a sleep counts in C as well."""
+    for line in text.splitlines():
+        if found := re.match(r"\s*from\s+([\w.]+)\s+c?import\s+(.+)", line):
+            base = re.sub(r"^\.", "fastlock.", found[1]).rstrip(".")
+            yield from (f"{base}.{name.split()[0]}" for name in found[2].strip("()").split(",") if name.strip())
+        elif found := re.match(r"\s*c?import\s+(.+)", line):
+            yield from (name.split()[0] for name in found[1].split(","))
+        elif re.search(r"\b(u|nano)?sleep\s*\(", line):
+            yield "time.sleep"
+
+
+def layer_faults(module: str, names: Iterator[str]) -> list[str]:
+    """What a module imports although its layer forbids it."""
+    if module not in RANK:
+        return [f"{module} is in no layer: give it its line in LAYERS"]
+    faults = []
+    for name in names:
+        head, _, rest = name.partition(".")
+        if head == "fastlock":
+            target = rest.partition(".")[0] if rest.partition(".")[0] in RANK else "__init__"
+            if RANK[target] > RANK[module]:
+                faults.append(f"{module} imports {target}, which is in a later layer")
+        elif {head, name} & LAYERS[RANK[module]].never:
+            faults.append(f"{module} must not use {name}")
+    return faults
+
+
+def functions(path: str, text: str) -> Iterator[tuple[str, int]]:
+    """Name and number of lines of each function."""
+    if path.endswith(".py"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+        return
+    lines = [line for line in text.splitlines() if line.strip()]
+    for at, line in enumerate(lines):
+        if found := re.match(r"(\s*)(?:def|cdef|cpdef|async def)\b[^=]*?(\w+)\(.*:\s*(#.*)?$", line):
+            inside = itertools.takewhile(lambda rest: re.match(rf"{found[1]}\s", rest), lines[at + 1 :])
+            yield found[2], 1 + len(list(inside))
+
+
+def size_faults(path: str, text: str) -> list[str]:
+    faults = [f"{path}: {text.count(chr(10))} lines"] if text.count("\n") > LONGEST_FILE else []
+    return faults + [f"{path}: {name} has {n} lines" for name, n in functions(path, text) if n > LONGEST_FUNCTION]
+
+
+def header_faults(path: str, text: str) -> list[str]:
+    """A file opens with its law: a docstring, short enough to be read."""
+    found = re.match(r'(?:#.*\n|\s)*r?"""(.+?)"""', text, re.DOTALL)
+    if not found:
+        return [f"{path} does not say what lives here"]
+    lines = found[1].strip().count("\n") + 1
+    return [f"{path}: a header of {lines} lines is not read"] if lines > LONGEST_HEADER else []
+
+
+def script_faults(path: str, text: str) -> list[str]:
+    """A script's header names KEYS, ARGV, what it returns and what it costs."""
+    header = "\n".join(itertools.takewhile(lambda line: line.startswith("--"), text.splitlines()))
+    missing = [word for word in SCRIPT_HEADER if not re.search(rf"(?i)\b{word}\b", header)]
+    return [f"{path}: no line on {word}" for word in missing]
+
+
+def word_faults(path: str, text: str) -> list[str]:
+    return [
+        f"{path}:{at}: {line.strip()[:80]!r}: {why}"
+        for at, line in enumerate(text.splitlines(), 1)
+        for pattern, why in WORDS.items()
+        if re.search(pattern, line)
+    ]
+
+
+def shape(thing: object) -> object:
+    """What must be equal in twins: parameters without annotations, or that it takes none."""
+    if isinstance(thing, property) or inspect.isdatadescriptor(thing):
+        return "attribute"
+    if isinstance(thing, staticmethod | classmethod):
+        thing = thing.__func__
+    if not callable(thing):
+        return "attribute"
+    return [(p.name, p.kind.name, repr(p.default)) for p in inspect.signature(thing).parameters.values()]
+
+
+def surface(cls: type) -> dict[str, object]:
+    """Public methods and attributes of a class and its bases, asynchronous dunders under their plain names."""
+    dunders = {"__enter__", "__exit__", "__aenter__", "__aexit__", "__init__"}
+    members = {name: value for base in reversed(cls.__mro__[:-1]) for name, value in vars(base).items()}
+    public = {name: value for name, value in members.items() if not name.startswith("_") or name in dunders}
+    return {name.replace("__a", "__"): shape(value) for name, value in public.items()}
+
+
+def differences(left: dict[str, object], right: dict[str, object]) -> list[str]:
+    return [
+        f"{name}: {left.get(name, 'missing')} / {right.get(name, 'missing')}"
+        for name in sorted(left.keys() | right.keys())
+        if left.get(name, "missing") != right.get(name, "missing")
+    ]
+
+
+def twin_faults(one: type, other: type) -> list[str]:
+    """Where two classes that should look the same do not."""
+    return differences(surface(one), surface(other))
+
+
+def implementation_faults(one: object, other: object) -> list[str]:
+    """Where objects of the two implementations differ: methods and their parameters, and the names of attributes.
+
+    Objects, not classes: what is declared in Cython exists in Python only once the constructor has run, and the
+    parameters of a compiled constructor cannot be read, so it is called.
+    """
+    return differences(methods(one), methods(other))
+
+
+def methods(thing: object) -> dict[str, object]:
+    names = [name for name in dir(thing) if not name.startswith("_")]
+    return {name: shape(getattr(type(thing), name, None)) for name in names}
+
+
+def own_names(module: types.ModuleType) -> dict[str, object]:
+    """What a module itself defines for others: classes, functions, constants."""
+
+    def own(name: str, value: object) -> bool:
+        constant = name.isupper() and isinstance(value, int | str | bytes)
+        return constant or getattr(value, "__module__", None) == module.__name__
+
+    return {name: value for name, value in vars(module).items() if not name.startswith("_") and own(name, value)}
+
+
+def complaints(rule: Callable[[str, str], list[str]], paths: list[Path]) -> list[str]:
+    assert paths, "nothing to read"
+    return [fault for path in paths for fault in rule(str(path.relative_to(ROOT)), path.read_text())]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_layers(path: Path) -> None:
+    read = cython_imports if path.suffix == ".pyx" else imports
+    assert layer_faults(path.stem, read(path.read_text())) == []
+
+
+def test_layers_name_no_module_that_is_gone() -> None:
+    assert sorted(RANK) == sorted({path.stem for path in MODULES})
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("_law", "import threading"),
+        ("_law", "def f():\n    from redis import Redis"),
+        ("_law", "import time\ntime.sleep(1)"),
+        ("_law", "from time import sleep"),
+        ("_law", "from fastlock._wire import Wire"),
+        ("_law", "from ._wire import Wire"),
+        ("_lease", "from . import _client"),
+        ("_wire", "from redis.connection import parse_url"),
+        ("_aio_wire", "import fastlock.asyncio"),
+        ("_topology", "from . import Client"),
+        ("_lock", "import hiredis"),
+        ("_unheard_of", ""),
+    ],
+)
+def test_layer_rule_sees(module: str, text: str) -> None:
+    assert len(layer_faults(module, imports(text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["from redis import Redis", "import asyncio", "cimport x, asyncio", "  usleep(5)", "from ._law import Gate"]
+)
+def test_layer_rule_sees_in_cython(text: str) -> None:
+    assert len(layer_faults("_core", cython_imports(text))) == 1
+
+
+def test_layer_rule_lets_types_pass() -> None:
+    assert layer_faults("_law", imports("if TYPE_CHECKING:\n    import redis\nimport time\ntime.monotonic()")) == []
+
+
+def test_sizes() -> None:
+    assert complaints(size_faults, SOURCES) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.py", "\n" * 701),
+        ("a.py", "class A:\n    async def f(self):\n" + "        x = 1\n" * 60),
+        ("a.pyx", "cdef class A:\n    cdef int f(self) except -1:\n" + "        x = 1\n" * 60),
+        ("a.pyx", "def f(a, b=None):  # why\n" + "    x = 1\n\n" * 60 + "y = 1"),
+    ],
+)
+def test_size_rule_sees(path: str, text: str) -> None:
+    assert len(size_faults(path, text)) == 1
+
+
+def test_headers() -> None:
+    assert complaints(header_faults, SOURCES) == []
+
+
+@pytest.mark.parametrize("text", ["", "import os\n", "# only a comment\nx = 1\n", '"""' + "line\n" * 11 + '"""'])
+def test_header_rule_sees(text: str) -> None:
+    assert len(header_faults("a.py", text)) == 1
+
+
+def test_scripts_say_what_they_take_return_and_cost() -> None:
+    assert complaints(script_faults, SCRIPTS) == []
+
+
+@pytest.mark.parametrize("word", SCRIPT_HEADER)
+def test_script_rule_sees(word: str) -> None:
+    header = "".join(f"-- {other}: x\n" for other in SCRIPT_HEADER if other != word)
+    assert script_faults("a.lua", header + f"return 1 -- {word}") == [f"a.lua: no line on {word}"]
+
+
+def test_words() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
+    this = Path(__file__).resolve()  # holds the planted offences
+    assert complaints(word_faults, [path for path in [*SOURCES, *SCRIPTS, *pages] if path != this]) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["# TODO later", "open('/home/x')", "see issue 12", "fixes #7", "breakpoint()", "blazing speed"]
+)
+def test_word_rule_sees(text: str) -> None:
+    assert len(word_faults("a.py", text)) == 1
+
+
+def test_faces_export_the_same_names() -> None:
+    apart = {"IMPLEMENTATION", "__version__", "embedded"}  # of the package, not of a face
+    assert set(fastlock.__all__) - apart == set(fastlock.asyncio.__all__)
+
+
+@pytest.mark.parametrize("name", ["Client", "Lock"])
+def test_faces_have_the_same_methods(name: str) -> None:
+    one, other = getattr(fastlock, name), getattr(fastlock.asyncio, name)
+    assert one is not other
+    assert twin_faults(one, other) == []
+
+
+class Twin:
+    def act(self, name: str, timeout: float = 1) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        type("Other", (), {}),
+        type("Other", (), {"act": lambda self, name, timeout=2: None}),
+        type("Other", (), {"act": lambda self, names, timeout=1: None}),
+        type("Other", (), {"act": property(lambda self: None)}),
+        type("Other", (Twin,), {"more": lambda self: None}),
+    ],
+)
+def test_twin_rule_sees(other: type) -> None:
+    assert len(twin_faults(Twin, other)) == 1
+    assert twin_faults(Twin, Twin) == []
+
+
+@pytest.fixture
+def core() -> types.ModuleType:
+    """The compiled core; where it was not built there is nothing to compare."""
+    if importlib.util.find_spec("fastlock._core") is None:
+        pytest.skip("fastlock._core is not built")
+    return importlib.import_module("fastlock._core")
+
+
+def constants(module: types.ModuleType) -> dict[str, object]:
+    apart = ("IMPLEMENTATION", "BUILD")
+    return {name: value for name, value in own_names(module).items() if not callable(value) and name not in apart}
+
+
+def test_core_and_fallback_export_the_same(core: types.ModuleType) -> None:
+    assert own_names(core).keys() == own_names(fastlock._fallback).keys()
+    assert constants(core) == constants(fastlock._fallback)
+
+
+def test_core_and_fallback_have_the_same_methods(core: types.ModuleType) -> None:
+    classes = {name for name, value in own_names(core).items() if isinstance(value, type)}
+    assert classes == ARGUMENTS.keys()
+    for name, arguments in ARGUMENTS.items():
+        compiled, plain = getattr(core, name)(*arguments), getattr(fastlock._fallback, name)(*arguments)
+        assert implementation_faults(compiled, plain) == [], name
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.extra = 1
+
+    def act(self, name: str, timeout: float = 1) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "other", [type("Other", (), {}), type("Other", (), {"act": lambda self, name: None, "extra": 1})]
+)
+def test_implementation_rule_sees(other: type) -> None:
+    assert implementation_faults(Plain(), other())
+    assert implementation_faults(Plain(), Plain()) == []
