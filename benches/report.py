@@ -95,9 +95,11 @@ def show(session: Session, server: dict[str, str], verdicts: list[Verdict], inte
     for scenario, rows in session.rows().items():
         if rows:
             _table(f"{scenario}: {SCENARIOS[scenario].title}", [cells(row) for row in rows.values()], stream)
-    tool = facts["rivals"].get("ceiling", {}).get("tool", "the server's benchmark tool")
+    tool = facts["rivals"].get("ceiling", {}).get("tool")
+    absent = {"round trip", "ceiling"} - session.versions.keys()
     for note in NOTES:
-        print(note.format(rounds=session.plan.rounds, tool=tool), file=stream)
+        if note.partition(":")[0] not in absent:
+            print(note.format(rounds=session.plan.rounds, tool=tool), file=stream)
     for what, why in session.skipped.items():
         print(f"left out: {what} ({why})", file=stream)
     for verdict in verdicts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Protocol
@@ -154,22 +155,16 @@ class Session:
         return []
 
     def _open(self, scenario: Scenario, player: Player) -> bool:
-        """Connect and warm up, counting connections meanwhile. False: the player is out of this scenario."""
+        """Connect and warm up. False: the player is out of this scenario."""
         self.progress.show(f"fastlock bench: {scenario.name}, warm-up, {player.name}")
-        label = f"{self.prefix}:{scenario.name}:{player.name.replace(' ', '-')}"
-
-        def look() -> None:
-            if isinstance(player, WorkerRival):
-                cell = (scenario.name, player.name)
-                self.connections[cell] = max(self.connections.get(cell, 0), self.target.connections(label))
 
         def warm_up() -> None:
-            player.open(scenario.name, label)
-            player.run(self.plan.seconds, look)
-            look()
+            player.open(scenario.name, self._label(scenario, player))
+            player.run(self.plan.seconds, lambda: self._count_connections(scenario, player))
 
         if not self._guard(scenario, player, warm_up):
-            self._guard(scenario, player, player.close)
+            with suppress(Exception):  # it failed already, and says so
+                player.close()
             return False
         self.versions[player.name] = player.versions
         return True
@@ -184,8 +179,17 @@ class Session:
                 found = lies(sample, changes if self.target.private else None)
                 self.failures += [f"{scenario.name}, {player.name}: {lie}" for lie in found]
             taken.append(sample)
+            self._count_connections(scenario, player)
 
         return self._guard(scenario, player, measure)
+
+    def _label(self, scenario: Scenario, player: Player) -> str:
+        return f"{self.prefix}:{scenario.name}:{player.name.replace(' ', '-')}"
+
+    def _count_connections(self, scenario: Scenario, player: Player) -> None:
+        if isinstance(player, WorkerRival):
+            cell, count = (scenario.name, player.name), self.target.connections(self._label(scenario, player))
+            self.connections[cell] = max(self.connections.get(cell, 0), count)
 
     def _guard(self, scenario: Scenario, player: Player, action: Callable[[], None]) -> bool:
         try:

@@ -53,7 +53,7 @@ def test_feed(benchmark: BenchmarkFixture, layer: ModuleType, count: int, reply:
             pipe.put(template, ticket, NAME, TOKEN, MS)
         pipe.take()
 
-    benchmark.pedantic(pipe.feed, args=(data,), setup=asked, rounds=200 if count < 1000 else 50)
+    benchmark.pedantic(pipe.feed, args=(data,), setup=asked, rounds=200 if count < 1000 else 50)  # type: ignore[no-untyped-call]
     assert pipe.pending == 0
     assert all(ticket.ready for ticket in tickets)
 
@@ -66,5 +66,5 @@ def test_feed_one_list(benchmark: BenchmarkFixture, layer: ModuleType) -> None:
         pipe.put_many(template, ticket, names, tokens, MS)
         pipe.take()
 
-    benchmark.pedantic(pipe.feed, args=(data,), setup=asked, rounds=100)
+    benchmark.pedantic(pipe.feed, args=(data,), setup=asked, rounds=100)  # type: ignore[no-untyped-call]
     assert ticket.reply == [None] * 500

@@ -13,15 +13,14 @@ from fastlock import _checks, _law, _lease
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
-def play(steps: _law.Steps, *answers: Any) -> Any:
-    """Run an operation against these answers and return what it returns."""
-    next(steps)
+def play(steps: _law.Steps, answer: Any) -> Any:
+    """Run an operation that asks once, as a wire would, and return its outcome."""
+    next(steps).sent = _lease.now()
     try:
-        for answer in answers:
-            steps.send(answer)
+        steps.send(answer)
     except StopIteration as end:
         return end.value
-    raise AssertionError("the operation asks for more answers")
+    raise AssertionError("the operation asks for more")
 
 
 def test_token(benchmark: BenchmarkFixture) -> None:
@@ -39,14 +38,18 @@ def test_check_timeout(benchmark: BenchmarkFixture, timeout: float, ms: int) -> 
 
 
 def test_acquire(benchmark: BenchmarkFixture) -> None:
-    claim = _law.Claim("order:4711", b"order:4711", TOKEN, 10_000)
-    lease = benchmark(lambda: play(_law.acquire(claim, _lease.now), None))
+    def acquire() -> _lease.Lease | None:
+        ask = _law.Acquire("order:4711", b"order:4711", TOKEN, 10_000)
+        ask.sent = _lease.now()
+        return ask.plain(None, _lease.now)
+
+    lease = benchmark(acquire)
     assert lease.token == TOKEN and lease.valid
 
 
 def test_release(benchmark: BenchmarkFixture) -> None:
     lease = _lease.Lease("order:4711", b"order:4711", TOKEN, math.inf)
-    assert benchmark(lambda: play(_law.release(lease, _lease.now), 1)) is True
+    assert benchmark(lambda: _law.Release(lease).plain(1, _lease.now)) is True
 
 
 def test_acquire_500(benchmark: BenchmarkFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
@@ -19,8 +20,14 @@ _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with
 class BaseLock(Terms):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
 
-    _owner = staticmethod(asyncio.current_task)
-    _run: Any
+    def _me(self) -> Any:
+        # With the loop given: looking the running one up asks the system for the process id each time (until Python 3.12)
+        return asyncio.current_task(self._wire.loop) if self.thread_local else None
+
+    def _orphaned(self) -> Lease | None:
+        # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own
+        found = [lease for task, lease in self.leases.items() if task is not None and task.done()]
+        return found[-1] if found else None
 
     async def acquire(
         self,
@@ -37,61 +44,51 @@ class BaseLock(Terms):
         Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server answers, and
         ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
-        lease = await self._run(law.acquire(self._claim(sleep, blocking, blocking_timeout, token), now))
-        if lease is None:
-            return False
-        self._keep(lease)
-        return True
+        return (await self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token))) is not None
 
     async def release(self) -> None:
         """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        lease = self._held("release")
-        was_mine = await self._run(law.release(lease, now))
-        self._drop(lease)
-        if not was_mine:
-            raise self._lost("release")
+        await self._wire.give(self)
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
         """
-        if not await self._run(self._extension(additional_time, replace_ttl, "extend")):
+        if not await self._wire.drive(self._extension(additional_time, replace_ttl, "extend")):
             raise self._lost("extend")
         return True
 
     async def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's full timeout. Errors as `extend`."""
         self._held("reacquire")
-        if not await self._run(self._extension(self.timeout or 0, True, "reacquire")):
+        if not await self._wire.drive(self._extension(self.timeout or 0, True, "reacquire")):
             raise self._lost("reacquire")
         return True
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock, asked of the server."""
-        return bool(await self._run(law.inspect(say.EXISTS, self._key, now)))
+        return bool(await self._wire.drive(law.inspect(say.EXISTS, self.key, now)))
 
     async def owned(self) -> bool:
         """Whether the caller holds the lock, asked of the server."""
         lease = self.lease
-        token = await self._run(law.inspect(say.GET, self._key, now))
+        token = await self._wire.drive(law.inspect(say.GET, self.key, now))
         return lease is not None and not lease.inherited and token == lease.token
 
-    async def _enter(self) -> Lease:
-        lease: Lease | None = await self._run(law.acquire(self._claim(None, None, None, None), now))
-        if lease is None:
-            raise self._not_acquired()
-        self._keep(lease)
-        return lease
-
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
+        if error is None and self.raise_on_release_error:
+            return self._wire.give(self)  # type: ignore[no-any-return]
+        return self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
         try:
-            await self.release()
+            await self._wire.give(self)
         except Exception as problem:
             self._left(error, problem)
 
@@ -107,13 +104,9 @@ class BaseLock(Terms):
 class ClientLock(BaseLock):
     """A lock made by `fastlock.asyncio.Client.lock()`: entering it gives the Lease."""
 
-    def __init__(self, client: Any, *terms: Any) -> None:
-        self._run = client._run
-        super().__init__(*terms)
-
-    async def __aenter__(self) -> Lease:
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        return await self._enter()
+        return self._wire.take(self)  # type: ignore[no-any-return]
 
 
 class Lock(BaseLock):
@@ -135,10 +128,19 @@ class Lock(BaseLock):
         raise_on_release_error: bool = True,
     ) -> None:
         self.redis = redis
-        self._run = dropin.aio_client_of(redis)._run
+        client = dropin.aio_client_of(redis)
         encoding = redis.get_encoder().encoding
         super().__init__(
-            name, timeout, sleep, blocking, blocking_timeout, bool(thread_local), raise_on_release_error, False, encoding
+            client,
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            bool(thread_local),
+            raise_on_release_error,
+            False,
+            encoding,
         )
 
     @property
@@ -148,5 +150,5 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        await self._enter()
+        await self._wire.take(self)
         return self

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from asyncio import current_task
 from types import ModuleType
 from typing import Any
 
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
-from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo
-from fastlock._lease import now
+from fastlock._commands import RELEASE
+from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Steps, Undo, granted
+from fastlock._lease import Lease, new_token, now
 from fastlock._topology import Settings
-from fastlock._wire import FAILED, abandoned, as_error, queue, templates, tune_socket
+from fastlock._wire import FAILED, as_error, queue, templates, tune_socket
 
 
 class Link(asyncio.Protocol):
@@ -29,6 +31,8 @@ class Link(asyncio.Protocol):
         self.loop = loop
         self.pipe = wire.impl.Pipe()
         self.forms: tuple[Any, ...] = ()
+        self._future = loop.create_future
+        self._put = self.pipe.put
         self.session: Any = None
         self.dead: Exception | None = None
         self.transport: Any = None
@@ -68,14 +72,20 @@ class Link(asyncio.Protocol):
         if scripts := say.scripts_of(self.session.capabilities):
             self.pipe.put_calls(None, [script.load for script in scripts])
 
+    def put(self, verb: int, key: bytes, token: bytes, ms: int) -> asyncio.Future[Any]:
+        """Queue one command; the future gets its answer, or `Lost`."""
+        future = self._future()
+        self._put(self.forms[verb], future, key, token, ms)
+        if not self._scheduled:
+            self.schedule()
+        return future
+
     def ask(self, ask: Any) -> asyncio.Future[Any]:
         """Queue a step; the future gets its answer, or `Lost`."""
-        future = self.loop.create_future()
         ask.link = self
-        if type(ask) is Ask and ask.stale is None:
-            self.pipe.put(self.forms[ask.verb], future, ask.name, ask.token, ask.ms)
-        else:
-            queue(self.pipe, self.forms, ask, future)
+        ask.sent = now()
+        future = self._future()
+        queue(self.pipe, self.forms, ask, future)
         if not self._scheduled:
             self.schedule()
         return future
@@ -85,6 +95,22 @@ class Link(asyncio.Protocol):
         queue(self.pipe, self.forms, undo, undo)
         if not self._scheduled:
             self.schedule()
+
+    def asked(self, ask: Any, sent: float) -> Any:
+        """A step whose command was queued by `put`."""
+        ask.link, ask.sent = self, sent
+        return ask
+
+    def leave(self, ask: Ask, sent: float) -> None:
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same connection."""
+        undo = self.asked(ask, sent).undo()
+        if undo is None:
+            return
+        if self.dead is None:
+            self.post(undo)
+        else:
+            undo.stale = self.session
+            self.wire.undo(undo)
 
     def schedule(self) -> None:
         self._scheduled = True
@@ -122,12 +148,13 @@ class Link(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
         final = isinstance(error, errors.ClientClosedError)
+        patience = self.wire.settings.reply_timeout
         for slot in self.pipe.drain():
             if type(slot) is Undo:
                 slot.stale = self.session
                 self.wire.debts.append(slot)
             elif slot is not None and not slot.done():
-                slot.set_result(Lost(self.dead, sent=True, final=final))
+                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))
         self.wire.dropped(self)
 
 
@@ -144,33 +171,67 @@ class Wire:
     def _start(self) -> None:
         self.debts: list[Undo] = []
         self._link: Link | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, from its first connection on
         self._connecting: asyncio.Task[Link] | None = None
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
 
+    async def take(self, lock: Any) -> Lease:
+        """Acquire on a lock's own terms. Here is the hot path: connected, and the name was free; all else is `run`."""
+        link = self._link
+        task = None if link is None or lock.special else current_task(link.loop)
+        if task is None:
+            return await self.run(lock.taking())  # type: ignore[no-any-return]
+        token, sent = new_token(), now()
+        try:
+            answer = await link.put(lock.verb, lock.key, token, lock.ms)
+        except BaseException:
+            link.leave(lock.taking(token), sent)
+            raise
+        lease = granted(answer, lock, token, sent)
+        if lease is None:
+            return await self.drive(link.asked(lock.taking(token), sent).rest(answer, now))  # type: ignore[no-any-return]
+        lock.leases[task if lock.thread_local else None] = lease
+        return lease
+
+    async def give(self, lock: Any) -> None:
+        """Release the caller's lease. Here is the hot path: connected, and it was the caller's; all else is `run`."""
+        link = self._link
+        task = None if link is None else current_task(link.loop)
+        owner = task if lock.thread_local else None
+        lease = lock.leases.get(owner)
+        if task is None or lease is None:
+            await self.run(lock.releasing())
+            return
+        sent = now()
+        try:
+            answer = await link.put(RELEASE, lease.key, lease.token, 0)
+        except BaseException:
+            link.leave(lock.releasing(), sent)
+            raise
+        if answer != 1:
+            await self.drive(link.asked(lock.releasing(), sent).rest(answer, now))
+        else:
+            lock.leases.pop(owner, None)
+
     async def run(self, op: Any) -> Any:
-        """Carry out an operation of the law; returns its result, raises its errors."""
+        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
+        return await self.drive(op.rest(await self._ask(op), now))
+
+    async def drive(self, steps: Steps) -> Any:
+        """Carry out an operation of the law; returns its outcome, raises its errors."""
         answer = None
         while True:
             try:
-                step = op.send(answer)
+                step = steps.send(answer)
             except StopIteration as end:
                 return end.value
             try:
-                link = self._link
-                if type(step) is Ask and step.until is None and link is not None and link.loop is _running():
-                    answer = await link.ask(step)
-                    if type(answer) is Lost:
-                        step.stale = link.session
-                else:
-                    answer = await self._perform(step)
+                answer = await self._perform(step)
             except BaseException as error:
-                self._leave(step)
-                left = op.throw(error)  # which raises, unless the operation leaves an undo
-                if type(left) is Undo:
-                    self.undo(left)
-                op.close()
+                left = steps.throw(error)  # which raises, unless the operation leaves an undo
+                self.undo(left)
+                steps.close()
                 raise
 
     async def _perform(self, step: Any) -> Any:
@@ -182,8 +243,7 @@ class Wire:
         elif kind is Distrust:
             error = errors.InvalidResponse(f"{self.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
             step.ask.link.fail(error)
-            step.ask.stale = step.ask.link.session
-            return Lost(error, sent=True)
+            return Lost(error, self.settings.reply_timeout, sent=True, session=step.ask.link.session)
         else:
             return await self._ask(step)
         return None
@@ -194,7 +254,8 @@ class Wire:
         except FAILED as error:
             known = as_error(error, self.settings.place)
             refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-            return Lost(known, sent=False, final=refused or self.closed or not self._met)
+            final = refused or self.closed or not self._met
+            return Lost(known, self.settings.reply_timeout, sent=False, final=final)
         if type(ask) is Capabilities:
             return link.session
         future = link.ask(ask)
@@ -202,29 +263,18 @@ class Wire:
         if ask.until is not None:
             timer = link.loop.call_later(max(0.0, ask.until - now()), self._late, ask, future)
         try:
-            answer = await future
+            return await future
+        except BaseException:
+            link.leave(ask, ask.sent)
+            raise
         finally:
             if timer is not None:
                 timer.cancel()
-        if type(answer) is Lost:
-            ask.stale = link.session
-        return answer
 
     def _late(self, ask: Any, future: asyncio.Future[Any]) -> None:
         if not future.done():
             future.set_result(LATE)
-            self._leave(ask)
-
-    def _leave(self, step: Any) -> None:
-        """The caller goes before its reply came: what it may have got is undone right behind it, on the same connection."""
-        undo = abandoned(step)
-        if undo is None or step.link is None:
-            return
-        if step.link.dead is None:
-            step.link.post(undo)
-        else:
-            undo.stale = step.link.session
-            self.undo(undo)
+            ask.link.leave(ask, ask.sent)
 
     def undo(self, undo: Undo) -> None:
         """Have something released that nobody waits for; over the next connection, when there is none."""
@@ -252,15 +302,21 @@ class Wire:
         loop = asyncio.get_running_loop()
         if self.closed:
             raise errors.ClientClosedError("this client is closed")
-        if self._loop is not loop:
-            if self._loop is not None:
+        if self.loop is not loop:
+            if self.loop is not None:
                 raise RuntimeError(
                     "this fastlock.asyncio.Client belongs to another event loop: make one client for each loop"
                 )
-            self._loop = loop
+            self.loop = loop
         if self._link is not None:
             return self._link
-        return await asyncio.shield(self._connect_task(loop))
+        task = self._connect_task(loop)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self.closed and task.cancelled():
+                raise errors.ClientClosedError("this client was closed") from None
+            raise
 
     def _connect_task(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Link]:
         if self._connecting is None:
@@ -306,8 +362,8 @@ class Wire:
 
     def _reconnect(self) -> None:
         """Somebody is owed an undo: connect for that alone, if nobody else does."""
-        loop = self._loop
-        if not self.closed and self._met and loop is not None and loop is _running() and not loop.is_closed():
+        loop = self.loop
+        if not self.closed and self._met and loop is not None and loop is asyncio._get_running_loop() and not loop.is_closed():
             self._connect_task(loop)
 
     def dropped(self, link: Link) -> None:
@@ -320,7 +376,7 @@ class Wire:
     @property
     def retired(self) -> bool:
         """Whether the client was closed, or its event loop was: nothing can be asked through it any more."""
-        return self.closed or (self._loop is not None and self._loop.is_closed())
+        return self.closed or (self.loop is not None and self.loop.is_closed())
 
     async def close(self) -> None:
         """End the connection; who waits gets ClientClosedError."""
@@ -329,7 +385,7 @@ class Wire:
             self._connecting.cancel()
         if self._link is not None:
             link = self._link
-            if link.loop is _running() and link.pipe.unsent:
+            if link.loop is asyncio._get_running_loop() and link.pipe.unsent:
                 link.transport.write(link.pipe.take())  # undos of this tick still go out
             link.fail(errors.ClientClosedError("this client was closed"))
         for future in list(self._sleeping):
@@ -345,8 +401,6 @@ class Wire:
                 os.close(os.dup(sock.fileno()))
         self._start()
 
-
-_running = asyncio._get_running_loop
 
 _WIRES: weakref.WeakSet[Wire] = weakref.WeakSet()
 

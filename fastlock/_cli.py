@@ -253,13 +253,9 @@ def _installed() -> dict[str, Any]:
 
 def _build() -> str | None:
     """How the core in use was compiled: release, debug or trace; None where the fallback is in use."""
-    import fastlock
+    from fastlock import _impl
 
-    if fastlock.IMPLEMENTATION != "cython":
-        return None
-    from fastlock import _core
-
-    return str(_core.BUILD)
+    return str(_impl.default.BUILD) if _impl.default.IMPLEMENTATION == "cython" else None
 
 
 def _print_info(about: dict[str, Any]) -> None:

@@ -46,7 +46,6 @@ class Client:
             settings = topology.from_options({"host": host, "port": port, "db": db, **options})
         self._settings = settings
         self._wire = Wire(settings, implementations.load(impl) if impl else implementations.default)
-        self._run = self._wire.run
 
     @classmethod
     def from_url(cls, url: str, *, impl: str | None = None, **options: Any) -> Self:
@@ -87,12 +86,12 @@ class Client:
         with an error, it is raised and nothing is held. Raises ValueError or TypeError for a name or timeout that makes no sense.
         """
         given, keys, ms = terms.batch(names, timeout)
-        return self._run(law.acquire_many(given, keys, new_token(), ms, now)) if given else []
+        return self._wire.drive(law.acquire_many(given, keys, new_token(), ms, now)) if given else []
 
     def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
         given, mine = terms.owned(leases)
-        return terms.merge(given, mine, self._run(law.release_many(mine, now)) if mine else [])
+        return terms.merge(given, mine, self._wire.drive(law.release_many(mine, now)) if mine else [])
 
     def locked(
         self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any
@@ -107,6 +106,7 @@ class Client:
             if inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function.__qualname__} is async: decorate it with a fastlock.asyncio.Client")
             named = terms.namer(name, function)
+            self.lock("terms", timeout, **lock_options)  # what makes no sense is said now, not at the first call
 
             @terms.wrapped(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -119,7 +119,7 @@ class Client:
 
     def server_info(self) -> dict[str, Any]:
         """Who the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""
-        return session.describe(self._run(law.look(now)))
+        return session.describe(self._wire.drive(law.look(now)))
 
     @property
     def retired(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import platform
 import secrets
 import signal
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace, url: str, server: dict[str, Any], progress: Pr
     if args.uvloop and importlib.util.find_spec("uvloop") is None:
         print("fastlock: uvloop is not installed, the tasks run on asyncio's own loop", file=sys.stderr)
         args.uvloop = False
+    if args.uvloop:
+        args.think = math.ceil(args.think * 1000) / 1000  # its timers know whole milliseconds, and 0.5 would become 0
     outcomes: list[Outcome] = []
     code = OK
     for rival in dict.fromkeys((*args.rivals, *(["no-lock"] if args.no_lock else []))):

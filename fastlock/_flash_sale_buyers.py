@@ -22,9 +22,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from redis.exceptions import ConnectionError as ConnectionLost
+
 from fastlock._flash_sale_shop import Shop
 
-PATIENCE = 3  # failed purchases in a row after which a buyer goes home: a dead server must not keep anybody busy
+PATIENCE = 3  # failed purchases in a row after which a buyer goes home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,9 @@ class Buyer:
                 return
             try:
                 yield from self._purchase(shop, choice.choice(wanted))
+            except ConnectionLost as error:
+                self.tally.failed(error)
+                return  # the client has tried for seconds to reach its server again, and the next purchase would too
             except Exception as error:
                 self.tally.failed(error)
                 failures += 1
@@ -147,13 +152,13 @@ def lock_maker(plan: Plan, stack: ExitStack) -> Callable[[int], AnyLock]:
     if plan.rival == "fastlock":
         import fastlock
 
-        client = stack.enter_context(closing(fastlock.Client.from_url(plan.url)))
-    else:
-        import redis
+        ours = stack.enter_context(fastlock.Client.from_url(plan.url))
+        return lambda sku: ours.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
+    import redis
 
-        # A pool smaller than the number of buyers would raise, and the rival is to be seen at its best.
-        client = stack.enter_context(redis.Redis.from_url(redis_url(plan.url), max_connections=plan.buyers + 1))
-    return lambda sku: client.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
+    # A pool smaller than the number of buyers would raise, and the rival is to be seen at its best.
+    theirs = stack.enter_context(redis.Redis.from_url(redis_url(plan.url), max_connections=plan.buyers + 1))
+    return lambda sku: theirs.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
 
 
 async def async_lock_maker(plan: Plan, stack: AsyncExitStack) -> Callable[[int], AnyLock]:
@@ -163,14 +168,13 @@ async def async_lock_maker(plan: Plan, stack: AsyncExitStack) -> Callable[[int],
     if plan.rival == "fastlock":
         import fastlock.asyncio
 
-        client = fastlock.asyncio.Client.from_url(plan.url)
-        stack.push_async_callback(client.close)
-    else:
-        import redis.asyncio
+        ours = await stack.enter_async_context(fastlock.asyncio.Client.from_url(plan.url))
+        return lambda sku: ours.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
+    import redis.asyncio
 
-        client = redis.asyncio.Redis.from_url(redis_url(plan.url), max_connections=plan.buyers + 1)
-        stack.push_async_callback(client.aclose)
-    return lambda sku: client.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
+    theirs = redis.asyncio.Redis.from_url(redis_url(plan.url), max_connections=plan.buyers + 1)
+    stack.push_async_callback(theirs.aclose)
+    return lambda sku: theirs.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
 
 
 def names(plan: Plan) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Each operation is a generator. It yields steps (ask the server, sleep, undo) and is sent answers; how to wait is the wire's
 business. An answer is the server's reply (errors are values), `Lost` when it is not known what became of a command, or LATE
-when the caller's time ran out. The clock is an argument. Never here: sockets, asyncio, threads, sleep, redis-py.
+when the caller's time ran out. `Acquire` and `Release` are steps themselves, asked first and then driven through `rest`; the
+answer that nearly always comes is read by `granted`, so that the hot path makes no generator. The clock is an argument. Never here: sockets, asyncio, threads, redis-py.
 
 Outcomes are never guessed. A command whose reply was lost is asked again with the same token: the server's answer then says
 whether it is ours. Whoever gives up in doubt leaves an `Undo`, which the wire carries out after whatever it undoes.
@@ -17,62 +18,65 @@ from typing import Any
 
 from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock._lease import Lease
+from fastlock._lease import Lease, now
 
 Clock = Callable[[], float]
 LATE: Any = type("LATE", (), {"__repr__": lambda self: "LATE", "__slots__": ()})()
 
 SHORTEST_PAUSE = 0.001  # seconds: between two looks at a held name, so that no setting makes a busy loop
 BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the longest
-RETRY_FOR = 5.0  # seconds: how long an operation goes on asking over new connections, after its first was lost
 RELEASE_CHUNK = 100  # names in one script: a server does nothing else meanwhile (35 us)
 
 
+ONE, MANY, CALLS, UNDO = range(4)  # how a step is written into the pipe
+
+
 class Ask:
-    """Step: one command of the dialect. `until` is when the caller stops waiting (None: the wire's own timeout only)."""
+    """Step: one command of the dialect. The wire notes when it was `sent` and over which connection (`link`)."""
 
-    __slots__ = ("link", "ms", "name", "sent", "stale", "token", "until", "verb")
+    kind = ONE
+    until: float | None = None  # when the caller stops waiting; None: never before the wire's own timeout
+    sent = 0.0  # just before the latest send, by the law's clock
+    link: Any = None
+    stale: Any = None  # the session that broke under it: to be ended before it is asked again
 
-    def __init__(self, verb: int, name: bytes, token: bytes = b"", ms: int = 0, until: float | None = None) -> None:
+    def __init__(self, verb: int, key: bytes, token: bytes = b"", ms: int = 0) -> None:
         self.verb = verb
-        self.name = name
+        self.key = key
         self.token = token
         self.ms = ms
-        self.until = until
-        self.sent = 0.0  # by the law's clock, before the latest send
-        self.link: Any = None  # the connection that gave the latest answer
-        self.stale: Any = None  # the session that broke under it: to be ended before it is asked again
 
-    @property
-    def undone_by_release(self) -> bool:
-        return self.verb in say.UNDONE_BY_RELEASE
+    def undo(self) -> Undo | None:
+        """What undoes it for a caller who is gone, whether or not it was carried out; None: there is nothing to undo."""
+        return None
+
+    def end(self) -> float:
+        """When the lease it asks for is over."""
+        return self.sent + self.ms / 1000 if self.ms else math.inf
 
 
 class AskMany(Ask):
     """Step: one command of the dialect for each name, in one flush; the answer is the list of replies."""
 
-    __slots__ = ("names", "tokens")
+    kind = MANY
 
     def __init__(self, verb: int, names: list[bytes], tokens: list[bytes], ms: int = 0) -> None:
         super().__init__(verb, b"", b"", ms)
         self.names = names
         self.tokens = tokens
 
+    def undo(self) -> Undo:
+        return Undo(self.names, self.tokens, math.inf, self.stale)
+
 
 class Call(Ask):
-    """Step: any commands, in one flush; the answer is the list of replies. With a name and token, both are undone on leaving."""
+    """Step: any commands, in one flush; the answer is the list of replies."""
 
-    __slots__ = ("calls",)
+    kind = CALLS
 
-    def __init__(
-        self, calls: list[tuple[bytes, ...]], name: bytes = b"", token: bytes = b"", until: float | None = None
-    ) -> None:
-        super().__init__(-1, name, token, 0, until)
+    def __init__(self, calls: list[tuple[bytes, ...]]) -> None:
+        super().__init__(-1, b"")
         self.calls = calls
-
-    @property
-    def undone_by_release(self) -> bool:
-        return bool(self.token)
 
 
 class Capabilities:
@@ -103,7 +107,7 @@ class Sleep:
 class Undo:
     """Step: release these names if their tokens still hold them; nobody waits for it. `until`: when it has no more use."""
 
-    __slots__ = ("names", "stale", "tokens", "until")
+    kind = UNDO
 
     def __init__(self, names: list[bytes], tokens: list[bytes], until: float, stale: Any = None) -> None:
         self.names = names
@@ -119,12 +123,14 @@ class Undo:
 class Lost:
     """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again."""
 
-    __slots__ = ("error", "final", "sent")
-
-    def __init__(self, error: Exception, sent: bool, final: bool = False) -> None:
+    def __init__(
+        self, error: Exception, patience: float, *, sent: bool, final: bool = False, session: Any = None
+    ) -> None:
+        self.patience = patience  # seconds: how long to go on asking over new connections
         self.error = error
         self.sent = sent
         self.final = final
+        self.session = session  # which broke
 
 
 Steps = Generator[Any, Any, Any]
@@ -150,7 +156,7 @@ class Trial:
         self.doubt |= lost.sent
         self.failures += 1
         if self.failures == 1:
-            self.give_up = now + RETRY_FOR
+            self.give_up = now + lost.patience
         senseless = isinstance(lost.error, errors.InvalidResponse) and self.failures > 1
         if lost.final or senseless or (now >= self.give_up and self.failures > 1):
             raise lost.error
@@ -168,17 +174,22 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
     """
     while True:
         if type(answer) is Lost:
+            ask.stale = answer.session or ask.stale
             yield Sleep(_within(trial.pause(answer), ask.until, trial.clock))
         elif isinstance(answer, Exception):
+            if ask.verb in _COMPARES and str(answer).startswith("WRONGTYPE"):
+                return _COMPARES[ask.verb]  # something that is no lock at all stands there: not ours
             yield from _heal(ask, answer, trial)
-        elif answer is LATE or type(answer) in _SHAPES[ask.verb]:
+        elif answer is LATE:
+            return LATE
+        elif type(answer) in _SHAPES[ask.verb]:
+            ask.stale = None
             return answer
         else:
             answer = yield Distrust(ask, answer)
             continue
         if ask.until is not None and trial.clock() >= ask.until:
             return LATE
-        ask.sent = trial.clock()
         answer = yield ask
 
 
@@ -187,6 +198,12 @@ _SHAPES: dict[int, tuple[type, ...]] = {
     **dict.fromkeys((say.ACQUIRE, say.ACQUIRE_ENDLESS, say.ACQUIRE_SCRIPT, say.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)),
     **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND_SCRIPT, say.ADD, say.PTTL, say.EXISTS), (int,)),
     **{say.EXTEND: (_NULL, bytes, int), say.GET: (_NULL, bytes), -1: (list,)},
+}
+
+
+_COMPARES = {
+    **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT, say.ADD), 0),
+    say.GET: None,
 }
 
 
@@ -211,148 +228,145 @@ def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
         raise errors.from_reply(error)
 
 
-class Claim:
-    """What an acquire wants. Checked values only: `ms` 0 means a lease without end, `until` None waits for ever."""
+def granted(answer: Any, terms: Any, token: bytes, sent: float) -> Lease | None:
+    """The lease, if the name was free and the reply came before the lease was over; otherwise it takes `Acquire.rest`."""
+    if answer is None:
+        deadline = sent + terms.ms / 1000 if terms.ms else math.inf
+        if now() < deadline:
+            return Lease(terms.name, terms.key, token, deadline)
+    return None
 
-    __slots__ = ("blocking", "fenced", "key", "ms", "name", "sleep", "token", "until")
 
-    def __init__(
-        self,
-        name: object,
-        key: bytes,
-        token: bytes,
-        ms: int,
-        blocking: bool = False,
-        until: float | None = None,
-        sleep: float = 0.1,
-        fenced: bool = False,
-    ) -> None:
+class Acquire(Ask):
+    """Acquire a name, waiting while its terms allow it. Checked values only: `ms` 0 means a lease without end.
+
+    The outcome is the Lease, or None: somebody else holds it. Raises redis-py's exception of an error reply; ConnectionError or
+    TimeoutError when the server stays away.
+    """
+
+    blocking = False
+    sleep = 0.1  # seconds between two looks
+
+    def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
         self.key = key
         self.token = token
         self.ms = ms
-        self.blocking = blocking
-        self.until = until
-        self.sleep = sleep
+        self.verb = say.ACQUIRE if ms else say.ACQUIRE_ENDLESS
         self.fenced = fenced
+        if fenced:
+            self.kind, self.verb = CALLS, -1
+            self.calls = [say.acquire_fenced(key, token, ms)]
 
-    def ask(self) -> Ask:
-        if self.fenced:
-            return Call([say.acquire_fenced(self.key, self.token, self.ms)], self.key, self.token, self.until)
-        return Ask(say.ACQUIRE if self.ms else say.ACQUIRE_ENDLESS, self.key, self.token, self.ms, self.until)
+    def undo(self) -> Undo:
+        return Undo([self.key], [self.token], self.end(), self.stale)
 
-    def end(self, sent: float) -> float:
-        return sent + self.ms / 1000 if self.ms else math.inf
-
-    def lease(self, sent: float, fence: int | None = None) -> Lease:
-        return Lease(self.name, self.key, self.token, self.end(sent), fence)
-
-    def undo(self, ask: Ask) -> Undo:
-        return Undo([self.key], [self.token], self.end(ask.sent), ask.stale)
-
-
-def acquire(claim: Claim, clock: Clock) -> Steps:
-    """Acquire, waiting while the claim allows it. Returns the Lease, or None: somebody else holds it.
-
-    Raises redis-py's exception of an error reply; ConnectionError or TimeoutError when the server stays away.
-    """
-    while True:
-        ask = claim.ask()
-        ask.sent = clock()
-        answer = yield ask
-        if answer is None:  # the hot path: it was free
-            lease = claim.lease(ask.sent)
-        else:
-            lease = yield from _try(claim, ask, answer, clock)
-        if lease is not None:
-            if lease.valid:
-                return lease
-            yield claim.undo(ask)  # granted, but its time was over before the reply came: not a success
-        if not claim.blocking or (claim.until is not None and clock() >= claim.until):
-            return None
-        if lease is None:
-            yield from _wait_turn(claim, clock)
-            if claim.until is not None and clock() >= claim.until:
+    def rest(self, answer: Any, clock: Clock) -> Steps:
+        """From the first answer to the outcome."""
+        while True:
+            lease = yield from self._outcome(answer, clock)
+            if lease is not None:
+                if lease.valid:
+                    return lease
+                yield self.undo()  # granted, but its time was over before the reply came: not a success
+            if not self.blocking or self._late(clock):
                 return None
+            if lease is None:
+                yield from self._wait_turn(clock)
+                if self._late(clock):
+                    return None
+            answer = yield self
 
+    def _late(self, clock: Clock) -> bool:
+        return self.until is not None and clock() >= self.until
 
-def _try(claim: Claim, ask: Ask, answer: Any, clock: Clock) -> Steps:
-    """From the first answer to a known outcome. Returns the Lease or None."""
-    trial = Trial(clock)
-    try:
-        answer = yield from settle(ask, answer, trial)
-        while claim.fenced and answer is not LATE and not _fenced(answer[0]):
-            answer = yield from settle(ask, answer[0], trial)
-        if answer is LATE:
+    def _lease(self, sent: float, fence: int | None) -> Lease:
+        return Lease(self.name, self.key, self.token, sent + self.ms / 1000 if self.ms else math.inf, fence)
+
+    def _outcome(self, answer: Any, clock: Clock) -> Steps:
+        """From one answer to what it means. Returns the Lease, in time or not, or None."""
+        trial = Trial(clock)
+        try:
+            answer = yield from settle(self, answer, trial)
+            while self.fenced and answer is not LATE and not _fenced(answer[0]):
+                answer = yield from settle(self, answer[0], trial)
+            if answer is LATE:
+                if trial.doubt:
+                    yield self.undo()
+                return None
+            holder, fence = answer[0] if self.fenced else (answer, None)
+            if holder is None:
+                return self._lease(self.sent, fence)
+            if holder != self.token or not trial.doubt:
+                return None
+            return (yield from self._confirm(fence, clock))
+        except GeneratorExit:
+            raise
+        except BaseException:  # an error, or the caller is gone: cancelled, interrupted
             if trial.doubt:
-                yield claim.undo(ask)
-            return None
-        holder, fence = answer[0] if claim.fenced else (answer, None)
-        if holder is None:
-            return claim.lease(ask.sent, fence)
-        if holder != claim.token or not trial.doubt:
-            return None
-        return (yield from _confirm(claim, ask, fence, clock))
-    except GeneratorExit:
-        raise
-    except BaseException:  # an error, or the caller is gone: cancelled, interrupted
-        if trial.doubt:
-            yield claim.undo(ask)
-        raise
+                yield self.undo()
+            raise
+
+    def _confirm(self, fence: int | None, clock: Clock) -> Steps:
+        """Ours since a command whose reply was lost: when, nobody knows. So the lease is set anew and counts from that."""
+        if not self.ms:
+            return self._lease(self.sent, fence)
+        sent = yield from extend(self.key, self.token, self.ms, clock=clock)
+        return None if sent is None else self._lease(sent, fence)
+
+    def _wait_turn(self, clock: Clock) -> Steps:
+        """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
+        ask = Ask(say.PTTL, self.key)
+        ask.until = self.until
+        left = yield from settle(ask, (yield ask), Trial(clock))
+        pause = self.sleep
+        if left is not LATE and left != -1:  # -1: a holder without end
+            pause = min(pause, left / 1000)
+        yield Sleep(_within(max(pause, SHORTEST_PAUSE), self.until, clock))
 
 
 def _fenced(reply: Any) -> bool:
     return type(reply) is list and len(reply) == 2 and type(reply[0]) in (_NULL, bytes) and type(reply[1]) is int
 
 
-def _confirm(claim: Claim, ask: Ask, fence: int | None, clock: Clock) -> Steps:
-    """Ours since a command whose reply was lost: when, nobody knows. So the lease is set anew and counts from that."""
-    if not claim.ms:
-        return claim.lease(ask.sent, fence)
-    sent = yield from extend(claim.key, claim.token, claim.ms, clock=clock)
-    return None if sent is None else claim.lease(sent, fence)
+class Release(Ask):
+    """Let go of a lease. The outcome is whether the lock was the caller's.
 
-
-def _wait_turn(claim: Claim, clock: Clock) -> Steps:
-    """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
-    ask = Ask(say.PTTL, claim.key, until=claim.until)
-    left = yield from settle(ask, (yield ask), Trial(clock))
-    pause = claim.sleep
-    if left is not LATE and left != -1:  # -1: a holder without end
-        pause = min(pause, left / 1000)
-    pause = max(pause, SHORTEST_PAUSE)
-    yield Sleep(_within(pause, claim.until, clock))
-
-
-def release(lease: Lease, clock: Clock) -> Steps:
-    """Let go. Returns whether the lock was the caller's. It stays the caller's until this returns: what raises can be repeated.
-
-    A key that is gone after a lost reply is taken for the work of that lost command, if the lease had not run out before it.
+    It stays the caller's until the server answered: what raises can be repeated. A key that is gone after a lost reply is
+    taken for the work of that lost command, if the lease had not run out before it.
     """
-    ask = Ask(say.RELEASE, lease.key, lease.token)
-    started = clock()
-    answer = yield ask
-    if answer == 1:
-        return True
-    trial = Trial(clock)
-    try:
-        answer = yield from settle(ask, answer, trial)
-    except Exception:
+
+    def __init__(self, lease: Lease) -> None:
+        self.verb = say.RELEASE
+        self.key = lease.key
+        self.token = lease.token
+        self.ms = 0
+        self.lease = lease
+
+    def undo(self) -> Undo:
+        return Undo([self.key], [self.token], self.lease.deadline, self.stale)
+
+    def rest(self, answer: Any, clock: Clock) -> Steps:
+        """From the first answer to the outcome."""
+        lease, started = self.lease, self.sent
+        trial = Trial(clock)
+        try:
+            answer = yield from settle(self, answer, trial)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if trial.doubt:
+                lease.doubt_release(started)
+                yield self.undo()
+            raise
         if trial.doubt:
             lease.doubt_release(started)
-            yield Undo([lease.key], [lease.token], lease.deadline, ask.stale)
-        raise
-    if trial.doubt:
-        lease.doubt_release(started)
-    return bool(answer) or lease.release_doubted
+        return bool(answer) or lease.release_doubted
 
 
-def extend(
-    key: bytes, token: bytes, ms: int, *, add: bool = False, clock: Clock
-) -> Steps:
+def extend(key: bytes, token: bytes, ms: int, *, add: bool = False, clock: Clock) -> Steps:
     """A new lease of `ms`, or with `add` what is left and `ms` more. Returns when it was sent, None: not the caller's."""
     ask = Ask(say.ADD if add else say.EXTEND, key, token, ms)
-    ask.sent = clock()
     answer = yield ask
     if answer != b"OK" and answer != 1:
         answer = yield from settle(ask, answer, Trial(clock))
@@ -389,47 +403,40 @@ def acquire_many(names: list[Any], keys: list[bytes], token: bytes, ms: int, clo
     An error reply to one of them releases what the others got, and is raised.
     """
     ask = AskMany(say.ACQUIRE if ms else say.ACQUIRE_ENDLESS, keys, [token] * len(keys), ms)
-    ask.sent = clock()
     answers = yield ask
     trial = Trial(clock)
     try:
         if type(answers) is not list:
             answers = yield from settle(ask, answers, trial)
-        end = ask.sent + ms / 1000 if ms else math.inf
+        end = ask.end()
         leases: list[Lease | None] = [
             Lease(name, key, token, end) if answer is None else answer
             for name, key, answer in zip(names, keys, answers, strict=True)
         ]
         for i, odd in enumerate(leases):
             if odd is not None and type(odd) is not Lease:
-                leases[i] = yield from _again(Claim(names[i], keys[i], token, ms), odd, trial)
+                leases[i] = yield from _again(Acquire(names[i], keys[i], token, ms), odd, trial)
     except GeneratorExit:
         raise
     except BaseException:
-        yield Undo(keys, ask.tokens, math.inf, ask.stale)
+        yield ask.undo()
         raise
     if clock() >= end:
-        yield Undo(keys, ask.tokens, math.inf)
+        yield ask.undo()
         return [None] * len(keys)
     return leases
 
 
-def _again(claim: Claim, answer: Any, trial: Trial) -> Steps:
+def _again(one: Acquire, answer: Any, trial: Trial) -> Steps:
     """One name of a batch that was not simply free. Asked again on its own where the answer does not say all."""
-    if type(answer) is bytes and (answer != claim.token or not trial.doubt):
+    if type(answer) is bytes and (answer != one.token or not trial.doubt):
         return None
-    ask = claim.ask()
-    ask.sent = trial.clock()
-    answer = yield ask
-    if answer is None:
-        return claim.lease(ask.sent)
     alone = Trial(trial.clock)
-    alone.doubt = trial.doubt
-    answer = yield from settle(ask, answer, alone)
+    answer = yield from settle(one, (yield one), alone)
     if answer is None:
-        return claim.lease(ask.sent)
-    if answer == claim.token and alone.doubt:
-        return (yield from _confirm(claim, ask, None, trial.clock))
+        return one._lease(one.sent, None)
+    if answer == one.token and (alone.doubt or trial.doubt):
+        return (yield from one._confirm(None, trial.clock))
     return None
 
 
@@ -448,7 +455,6 @@ def release_many(leases: list[Lease], clock: Clock) -> Steps:
                 for i in range(0, len(names), RELEASE_CHUNK)
             ]
         )
-    ask.sent = clock()
     answers = yield ask
     if type(answers) is list and type(ask) is Call and not any(isinstance(part, Exception) for part in answers):
         answers = [answer for part in answers for answer in part]
@@ -460,7 +466,8 @@ def release_many(leases: list[Lease], clock: Clock) -> Steps:
         else:  # lost, or an error: alone, with all that it takes to know the outcome
             if type(answers) is Lost:
                 lease.doubt_release(ask.sent)
-            released.append((yield from release(lease, clock)))
+            again = Release(lease)
+            released.append((yield from again.rest((yield again), clock)))
     return released
 
 

@@ -13,14 +13,21 @@ from fastlock import _law as law
 from fastlock._lease import Lease, now
 from fastlock._terms import Local, Terms
 
+_thread = threading.local()
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
 
 class BaseLock(Terms):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered."""
 
-    _owner = staticmethod(threading.get_ident)
-    _run: Any
+    def _me(self) -> Any:
+        if not self.thread_local:
+            return None
+        try:
+            return _thread.owner
+        except AttributeError:  # a thread's number will do for an owner only as long as it lives: the next one gets it again
+            _thread.owner = owner = object()
+            return owner
 
     def acquire(
         self,
@@ -37,61 +44,46 @@ class BaseLock(Terms):
         Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server answers, and
         ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
-        lease = self._run(law.acquire(self._claim(sleep, blocking, blocking_timeout, token), now))
-        if lease is None:
-            return False
-        self._keep(lease)
-        return True
+        return self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token)) is not None
 
     def release(self) -> None:
         """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        lease = self._held("release")
-        was_mine = self._run(law.release(lease, now))
-        self._drop(lease)
-        if not was_mine:
-            raise self._lost("release")
+        self._wire.give(self)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
         """
-        if not self._run(self._extension(additional_time, replace_ttl, "extend")):
+        if not self._wire.drive(self._extension(additional_time, replace_ttl, "extend")):
             raise self._lost("extend")
         return True
 
     def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's full timeout. Errors as `extend`."""
         self._held("reacquire")
-        if not self._run(self._extension(self.timeout or 0, True, "reacquire")):
+        if not self._wire.drive(self._extension(self.timeout or 0, True, "reacquire")):
             raise self._lost("reacquire")
         return True
 
     def locked(self) -> bool:
         """Whether anybody holds the lock, asked of the server."""
-        return bool(self._run(law.inspect(say.EXISTS, self._key, now)))
+        return bool(self._wire.drive(law.inspect(say.EXISTS, self.key, now)))
 
     def owned(self) -> bool:
         """Whether the caller holds the lock, asked of the server."""
         lease = self.lease
-        token = self._run(law.inspect(say.GET, self._key, now))
+        token = self._wire.drive(law.inspect(say.GET, self.key, now))
         return lease is not None and not lease.inherited and token == lease.token
-
-    def _enter(self) -> Lease:
-        lease: Lease | None = self._run(law.acquire(self._claim(None, None, None, None), now))
-        if lease is None:
-            raise self._not_acquired()
-        self._keep(lease)
-        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.release()
+            self._wire.give(self)
         except Exception as problem:
             self._left(error, problem)
 
@@ -107,13 +99,9 @@ class BaseLock(Terms):
 class ClientLock(BaseLock):
     """A lock made by `Client.lock()`: entering it gives the Lease."""
 
-    def __init__(self, client: Any, *terms: Any) -> None:
-        self._run = client._run
-        super().__init__(*terms)
-
     def __enter__(self) -> Lease:
         """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        return self._enter()
+        return self._wire.take(self)  # type: ignore[no-any-return]
 
 
 class Lock(BaseLock):
@@ -135,10 +123,19 @@ class Lock(BaseLock):
         raise_on_release_error: bool = True,
     ) -> None:
         self.redis = redis
-        self._run = dropin.client_of(redis)._run
+        client = dropin.client_of(redis)
         encoding = redis.get_encoder().encoding
         super().__init__(
-            name, timeout, sleep, blocking, blocking_timeout, bool(thread_local), raise_on_release_error, False, encoding
+            client,
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            bool(thread_local),
+            raise_on_release_error,
+            False,
+            encoding,
         )
 
     @property
@@ -148,5 +145,5 @@ class Lock(BaseLock):
 
     def __enter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        self._enter()
+        self._wire.take(self)
         return self

@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastlock import _checks as checks
+from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._lease import Lease, new_token, now
+
+KEPT = 64  # leases of one lock: beyond, those that ended are forgotten, whose owners never released them
+_LOG = logging.getLogger("fastlock")
 
 NOT_HELD = {
     "release": "Cannot release a lock that's not owned or is already unlocked.",
@@ -31,6 +35,7 @@ class Terms:
 
     def __init__(
         self,
+        client: Any,
         name: checks.Name,
         timeout: float | None,
         sleep: float,
@@ -41,6 +46,8 @@ class Terms:
         fence: bool = False,
         encoding: str = "utf-8",
     ) -> None:
+        self._client = client  # which closes its connections when nobody needs it any more
+        self._wire = client._wire
         self.name = name
         self.timeout = timeout
         self.sleep = sleep
@@ -50,17 +57,34 @@ class Terms:
         self.raise_on_release_error = raise_on_release_error
         self.fence = fence
         self._encoding = encoding
-        self._key = checks.as_name(name, encoding)
-        self._ms = 0 if timeout is None else checks.as_ms(timeout)
-        self._leases: dict[Any, Lease] = {}
-        if sleep != 0.1:
+        self.key = checks.as_name(name, encoding)
+        self.ms = 0 if timeout is None else checks.as_ms(timeout)
+        self.leases: dict[Any, Lease] = {}
+        if sleep.__class__ is not float or not 0.0 <= sleep < math.inf:
             checks.as_wait(sleep, "sleep")
         if blocking_timeout is not None:
             self._check_wait(blocking, blocking_timeout)
+        # for the hot path of the wires
+        self.verb = say.ACQUIRE if self.ms else say.ACQUIRE_ENDLESS
+        self.special = fence or blocking_timeout is not None
 
-    @staticmethod
-    def _owner() -> Any:
+    def _me(self) -> Any:
+        """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""
         raise NotImplementedError
+
+    def _orphaned(self) -> Lease | None:
+        """A lease whose owner is gone and will never release it, if the caller may take it over."""
+        return None
+
+    def keep(self, lease: Lease) -> None:
+        """Keep a lease for the caller."""
+        self.leases[self._me()] = lease
+        if len(self.leases) > KEPT:
+            self.leases = {owner: kept for owner, kept in self.leases.items() if kept is lease or kept.valid}
+
+    def drop(self, lease: Lease) -> None:
+        """Keep a lease no longer, whoever acquired it."""
+        self.leases = {owner: kept for owner, kept in self.leases.items() if kept is not lease}
 
     @staticmethod
     def _check_wait(blocking: Any, blocking_timeout: Any) -> None:
@@ -68,48 +92,50 @@ class Terms:
         if not blocking:
             raise ValueError("blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them")
 
-    def _claim(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> law.Claim:
-        """What an acquire with these arguments wants; None stands for the lock's own setting."""
-        if blocking is None:
-            blocking = self.blocking
+    def taking(self, token: bytes | None = None) -> Taking:
+        """The operation of an acquire on the lock's own terms."""
+        op = Taking(self, token or new_token())
+        if self.blocking:
+            op.blocking = True
+            op.sleep = self.sleep
+            if self.blocking_timeout is not None:
+                self._limit(op, self.blocking_timeout)
+        return op
+
+    def taking_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Taking:
+        """The operation of an acquire with these arguments; None stands for the lock's own setting."""
+        op = Taking(self, new_token() if token is None else checks.as_bytes(token, "token", self._encoding))
+        op.blocking = bool(self.blocking if blocking is None else blocking)
+        op.sleep = self.sleep if sleep is None else checks.as_wait(sleep, "sleep")
+        op.must = False
         if blocking_timeout is not None:
-            self._check_wait(blocking, blocking_timeout)
-        elif blocking:
+            self._check_wait(op.blocking, blocking_timeout)
+        elif op.blocking:
             blocking_timeout = self.blocking_timeout
-        until = None
         if blocking_timeout is not None:
-            if blocking_timeout:
-                until = now() + blocking_timeout
-            else:
-                blocking = False
-        pause = self.sleep if sleep is None else checks.as_wait(sleep, "sleep")
-        proof = new_token() if token is None else checks.as_bytes(token, "token", self._encoding)
-        return law.Claim(self.name, self._key, proof, self._ms, bool(blocking), until, pause, self.fence)
+            self._limit(op, blocking_timeout)
+        return op
+
+    @staticmethod
+    def _limit(op: law.Acquire, blocking_timeout: float) -> None:
+        if blocking_timeout:
+            op.until = now() + blocking_timeout
+        else:  # no time to wait: one look, with as much time as a look takes
+            op.blocking = False
 
     @property
     def lease(self) -> Lease | None:
         """The caller's lease (this thread's, or this task's), or None. Ended leases stay until they are released."""
-        return self._leases.get(self._me())
-
-    def _me(self) -> Any:
-        return self._owner() if self.thread_local else None
-
-    def _keep(self, lease: Lease) -> None:
-        self._leases[self._me()] = lease
-
-    def _drop(self, lease: Lease) -> None:
-        for owner, kept in list(self._leases.items()):
-            if kept is lease:
-                del self._leases[owner]
+        return self.leases.get(self._me()) or self._orphaned()
 
     def _held(self, verb: str) -> Lease:
         """The lease to work on. Raises LockError: there is none, or it has no end to move."""
-        lease = self._leases.get(self._me())
+        lease = self.lease
         if lease is None:
             raise LockError(NOT_HELD[verb], lock_name=self._text)
         if lease.inherited:
             raise LockError(f"Cannot {verb} a lock that the parent process acquired before it forked", lock_name=self._text)
-        if verb != "release" and (not self._ms or lease.deadline == math.inf):
+        if verb != "release" and (not self.ms or lease.deadline == math.inf):
             raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self._text)
         return lease
 
@@ -122,23 +148,57 @@ class Terms:
         ms = checks.as_ms(seconds, "additional_time")
         return law.prolong(self._held(verb), ms, replace_ttl, now)
 
-    def _not_acquired(self) -> LockError:
-        return LockError("Unable to acquire lock within the time specified", lock_name=self._text)
+    def releasing(self) -> Releasing:
+        """The operation of a release of the caller's lease. Raises LockError: there is none."""
+        return Releasing(self, self._held("release"))
 
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._text)
 
     def _left(self, error: BaseException | None, problem: Exception) -> None:
-        """A release failed on leaving a `with`: raise it, log it, or attach it to the exception that ended the body."""
+        """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
         if error is not None:
             error.add_note(f"fastlock: then the release of {self.name!r} failed: {problem!r}")
         elif isinstance(problem, LockError) and not self.raise_on_release_error:
-            logging.getLogger("fastlock").warning("%r was unlocked or no longer owned when its with statement ended", self.name)
+            _LOG.warning("%r was unlocked or no longer owned when its with statement ended", self.name)
         else:
             raise problem
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__.replace('_lock', '').replace('_aio', 'asyncio')} lock {self.name!r}, timeout {self.timeout!r}>"
+
+
+class Taking(law.Acquire):
+    """An acquire whose lease the lock keeps, for the thread or task that asked."""
+
+    must = True  # whether not to get it is an error
+
+    def __init__(self, terms: Terms, token: bytes) -> None:
+        self.terms = terms
+        law.Acquire.__init__(self, terms.name, terms.key, token, terms.ms, terms.fence)
+
+    def rest(self, answer: Any, clock: law.Clock) -> law.Steps:
+        lease = yield from super().rest(answer, clock)
+        if lease is not None:
+            self.terms.keep(lease)
+        elif self.must:
+            raise LockError("Unable to acquire lock within the time specified", lock_name=self.terms._text)
+        return lease
+
+
+class Releasing(law.Release):
+    """A release after which the lock keeps the lease no longer. Raises LockNotOwnedError: it was not the caller's any more."""
+
+    def __init__(self, terms: Terms, lease: Lease) -> None:
+        self.terms = terms
+        law.Release.__init__(self, lease)
+
+    def rest(self, answer: Any, clock: law.Clock) -> law.Steps:
+        was_mine = yield from super().rest(answer, clock)
+        terms = self.terms
+        terms.drop(self.lease)
+        if not was_mine:
+            raise terms._lost("release")
 
 
 class Local:
@@ -158,31 +218,38 @@ class Local:
     def token(self, token: Any) -> None:
         terms = self._terms
         if token is None:
-            terms._leases.pop(terms._me(), None)
+            if terms.lease is not None:
+                terms.drop(terms.lease)
         else:
             proof = checks.as_bytes(token, "token", terms._encoding)
-            end = now() if terms._ms else math.inf  # when it ends, only the server knows
-            terms._keep(Lease(terms.name, terms._key, proof, end))
+            end = now() if terms.ms else math.inf  # when it ends, only the server knows
+            terms.keep(Lease(terms.name, terms.key, proof, end))
 
 
 def batch(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[bytes], int]:
     """The checked arguments of acquire_many: names as given, as keys, and the lease in milliseconds."""
     if isinstance(names, (str, bytes, bytearray, memoryview)):
         raise TypeError("names must be a list of names, not a single one")
-    given = list(names)
+    given = _listed(names, "names")
     keys = [checks.as_name(name) for name in given]
     if len(set(keys)) != len(keys):
         raise ValueError("names must not hold a name twice")
     return given, keys, 0 if timeout is None else checks.as_ms(timeout)
 
 
+def _listed(values: Any, what: str) -> list[Any]:
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{what} must be a list, not {type(values).__name__}")
+    return list(values)
+
+
 def owned(leases: Iterable[Any]) -> tuple[list[Lease | None], list[Lease]]:
-    """The checked argument of release_many: as given, and those that can be released."""
-    given = list(leases)
+    """The checked argument of release_many: as given, and, once each, those that can be released."""
+    given = _listed(leases, "leases")
     for lease in given:
         if lease is not None and type(lease) is not Lease:
-            raise TypeError(f"leases must be a list of Lease or None, not {type(lease).__name__}")
-    return given, [lease for lease in given if lease is not None and not lease.inherited]
+            raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
+    return given, list({id(lease): lease for lease in given if lease is not None and not lease.inherited}.values())
 
 
 def merge(given: list[Lease | None], mine: list[Lease], released: list[bool]) -> list[bool]:
@@ -193,6 +260,8 @@ def merge(given: list[Lease | None], mine: list[Lease], released: list[bool]) ->
 
 def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """From a `locked` decorator's name (a template over the call's arguments, or a callable) to a function of the call."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{function.__qualname__} is a generator: its body runs after the lock would have been released")
     if callable(name):
         return name
     if not isinstance(name, str):

@@ -131,6 +131,8 @@ def from_url(url: str, **overrides: Any) -> Settings:
 def _check_url(url: str) -> None:
     """What redis-py lets pass: it takes db 0 for a db it cannot read, and keeps the first of two equal options."""
     parts = urlsplit(url)
+    if parts.fragment or url.endswith("#"):
+        raise ValueError("url: no part may start with # (in a password it is written %23)")
     try:
         parts.port  # noqa: B018
     except ValueError:
@@ -138,7 +140,7 @@ def _check_url(url: str) -> None:
     if parts.scheme != "unix" and parts.path.strip("/"):
         db = unquote(parts.path).strip("/")
         if not (db.isascii() and db.isdigit()):
-            raise ValueError(f"url: the db must be a number, not {db!r}")
+            raise ValueError("url: the db must be a number (in a password, / is written %2F and # is written %23)")
     for name, values in parse_qs(parts.query, keep_blank_values=True).items():
         if len(values) > 1:
             raise ValueError(f"url: option {name!r} is given twice")
@@ -171,14 +173,14 @@ def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
 
 
 def from_pool(pool: Any) -> Settings:
-    """Settings of a redis-py connection pool, sync or asyncio. A Sentinel pool's master is looked up before each connect."""
-    options = {name: value for name, value in pool.connection_kwargs.items() if name not in ("connection_pool",)}
-    kind = getattr(pool, "connection_class", None)
-    if kind is not None and any("SSL" in base.__name__ for base in kind.__mro__):
-        options["ssl"] = True
-    else:
-        options = {name: value for name, value in options.items() if not name.startswith("ssl")}
-    if hasattr(pool, "get_master_address"):
+    """Settings of a redis-py connection pool, sync or asyncio. What it has beyond that is redis-py's own business."""
+    if hasattr(pool, "sentinel_manager"):
         raise TypeError("fastlock does not support redis-py's Sentinel pools yet: give the master's own address")
-    options.setdefault("max_connections", None)
-    return from_options({name: value for name, value in options.items() if name != "max_connections"})
+    known = _RENAMED.keys() | Settings.__dataclass_fields__.keys() - {"max_connections"}
+    secure = any("SSL" in base.__name__ for base in pool.connection_class.__mro__)
+    options = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if name in known or (secure and name.startswith("ssl_"))
+    }
+    return from_options(options | {"ssl": secure})

@@ -19,8 +19,9 @@ from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _fallback
 from fastlock import _session as session
-from fastlock._law import LATE, Ask, AskMany, Call, Capabilities, Distrust, Lost, Sleep, Undo
-from fastlock._lease import now
+from fastlock import _law as law
+from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo
+from fastlock._lease import Lease, now
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
@@ -43,12 +44,12 @@ def queue(pipe: Any, forms: tuple[Any, ...], ask: Any, slot: Any) -> None:
     """Write a step of the law into a pipe; `slot` gets the answer."""
     if ask.stale is not None:
         end_session(pipe, ask.stale)
-    kind = type(ask)
-    if kind is Ask:
-        pipe.put(forms[ask.verb], slot, ask.name, ask.token, ask.ms)
-    elif kind is AskMany:
+    kind = ask.kind
+    if kind == law.ONE:
+        pipe.put(forms[ask.verb], slot, ask.key, ask.token, ask.ms)
+    elif kind == law.MANY:
         pipe.put_many(forms[ask.verb], slot, ask.names, ask.tokens, ask.ms)
-    elif kind is Call:
+    elif kind == law.CALLS:
         pipe.put_calls(slot, ask.calls)
     else:
         pipe.put_many(forms[say.UNDO], ask, ask.names, ask.tokens, 0)
@@ -59,15 +60,6 @@ def end_session(pipe: Any, stale: session.Session) -> None:
     call = session.end(stale)
     if call is not None:
         pipe.put_command(None, call)
-
-
-def abandoned(ask: Any) -> Undo | None:
-    """What undoes a step whose caller is gone."""
-    if not isinstance(ask, Ask) or not ask.undone_by_release:
-        return None
-    if type(ask) is AskMany:
-        return Undo(ask.names, ask.tokens, float("inf"), ask.stale)
-    return Undo([ask.name], [ask.token], ask.sent + ask.ms / 1000 if ask.ms else float("inf"), ask.stale)
 
 
 def as_error(error: BaseException, place: str) -> Exception:
@@ -111,16 +103,17 @@ class Connection:
             self.pipe.put_calls(None, [script.load for script in scripts])
         return found
 
-    def ask(self, ask: Any, spin: float) -> Any:
+    def ask(self, ask: Ask, spin: float) -> Any:
         """Send a step and wait. Returns its answer, `Lost`, or LATE when `ask.until` passed first."""
         ticket = self.impl.Ticket()
         entered = False
         try:
             with self.mutex:
                 if self.dead is not None:
-                    return Lost(self.dead, sent=False)
+                    return Lost(self.dead, self.wire.settings.reply_timeout, sent=False)
                 entered = True
                 self.users += 1
+                ask.sent = now()
                 queue(self.pipe, self.forms, ask, ticket)
                 if self.leader is None:
                     self.leader = ticket
@@ -140,8 +133,6 @@ class Connection:
         if not ticket.ready:
             self._leave(ticket, ask)
             return LATE
-        if type(ticket.reply) is Lost:
-            ask.stale = self.session
         return ticket.reply
 
     def _wait(self, ticket: Any, until: float | None, spin: float) -> None:
@@ -163,7 +154,7 @@ class Connection:
     def _leave(self, ticket: Any, ask: Any) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same connection."""
         ticket.abandoned = True
-        undo = abandoned(ask)
+        undo = ask.undo()
         if undo is not None:
             self.post(undo)
 
@@ -211,20 +202,20 @@ class Connection:
             if not self.users:
                 self.sock.close()
         final = isinstance(error, errors.ClientClosedError)
+        patience = self.wire.settings.reply_timeout
         for slot in slots:
             if type(slot) is Undo:
                 slot.stale = self.session
                 self.wire.debts.append(slot)
             elif slot is not None:
-                slot.set_result(Lost(self.dead, sent=True, final=final))
+                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))
         self.wire.discard(self)
 
     def distrust(self, step: Distrust) -> Lost:
         """A reply that cannot be true: nothing that is in flight here can be believed."""
         error = errors.InvalidResponse(f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
         self.fail(error)
-        step.ask.stale = self.session
-        return Lost(error, sent=True)
+        return Lost(error, self.wire.settings.reply_timeout, sent=True, session=self.session)
 
 
 class Wire:
@@ -247,19 +238,31 @@ class Wire:
         self._changed = threading.Condition()
         self._closing = threading.Event()
 
+    def take(self, lock: Any) -> Lease:
+        """Acquire on a lock's own terms."""
+        return self.run(lock.taking())  # type: ignore[no-any-return]
+
+    def give(self, lock: Any) -> None:
+        """Release the caller's lease."""
+        self.run(lock.releasing())
+
     def run(self, op: Any) -> Any:
-        """Carry out an operation of the law; returns its result, raises its errors."""
+        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
+        return self.drive(op.rest(self._ask(op), now))
+
+    def drive(self, steps: law.Steps) -> Any:
+        """Carry out an operation of the law; returns its outcome, raises its errors."""
         answer = None
         while True:
             try:
-                step = op.send(answer)
+                step = steps.send(answer)
             except StopIteration as end:
                 return end.value
             try:
-                answer = self._ask(step) if type(step) is Ask else self._perform(step)
+                answer = self._perform(step)
             except BaseException as error:
-                self._perform(op.throw(error))  # which raises, unless the operation leaves an undo
-                op.close()
+                self._perform(steps.throw(error))  # which raises, unless the operation leaves an undo
+                steps.close()
                 raise
 
     def _perform(self, step: Any) -> Any:
@@ -305,7 +308,8 @@ class Wire:
     def _lost(self, error: BaseException) -> Lost:
         known = as_error(error, self.settings.place)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        return Lost(known, sent=False, final=refused or self.closed or not self._met)
+        final = refused or self.closed or not self._met
+        return Lost(known, self.settings.reply_timeout, sent=False, final=final)
 
     def _more(self) -> tuple[Connection, bool]:
         """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one."""

@@ -122,7 +122,7 @@ def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
 
 def test_sixteen_threads_need_at_most_sixteen_connections(document: dict[str, Any]) -> None:
     rows = document["scenarios"]["threads"]
-    assert rows["redis-py"]["connections"] == 16
+    assert 1 < rows["redis-py"]["connections"] <= 16  # it opens one when all it has are busy
     for rival in ("fastlock", "fallback") if CORE else ("fallback",):
         assert 1 <= rows[rival]["connections"] <= 16
 
@@ -151,9 +151,10 @@ def test_check_says_which_bounds_were_judged(tmp_path: Path) -> None:
 
 def test_interrupt_keeps_what_was_measured(shared: embedded.Server, db: Any, tmp_path: Path) -> None:
     args = ("--scenario", "pair", "--rounds", "1000", "--seconds", "0.02", "--json", "-", "--url", shared.url)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command(*args), cwd=tmp_path, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command(*args), cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
         try:
+            assert process.stderr is not None
             assert "round" in process.stderr.readline()  # progress: it has been measuring for two seconds
             process.send_signal(signal.SIGINT)
             stdout, stderr = process.communicate(timeout=30)
@@ -172,7 +173,7 @@ def test_interrupt_keeps_what_was_measured(shared: embedded.Server, db: Any, tmp
 @pytest.mark.parametrize("build", ["debug", "trace"])
 def test_slow_build_is_refused(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core = types.ModuleType("fastlock._core")
-    core.BUILD = build
+    vars(core)["BUILD"] = build
     monkeypatch.setitem(sys.modules, "fastlock._core", core)
     monkeypatch.setattr(cli, "_measure", lambda *args: pytest.fail("it was measured"))
     with pytest.raises(_console.Refusal, match=build):

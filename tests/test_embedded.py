@@ -276,6 +276,10 @@ def test_the_keeper_is_told_to_end(start_server: Callable[..., Server]) -> None:
     own.stop()
 
 
+def test_interrupting_the_terminal_is_for_the_owner_alone(start_server: Callable[..., Server]) -> None:
+    assert os.getpgid(start_server().pid) != os.getpgid(0), "Ctrl-C would end the server before its owner has tidied up"
+
+
 def test_the_server_died_by_itself(start_server: Callable[..., Server]) -> None:
     own = start_server()
     connection = connected(own.path)

@@ -6,50 +6,18 @@ The client here is a socket that sends known bytes; the truth about what was exe
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit
 
 import pytest
 import redis
-from support import resp
-from support.faces import Face, drive
-from support.fakeserver import CLOSE, SILENCE, FakeServer, Reply
 from support.faultproxy import FaultProxy, delay, drop, inject, replace, split, stall, swallow
+from support.faults import Pause
 from support.resp import encode
+from support.wire import Wire
 
 from fastlock.embedded import Server
 
 SET_A, SET_B, GET_A = encode("SET", "a", "1"), encode("SET", "b", "2"), encode("GET", "a")
-
-
-class Wire:
-    """A raw client: says bytes, hears bytes."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme == "unix":
-            with contextlib.ExitStack() as undo:
-                self.socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                self.socket.connect(parts.path)
-                undo.pop_all()
-        else:
-            self.socket = socket.create_connection((parts.hostname, parts.port))
-        self.socket.settimeout(20)
-
-    def say(self, *data: bytes) -> None:
-        self.socket.sendall(b"".join(data))
-
-    def hear(self, count: int) -> bytes:
-        """Exactly so many bytes, or fewer if the connection ends first."""
-        heard = b""
-        while len(heard) < count and (chunk := self.socket.recv(count - len(heard))):
-            heard += chunk
-        return heard
-
-    def hear_end(self) -> bytes:
-        """All that comes until the connection ends."""
-        return self.hear(1 << 20)
 
 
 @pytest.fixture
@@ -223,7 +191,6 @@ def test_pushes_are_no_replies(proxy: FaultProxy, wire: Connect, probe: redis.Re
     answers = proxy.arm(replace(b"+CHANGED\r\n"), command="PING")
     assert probe.publish("c", "first") == 1 and probe.publish("c", "second") == 1
     client.say(encode("PING"))
-    client.hear(len(proxy.links[0].replies))
     heard = b""
     while not heard.endswith(b"+CHANGED\r\n"):
         heard += client.socket.recv(4096)
@@ -279,16 +246,10 @@ def test_delay_and_split_change_nothing_but_time(proxy: FaultProxy, wire: Connec
     assert proxy.requests == (SET_A + GET_A) * 2
 
 
-def test_split_sends_byte_by_byte(server: Server) -> None:
-    """Over a socket that keeps the borders of writes apart by its acknowledgements: each byte is waited for."""
-    with FaultProxy(server.unix_url) as proxy:
-        proxy.arm(split(1, pause=0.05), command="PING")
-        client = Wire(proxy.url)
-        with client.socket:
-            client.say(encode("PING"))
-            first = client.socket.recv(64)
-            assert len(first) < 7, "the whole reply came at once"
-            assert first + client.hear(7 - len(first)) == b"+PONG\r\n"
+def test_split_is_what_it_says() -> None:
+    effect = split(3, pause=0.5).effect()
+    next(effect)
+    assert effect.send((b"+PONG\r\n", False)) == [b"+PO", Pause(0.5), b"NG\r", Pause(0.5), b"\n", Pause(0.5)]
 
 
 def test_inject(proxy: FaultProxy, wire: Connect) -> None:
@@ -349,6 +310,13 @@ def test_new_connections_only_and_their_handshake_spared(proxy: FaultProxy, wire
     new = wire()
     new.say(encode("PING"), encode("PING"), GET_A)
     assert new.hear_end() == b"+PONG\r\n+PONG\r\n"
+
+
+def test_skipped_commands_are_no_triggers(proxy: FaultProxy, wire: Connect) -> None:
+    client = wire()
+    proxy.arm(swallow(), command="PING", skip=2)
+    client.say(encode("PING") * 3)
+    assert client.hear_end() == b"+PONG\r\n" * 2
 
 
 def test_disarm(proxy: FaultProxy, wire: Connect) -> None:
@@ -437,120 +405,3 @@ def test_waiting_in_vain_says_what_there_is(proxy: FaultProxy, wire: Connect) ->
 def test_nonsense_is_refused(proxy: FaultProxy, call: Callable[[FaultProxy], object]) -> None:
     with pytest.raises(ValueError):
         call(proxy)
-
-
-# --------------------------------------------------------------------------------------------------------- frames
-
-
-FRAMES = [
-    b"+OK\r\n", b"-ERR x\r\n", b":-5\r\n", b"$3\r\nabc\r\n", b"$0\r\n\r\n", b"$-1\r\n", b"*-1\r\n", b"*0\r\n",
-    b"_\r\n", b"#t\r\n", b",1.5\r\n", b"(12345678901234567890\r\n", b"=7\r\ntxt:abc\r\n", b"!5\r\nERR x\r\n",
-    b"*2\r\n*1\r\n:1\r\n$2\r\n\r\n\r\n",
-    b"%1\r\n+a\r\n*2\r\n:1\r\n:2\r\n", b"~2\r\n:1\r\n:2\r\n", b">2\r\n+a\r\n+b\r\n", b"|1\r\n+ttl\r\n:5\r\n$1\r\nx\r\n",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_frames_whole_and_in_crumbs(size: int) -> None:
-    stream, framer = b"".join(FRAMES), resp.Framer(resp.frame_end)
-    cut = [frame for at in range(0, len(stream), size) for frame in framer.feed(stream[at : at + size])]
-    assert cut == FRAMES and framer.take() == b"" and not framer.opaque
-
-
-def test_garbage_turns_a_stream_opaque() -> None:
-    framer = resp.Framer(resp.frame_end)
-    assert framer.feed(b"+OK\r\nwhat\r\n+O") == [b"+OK\r\n", b"what\r\n+O"]
-    assert framer.opaque and framer.feed(b"K") == [b"K"]
-
-
-def test_commands_are_read_back() -> None:
-    words = [b"SET", b"a\r\nb", b"", b"7"]
-    assert resp.words(encode(*words)) == words and resp.words(b"PING  x\r\n") == [b"PING", b"x"]
-    assert resp.command_end(b"PING\r\nPING\r\n") == 6 and resp.command_end(b"PIN") == -1
-
-
-# ------------------------------------------------------------------------------------------------------ fake server
-
-
-def test_fake_server_shakes_hands_as_the_real_one(server: Server, probe: redis.Redis) -> None:
-    if server.kind == "valkey":
-        pytest.skip("its list of modules differs")
-    talk = [
-        encode(*words.split())
-        for words in ("HELLO 3", "CLIENT SETNAME x", "SELECT 0", "SUBSCRIBE a b", "CONFIG GET maxmemory-policy",
-                      "SCRIPT LOAD return", "COMMAND INFO nope", "PING")
-    ]  # fmt: skip
-    heard = []
-    with FakeServer(kind="redis", version=server.version) as fake:
-        for url in (server.unix_url, fake.url):
-            client = Wire(url)
-            with client.socket:
-                client.say(*talk)
-                text = b""
-                while b"+PONG\r\n" not in text:
-                    text += client.socket.recv(4096)
-                heard.append(text.partition(b"+PONG\r\n")[0])
-    theirs, ours = [resp.Framer(resp.frame_end).feed(text) for text in heard]
-    assert [without_id(frame) for frame in ours] == [without_id(frame) for frame in theirs]
-
-
-def without_id(frame: bytes) -> bytes:
-    head, found, tail = frame.partition(b"$2\r\nid\r\n:")
-    return head + found + tail.partition(b"\r\n")[2]
-
-
-def test_fake_server_follows_its_script() -> None:
-    script: list[Reply] = [b"+ONE\r\n", (b"+T", b"WO\r\n"), SILENCE, lambda words: b"+%b\r\n" % words[1], CLOSE]
-    with FakeServer(script, handshake={"CLIENT ID": b":77\r\n"}) as fake:
-        client = Wire(fake.url)
-        with client.socket:
-            client.say(encode("CLIENT", "ID"), SET_A, SET_A, SET_A, GET_A)
-            assert client.hear(21) == b":77\r\n+ONE\r\n+TWO\r\n+a\r\n"
-            fake.send(b">stray")
-            assert client.hear(6) == b">stray"
-            client.say(GET_A)
-            assert client.hear_end() == b""
-        with Wire(fake.url).socket as other:
-            other.sendall(GET_A)
-            fake.wait_for(lambda each: each.unexpected == [[b"GET", b"a"]])
-            fake.say(b"+MORE\r\n")
-            other.sendall(GET_A)
-            assert other.recv(64) == b"+MORE\r\n"
-        assert fake.accepted == 2
-
-
-# ------------------------------------------------------------------------------------------------------------ faces
-
-
-async def test_a_body_runs_on_both_faces(face: Face) -> None:
-    async def three() -> int:
-        return int(await face.get(3))
-
-    def four() -> int:
-        return 4
-
-    def fails() -> None:
-        raise KeyError("five")
-
-    results = await face.together([three, four, fails])
-    assert results[:2] == [3, 4] and isinstance(results[2], KeyError)
-    assert await face.start(four).get() == 4
-    with pytest.raises(KeyError):
-        await face.start(fails).get()
-
-
-def test_a_body_that_suspends_is_no_body_for_threads() -> None:
-    import asyncio
-
-    with pytest.raises(AssertionError, match="awaited something of asyncio"):
-        drive(asyncio.sleep(0))
-
-
-def test_a_task_left_behind_fails_the_test() -> None:
-    import asyncio
-
-    async def forgetful() -> None:
-        forgetful.task = asyncio.get_running_loop().create_task(asyncio.Event().wait())  # type: ignore[attr-defined]
-
-    with pytest.raises(AssertionError, match="tasks left behind"):
-        Face("asyncio", "python").run(forgetful())

@@ -69,9 +69,9 @@ def await_purchases(client: redis.Redis, count: int = 20) -> None:
 
 def workers_of(pid: int) -> list[int]:
     """Process ids of the workers of a running sale."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    lines = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    return [int(child) for child, parent, args in lines if int(parent) == pid and "_flash_sale_buyers" in args]
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [line.split() for line in listed.splitlines()]
+    return [int(child) for child, parent in pairs if int(parent) == pid]
 
 
 def nothing_is_left(server: embedded.Server, folder: Path) -> None:
@@ -81,11 +81,21 @@ def nothing_is_left(server: embedded.Server, folder: Path) -> None:
 
 
 class TestBooksBalance:
-    @pytest.mark.parametrize("buyers", [("--threads", "4"), ("--tasks", "20"), ("--tasks", "20", "--uvloop")])
-    def test_under_every_lock(self, own: embedded.Server, buyers: tuple[str, ...]) -> None:
-        code, document, stderr = sell(*SMALL, *buyers, "--rivals", "fastlock,redis-py,mixed", "--url", own.url)
+    @pytest.mark.parametrize(
+        ("buyers", "rivals"),
+        [
+            (("--threads", "4"), ["fastlock", "redis-py", "mixed"]),
+            (("--tasks", "8"), ["fastlock", "redis-py", "mixed"]),
+            (("--tasks", "50", "--uvloop"), ["fastlock"]),
+        ],
+    )
+    def test_under_every_lock(self, own: embedded.Server, buyers: tuple[str, ...], rivals: list[str]) -> None:
+        code, document, stderr = sell(*SMALL, *buyers, "--rivals", ",".join(rivals), "--url", own.url)
         assert (code, document["ok"]) == (0, True), (document, stderr)
-        assert [run["rival"] for run in document["runs"]] == ["fastlock", "redis-py", "mixed"]
+        assert document["parameters"]["uvloop"] == ("--uvloop" in buyers)
+        for run in document["runs"]:  # one at a time: no faster than each of them thinks
+            assert run["seconds"] >= 119 * document["parameters"]["think"]
+        assert [run["rival"] for run in document["runs"]] == rivals
         for run in document["runs"]:
             assert (run["initial"], run["sold"], run["left"], run["oversold"]) == (120, 120, 0, 0)
             assert run["errors"] == {}
@@ -159,27 +169,15 @@ class TestEndedEarly:
         nothing_is_left(own, tmp_path)
 
     def test_a_worker_that_dies_is_reported(self, own: embedded.Server, tmp_path: Path) -> None:
-        args = (
-            "--json",
-            "--stock",
-            "2000",
-            "--processes",
-            "2",
-            "--rivals",
-            "fastlock",
-            "--timeout",
-            "1",
-            "--url",
-            own.url,
-        )
-        with redis.Redis.from_url(own.url) as client, start(*args, TMPDIR=str(tmp_path)) as process:
+        args = ("--json", "--stock", "3000", "--processes", "2", "--rivals", "fastlock", "--timeout", "1")
+        with redis.Redis.from_url(own.url) as client, start(*args, "--url", own.url, TMPDIR=str(tmp_path)) as process:
             await_purchases(client)
             os.kill(workers_of(process.pid)[0], signal.SIGKILL)
             stdout, stderr = process.communicate(timeout=40)
         assert process.returncode == 1, stderr
         (run,) = json.loads(stdout)["runs"]
         assert [finding for finding in run["findings"] if re.fullmatch(r"worker \d ended by SIGKILL", finding)]
-        assert (run["sold"], run["left"], run["oversold"]) == (2000, 0, 0)  # the others sold the rest
+        assert (run["sold"], run["left"], run["oversold"]) == (3000, 0, 0)  # the others sold the rest
         nothing_is_left(own, tmp_path)
 
     def test_no_worker_outlives_its_parent(self, own: embedded.Server, tmp_path: Path) -> None:
@@ -266,8 +264,9 @@ class TestShop:
 class Broken:
     """A lock whose acquire or release fails."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, error: type[Exception]) -> None:
         self.where = where
+        self.error = error
 
     def acquire(self) -> bool:
         if self.where == "refuses":
@@ -279,18 +278,25 @@ class Broken:
 
     def _may_fail(self, step: str) -> bool:
         if step == self.where:
-            raise OSError(f"no {step}")
+            raise self.error(f"no {step}")
         return True
 
 
 class TestBuyer:
     @pytest.mark.parametrize(
-        ("where", "error", "orders"),
-        [("acquire", "OSError", 0), ("release", "OSError", 3), ("refuses", "RuntimeError", 0)],
+        ("where", "error", "times", "orders"),
+        [
+            ("acquire", OSError, 3, 0),
+            ("release", OSError, 3, 3),
+            ("refuses", RuntimeError, 3, 0),
+            ("acquire", redis.ConnectionError, 1, 0),
+        ],
     )
-    def test_counts_errors_and_goes_home(self, tmp_path: Path, where: str, error: str, orders: int) -> None:
-        tally, shop = self._visit(tmp_path, Broken(where), threading.Event())
-        assert dict(tally.errors) == {error: 3}
+    def test_counts_errors_and_goes_home(
+        self, tmp_path: Path, where: str, error: type[Exception], times: int, orders: int
+    ) -> None:
+        tally, shop = self._visit(tmp_path, Broken(where, error), threading.Event())
+        assert dict(tally.errors) == {error.__name__: times}
         assert shop.glance()[0] == orders
         shop.close()
 
@@ -325,6 +331,19 @@ class TestCrew:
             assert event is not None
             assert event.kind == "ended"
             assert re.match(r"ended with exit code 1: \w+Error: .+", crew.epitaph(0))
+
+    def test_keeps_the_password_out_of_the_process_list(self, tmp_path: Path) -> None:
+        open_shop(str(tmp_path / "shop"), skus=1, stock=1)
+        with Crew([self.plan(tmp_path, url="redis://:s3cret@localhost")], tmp_path) as crew:
+            event = crew.next_event(20)  # it waits for "go" now
+            assert event is not None
+            assert event.kind == "ready"
+            (pid,) = crew.pids()
+            command = subprocess.run(
+                ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+            ).stdout
+        assert "_flash_sale_buyers" in command
+        assert "s3cret" not in command
 
     def test_leaves_no_process_behind(self, tmp_path: Path) -> None:
         open_shop(str(tmp_path / "shop"), skus=1, stock=1)

@@ -5,13 +5,13 @@
 -- returns  {nil, fence}: acquired; {token, fence}: held by token, fence is its holder's (a re-asked acquire gets its own back)
 -- cost     4 commands when free, 3 when held
 redis.replicate_commands() -- TIME before a write needs it on Redis 6.2; since 7.0 it changes nothing
+local last = tonumber(redis.call('GET', KEYS[2]) or 0) or 0
 local acquired
 if ARGV[2] == '0' then
   acquired = redis.call('SET', KEYS[1], ARGV[1], 'NX')
 else
   acquired = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 end
-local last = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not acquired then
   return {redis.call('GET', KEYS[1]), last}
 end

@@ -216,13 +216,22 @@ class FaultProxy:
             self.changed.notify_all()
 
     def _send(self, link: Link, side: Side, data: bytes) -> None:
-        with link.locks[side]:
-            (link.server if side == "request" else link.client).sendall(data)
-            with self.changed:
-                (link.requests if side == "request" else link.replies).extend(data)
-                if side == "request":
-                    self.requests += data
-                self.changed.notify_all()
+        if side == "request":
+            with link.locks["request"]:
+                link.server.sendall(data)
+                self._note(data, link.requests, self.requests)  # after, so that who sees it may cut the connection
+            return
+        with link.locks["request"]:
+            pass  # so that who hears a reply finds the request to it noted
+        with link.locks["reply"]:
+            self._note(data, link.replies)  # before, so that who hears a reply finds it noted
+            link.client.sendall(data)
+
+    def _note(self, data: bytes, *books: bytearray) -> None:
+        with self.changed:
+            for book in books:
+                book.extend(data)
+            self.changed.notify_all()
 
     def _end(self, link: Link, reset: bool) -> None:
         """End the client's side; towards the server only our direction, so that it executes what it was sent."""

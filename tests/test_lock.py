@@ -1,0 +1,390 @@
+"""What one lock promises: acquire, wait, extend, release, and the truth about all of it, on every server and both faces.
+
+The truth is asked of the server by a raw redis-py client (`probe`), never of fastlock itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy
+
+import fastlock
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+ACQUIRES = (b"SET", b"EVALSHA")
+
+
+async def inside(face: Face, lock: Any, body: Callable[[Any], Any]) -> Any:
+    """A real `with` or `async with`."""
+    if face.is_async:
+        async with lock as given:
+            return await face.get(body(given))
+    with lock as given:
+        return body(given)
+
+
+async def wait_for_looks(face: Face, proxy: FaultProxy, name: bytes, count: int) -> None:
+    """Return when the proxy has seen so many attempts to acquire `name`."""
+
+    def seen(proxy: FaultProxy) -> bool:
+        return looks(proxy, name) >= count
+
+    await (asyncio.to_thread(proxy.wait_for, seen) if face.is_async else face.get(proxy.wait_for(seen)))
+
+
+def looks(proxy: FaultProxy, name: bytes) -> int:
+    return sum(words[0] in ACQUIRES and name in words for words in proxy.commands)
+
+
+def wait_until_gone(probe: redis.Redis, name: str) -> None:
+    """The server's clock decides when a lease is over, so it is asked."""
+    while (left := probe.pttl(name)) != -2:
+        assert left >= 0, "it has no end"
+        time.sleep((left + 1) / 1000)
+
+
+# -------------------------------------------------------------------------------------------- acquire and release
+
+
+async def test_the_server_holds_the_token_for_the_timeout_and_nothing_after_the_release(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    lock = face.client(server.url).lock("a", timeout=10)
+    assert await face.get(lock.acquire()) is True
+    lease = lock.lease
+    assert probe.keys() == [b"a"] and probe.get("a") == lease.token and len(lease.token) == 32
+    assert lease.name == "a" and lease.valid and lease.fence is None
+    asked, claimed = time.monotonic(), lease.remaining
+    left = probe.pttl("a")
+    assert 0 < left <= 10_000 and 0 < claimed <= 10
+    assert asked + claimed <= time.monotonic() + (left + 2) / 1000, "the lease claims more than the server gave"
+    assert await face.get(lock.release()) is None
+    assert probe.keys() == [] and lock.lease is None
+
+
+async def test_a_held_name_is_refused_and_its_holder_untouched(face: Face, server: Server, probe: redis.Redis) -> None:
+    holder, other = (face.client(server.unix_url).lock("a") for _ in range(2))
+    assert await face.get(holder.acquire())
+    token = probe.get("a")
+    assert await face.get(other.acquire(blocking=False)) is False
+    assert other.lease is None and probe.get("a") == token == holder.lease.token
+    with pytest.raises(fastlock.LockError):
+        await face.get(other.release())
+    assert probe.get("a") == token
+    await face.get(holder.release())
+    assert await face.get(other.acquire(blocking=False)) is True
+    await face.get(other.release())
+
+
+async def test_a_lock_can_be_used_again_and_again_each_time_with_a_new_token(face: Face, server: Server) -> None:
+    lock = face.client(server.unix_url).lock("a")
+    tokens = set()
+    for _ in range(300):
+        assert await face.get(lock.acquire(blocking=False))
+        tokens.add(lock.lease.token)
+        await face.get(lock.release())
+    assert len(tokens) == 300
+
+
+async def test_locked_and_owned_tell_holder_from_bystander(face: Face, server: Server, probe: redis.Redis) -> None:
+    mine, other = (face.client(server.unix_url).lock("a") for _ in range(2))
+
+    async def state(lock: Any) -> tuple[bool, bool]:
+        return await face.get(lock.locked()), await face.get(lock.owned())
+
+    assert await state(mine) == await state(other) == (False, False)
+    await face.get(mine.acquire())
+    assert await state(mine) == (True, True) and await state(other) == (True, False)
+    probe.set("a", "somebody else")
+    assert await state(mine) == (True, False)
+    probe.delete("a")
+    assert await state(mine) == (False, False)
+
+
+@pytest.mark.parametrize("token", ["a token", "tökén", b"\x00\xff\r\n$1", b"t" * 65536], ids=["text", "utf8", "binary", "64k"])
+async def test_a_given_token_is_kept_to_the_byte(
+    face: Face, server: Server, probe: redis.Redis, token: str | bytes
+) -> None:
+    mine, other = (face.client(server.unix_url).lock("a") for _ in range(2))
+    raw = token.encode() if isinstance(token, str) else token
+    assert await face.get(mine.acquire(token=token))
+    assert probe.get("a") == raw == mine.lease.token and await face.get(mine.owned())
+    assert await face.get(other.acquire(blocking=False, token=token)) is False, "a token that is known gives no second hold"
+    assert await face.get(mine.extend(5)) is True
+    await face.get(mine.release())
+    assert probe.keys() == []
+
+
+async def test_without_timeout_a_lock_has_no_end(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("a", timeout=None)
+    assert await face.get(lock.acquire())
+    assert probe.pttl("a") == -1
+    assert lock.lease.remaining == math.inf and lock.lease.valid
+    for call in (lambda: lock.extend(5), lambda: lock.extend(5, replace_ttl=True), lock.reacquire):
+        with pytest.raises(fastlock.LockError, match="no timeout"):
+            await face.get(call())
+    assert probe.pttl("a") == -1
+    await face.get(lock.release())
+
+
+# ---------------------------------------------------------------------------------------------------------- waiting
+
+
+async def test_a_waiter_gets_the_lock_when_it_is_released(face: Face, server: Server, proxy: FaultProxy) -> None:
+    holder = face.client(server.unix_url).lock("a")
+    waiter = face.client(proxy.url).lock("a", sleep=0.002)
+
+    async def wait() -> bytes:
+        assert await face.get(waiter.acquire())
+        token = waiter.lease.token
+        await face.get(waiter.release())
+        return token
+
+    await face.get(holder.acquire())
+    job = face.start(wait)
+    await wait_for_looks(face, proxy, b"a", 2)
+    assert not job.finished.is_set()
+    await face.get(holder.release())
+    assert len(await job.get()) == 32
+
+
+async def test_a_waiter_gets_the_lock_of_a_holder_who_never_releases(face: Face, server: Server) -> None:
+    dead, waiter = (face.client(server.unix_url).lock("a", timeout=0.05) for _ in range(2))
+    await face.get(dead.acquire())
+    lease = dead.lease
+    assert await face.get(waiter.acquire()) is True
+    assert not lease.valid and lease.remaining == 0.0, "two leases are valid at once"
+    await face.get(waiter.release())
+
+
+async def test_blocking_timeout_gives_up_not_before_and_leaves_nothing(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    holder, other = (face.client(server.unix_url).lock("a", sleep=0.005) for _ in range(2))
+    await face.get(holder.acquire())
+    started = time.monotonic()
+    assert await face.get(other.acquire(blocking_timeout=0.05)) is False
+    assert time.monotonic() - started >= 0.049 and other.lease is None
+    impatient = face.client(server.unix_url).lock("a", sleep=0.005, blocking_timeout=0.01)
+    assert await face.get(impatient.acquire()) is False
+    with pytest.raises(fastlock.LockError, match="within the time") as caught:
+        await inside(face, impatient, lambda lease: pytest.fail("entered without the lock"))
+    assert not isinstance(caught.value, fastlock.LockNotOwnedError) and caught.value.lock_name == "a"
+    assert probe.get("a") == holder.lease.token
+    await face.get(holder.release())
+
+
+@pytest.mark.parametrize("terms", [{"blocking_timeout": 0}, {"blocking_timeout": 0.0}, {"blocking": False}], ids=str)
+async def test_no_time_to_wait_is_exactly_one_look(
+    face: Face, server: Server, proxy: FaultProxy, terms: dict[str, Any]
+) -> None:
+    holder, client = face.client(server.unix_url).lock("a"), face.client(proxy.url)
+    await face.get(holder.acquire())
+    assert await face.get(client.lock("a").acquire(**terms)) is False
+    assert looks(proxy, b"a") == 1
+    assert await face.get(client.lock("a", **terms).acquire()) is False
+    assert looks(proxy, b"a") == 2
+    await face.get(holder.release())
+    for lock, given in ((client.lock("a"), terms), (client.lock("a", **terms), {})):
+        assert await face.get(lock.acquire(**given)) is True, "a name that is free needs no waiting"
+        await face.get(lock.release())
+
+
+async def test_the_arguments_of_acquire_win_over_the_terms_of_the_lock(face: Face, server: Server) -> None:
+    client = face.client(server.unix_url)
+    await face.get(client.lock("a", timeout=0.05).acquire())
+    never = client.lock("a", blocking=False, timeout=1)
+    assert await face.get(never.acquire()) is False
+    assert await face.get(never.acquire(blocking=True, blocking_timeout=0.001)) is False
+    assert await face.get(never.acquire(blocking=True, sleep=0.002)) is True
+    brief = client.lock("a", blocking_timeout=0.001, timeout=1)
+    assert await face.get(brief.acquire()) is False
+    assert await face.get(brief.acquire(blocking=False)) is False
+    await face.get(never.release())
+
+
+# --------------------------------------------------------------------------------------------------------- extending
+
+
+async def test_extend_adds_replaces_and_reacquire_restores(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("a", timeout=10)
+    await face.get(lock.acquire())
+    token = lock.lease.token
+    for call, low, high in (
+        (lambda: lock.extend(10), 10_000, 20_000),
+        (lambda: lock.extend(0.5), 10_000, 20_500),
+        (lambda: lock.extend(5, replace_ttl=True), 0, 5_000),
+        (lambda: lock.extend(2.5), 5_000, 7_500),
+        (lock.reacquire, 7_500, 10_000),
+    ):
+        assert await face.get(call()) is True
+        assert low < probe.pttl("a") <= high and low / 1000 < lock.lease.remaining <= high / 1000
+        assert probe.get("a") == token == lock.lease.token
+    await face.get(lock.release())
+
+
+async def test_extend_works_on_the_lease_that_the_server_still_has(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("a", timeout=0.02)
+    await face.get(lock.acquire())
+    probe.persist("a")
+    probe.pexpire("a", 5_000)
+    time.sleep(lock.lease.remaining)
+    assert not lock.lease.valid, "time is over as far as this process knows"
+    assert await face.get(lock.extend(5)) is True
+    assert 5_000 < probe.pttl("a") <= 10_000 and lock.lease.valid and lock.lease.remaining <= 5
+    await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------------------ lost locks
+
+
+def delete(probe: redis.Redis) -> None:
+    probe.delete("a")
+
+
+def overwrite(probe: redis.Redis) -> None:
+    probe.set("a", "somebody else", px=10_000)
+
+
+def expire(probe: redis.Redis) -> None:
+    probe.pexpire("a", 5)
+    wait_until_gone(probe, "a")
+
+
+def replace_by_a_list(probe: redis.Redis) -> None:
+    probe.delete("a")
+    probe.rpush("a", "no lock at all")
+
+
+LOSSES = pytest.mark.parametrize("lose", [delete, overwrite, expire, replace_by_a_list])
+
+
+@LOSSES
+@pytest.mark.parametrize("verb", ["release", "extend", "replace", "reacquire"])
+async def test_a_lost_lock_is_told_and_nobody_elses_key_is_touched(
+    face: Face, server: Server, probe: redis.Redis, lose: Callable[[redis.Redis], None], verb: str, no_leaks: Any
+) -> None:
+    no_leaks.allow("a")
+    lock = face.client(server.unix_url).lock("a")
+    calls: dict[str, Callable[[], Any]] = {
+        "release": lock.release,
+        "extend": lambda: lock.extend(5),
+        "replace": lambda: lock.extend(500, replace_ttl=True),
+        "reacquire": lock.reacquire,
+    }
+    await face.get(lock.acquire())
+    lose(probe)
+    before = probe.dump("a"), probe.pttl("a")
+    assert await face.get(lock.owned()) is False
+    with pytest.raises(fastlock.LockNotOwnedError, match="no longer owned") as caught:
+        await face.get(calls[verb]())
+    assert isinstance(caught.value, redis.exceptions.LockNotOwnedError) and caught.value.lock_name == "a"
+    after = probe.dump("a"), probe.pttl("a")
+    assert after[0] == before[0] and after[1] <= before[1]
+    if verb != "release":
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await face.get(lock.release())
+    with pytest.raises(fastlock.LockError) as again:
+        await face.get(lock.release())
+    assert not isinstance(again.value, fastlock.LockNotOwnedError), "nothing is left that could have been lost"
+
+
+@pytest.mark.parametrize("verb", ["release", "extend", "reacquire"])
+async def test_nothing_held_is_a_lock_error_of_both_families(face: Face, server: Server, verb: str) -> None:
+    lock = face.client(server.unix_url).lock("a")
+
+    async def refused() -> None:
+        with pytest.raises(fastlock.LockError) as caught:
+            await face.get(lock.extend(5) if verb == "extend" else getattr(lock, verb)())
+        assert isinstance(caught.value, redis.exceptions.LockError)
+        assert not isinstance(caught.value, redis.exceptions.LockNotOwnedError) and caught.value.lock_name == "a"
+
+    await refused()
+    await face.get(lock.acquire())
+    await face.get(lock.release())
+    await refused()
+
+
+# ----------------------------------------------------------------------------------------------------- `with`
+
+
+async def test_with_gives_the_lease_and_lets_go(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("a", timeout=7)
+
+    def body(lease: Any) -> Any:
+        assert type(lease) is fastlock.Lease and lease is lock.lease and lease.valid and 0 < lease.remaining <= 7
+        assert probe.get("a") == lease.token
+        return lease
+
+    lease = await inside(face, lock, body)
+    assert probe.keys() == [] and lock.lease is None and lease.token.decode() not in repr(lease) + repr(lock)
+    with pytest.raises(KeyError):
+        await inside(face, lock, lambda lease: {}["missing"])
+    assert probe.keys() == [] and lock.lease is None
+
+
+@LOSSES
+async def test_the_exception_of_the_body_is_never_replaced(
+    face: Face, server: Server, probe: redis.Redis, lose: Callable[[redis.Redis], None], no_leaks: Any
+) -> None:
+    no_leaks.allow("a")
+    lock = face.client(server.unix_url).lock("a")
+
+    def body(lease: Any) -> None:
+        lose(probe)
+        raise ZeroDivisionError("of the body")
+
+    with pytest.raises(ZeroDivisionError, match="of the body") as caught:
+        await inside(face, lock, body)
+    (note,) = caught.value.__notes__
+    assert "'a'" in note and "LockNotOwnedError" in note
+
+
+async def test_a_lock_lost_in_the_body_raises_or_is_logged_as_told(
+    face: Face, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = face.client(server.unix_url)
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await inside(face, client.lock("a"), lambda lease: delete(probe))
+    quiet = client.lock("a", raise_on_release_error=False)
+    with caplog.at_level(logging.WARNING, "fastlock"):
+        lease = await inside(face, quiet, lambda lease: delete(probe) or lease)
+    (record,) = [each for each in caplog.records if each.name == "fastlock"]
+    assert "'a'" in record.getMessage() and lease.token.decode() not in caplog.text
+    with pytest.raises(fastlock.LockNotOwnedError):  # only for leaving a `with`
+        await face.get(quiet.acquire())
+        delete(probe)
+        await face.get(quiet.release())
+
+
+async def test_the_wrong_face_is_told_which_one_is_right(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("a")
+    with pytest.raises(TypeError, match="fastlock.asyncio|`async with`"):
+        if face.is_async:
+            with lock:
+                pytest.fail("entered")
+        else:
+            async with lock:
+                pytest.fail("entered")
+    with pytest.raises(TypeError, match="`with`"):
+        await lock
+    assert probe.keys() == []
+
+
+async def test_a_lock_outlives_every_other_reference_to_its_client(face: Face, server: Server) -> None:
+    if face.is_async:
+        lock = fastlock.asyncio.Client.from_url(server.unix_url, impl=face.impl).lock("a")
+    else:
+        lock = fastlock.Client.from_url(server.unix_url, impl=face.impl).lock("a")
+    assert await face.get(lock.acquire())
+    await face.get(lock.release())
