@@ -21,7 +21,8 @@ class BaseLock(Terms):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
 
     def _me(self) -> Any:
-        # With the loop given: looking the running one up asks the system for the process id each time (until Python 3.12)
+        # With the loop given: looking the running one up asks the system for the process id each time (until Python
+        # 3.12)
         return asyncio.current_task(self._wire.loop) if self.thread_local else None
 
     def _orphaned(self) -> Lease | None:
@@ -38,11 +39,12 @@ class BaseLock(Terms):
     ) -> bool:
         """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
 
-        blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two looks
-        at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random one.
+        blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two
+        looks at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random
+        one.
 
-        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server answers, and
-        ConnectionError or TimeoutError when it stays away: the lock is then not held.
+        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
+        answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
         return (await self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token))) is not None
 
@@ -110,10 +112,11 @@ class ClientLock(BaseLock):
 
 
 class Lock(BaseLock):
-    """Drop-in for `redis.asyncio.lock.Lock`: the same arguments, results and exceptions, over fastlock's own connections.
+    """Drop-in for `redis.asyncio.lock.Lock`: the same arguments, results and exceptions, over fastlock's own
+    connections.
 
-    Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of one redis-py
-    connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of
+    one redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
     """
 
     def __init__(

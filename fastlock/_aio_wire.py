@@ -102,7 +102,8 @@ class Link(asyncio.Protocol):
         return ask
 
     def leave(self, ask: Ask, sent: float) -> None:
-        """The caller goes before its reply came: what it may have got is undone right behind it, on the same connection."""
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
+        connection."""
         undo = self.asked(ask, sent).undo()
         if undo is None:
             return
@@ -138,7 +139,8 @@ class Link(asyncio.Protocol):
             self._watch = self.loop.call_later(left, self._look)
 
     def fail(self, error: BaseException) -> None:
-        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed again."""
+        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
+        again."""
         if self.dead is not None:
             return
         self.dead = as_error(error, self.wire.settings.place)
@@ -179,8 +181,7 @@ class Wire:
     async def take(self, lock: Any) -> Lease:
         """Acquire on a lock's own terms. Here is the hot path: connected, and the name was free; all else is `run`."""
         link = self._link
-        task = None if link is None or lock.special else current_task(link.loop)
-        if task is None:
+        if link is None or lock.special or (task := current_task(link.loop)) is None:  # None: another loop runs
             return await self.run(lock.taking())  # type: ignore[no-any-return]
         token, sent = new_token(), now()
         try:
@@ -197,10 +198,12 @@ class Wire:
     async def give(self, lock: Any) -> None:
         """Release the caller's lease. Here is the hot path: connected, and it was the caller's; all else is `run`."""
         link = self._link
-        task = None if link is None else current_task(link.loop)
+        if link is None or (task := current_task(link.loop)) is None:
+            await self.run(lock.releasing())
+            return
         owner = task if lock.thread_local else None
         lease = lock.leases.get(owner)
-        if task is None or lease is None:
+        if lease is None:
             await self.run(lock.releasing())
             return
         sent = now()
@@ -314,7 +317,7 @@ class Wire:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if self.closed and task.cancelled():
+            if task.cancelled() and self._connecting is None and self.retired:
                 raise errors.ClientClosedError("this client was closed") from None
             raise
 
@@ -347,9 +350,9 @@ class Wire:
             link.fail(error if isinstance(error, Exception) else EOFError("connecting was given up"))
             raise
         if self.closed:
-            error = errors.ClientClosedError("this client is closed")
-            link.fail(error)
-            raise error
+            closed = errors.ClientClosedError("this client is closed")
+            link.fail(closed)
+            raise closed
         if not self._met:
             self._met = True
             session.warn_of_eviction(link.session, settings.place)
@@ -363,7 +366,13 @@ class Wire:
     def _reconnect(self) -> None:
         """Somebody is owed an undo: connect for that alone, if nobody else does."""
         loop = self.loop
-        if not self.closed and self._met and loop is not None and loop is asyncio._get_running_loop() and not loop.is_closed():
+        if (
+            not self.closed
+            and self._met
+            and loop is not None
+            and loop is asyncio._get_running_loop()
+            and not loop.is_closed()
+        ):
             self._connect_task(loop)
 
     def dropped(self, link: Link) -> None:

@@ -16,15 +16,17 @@ Name = str | bytes | bytearray | memoryview
 def as_bytes(value: Any, what: str, encoding: str = "utf-8") -> bytes:
     """The exact bytes of a name or token.
 
-    Raises TypeError for anything but str, bytes, bytearray or memoryview; ValueError when it is empty, longer than 64 KiB or
-    cannot be encoded.
+    Raises TypeError for anything but str, bytes, bytearray or memoryview; ValueError when it is empty, longer than 64
+    KiB or cannot be encoded.
     """
     if type(value) is not bytes:
         if isinstance(value, str):
             try:
                 value = value.encode(encoding)
             except UnicodeEncodeError as error:
-                raise ValueError(f"{what} cannot be encoded as {encoding}: {error.reason}; give bytes instead") from None
+                raise ValueError(
+                    f"{what} cannot be encoded as {encoding}: {error.reason}; give bytes instead"
+                ) from None
         elif isinstance(value, (bytes, bytearray, memoryview)):
             value = bytes(value)
         else:
@@ -33,11 +35,12 @@ def as_bytes(value: Any, what: str, encoding: str = "utf-8") -> bytes:
         raise ValueError(f"{what} must not be empty")
     if len(value) > MAX_BYTES:
         raise ValueError(f"{what} must be at most {MAX_BYTES} bytes long, not {len(value)}")
-    return value
+    return bytes(value)
 
 
 def as_name(value: Any, encoding: str = "utf-8") -> bytes:
-    """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of fence counters is refused."""
+    """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of fence counters is
+    refused."""
     name = value.encode() if value.__class__ is str and value.isascii() and encoding == "utf-8" else value
     if name.__class__ is not bytes or not 0 < len(name) <= MAX_BYTES:
         name = as_bytes(value, "name", encoding)
@@ -49,18 +52,18 @@ def as_name(value: Any, encoding: str = "utf-8") -> bytes:
 def as_number(value: Any, what: str) -> float:
     """A finite number of seconds. TypeError: not an int or float (bool is neither). ValueError: NaN or infinite."""
     kind = type(value)
-    if kind is not float and kind is not int:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{what} must be a number of seconds (int or float), not {kind.__name__}")
+    if kind not in (int, float) and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise TypeError(f"{what} must be a number of seconds (int or float), not {kind.__name__}")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{what} must be a finite number of seconds, not {value!r}")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def as_ms(value: Any, what: str = "timeout") -> int:
-    """Seconds as whole milliseconds, for a lease. ValueError: below 0.001 s or above 2**53 ms. Errors as `as_number`."""
+    """Seconds as whole milliseconds, for a lease. ValueError: below 0.001 s or above 2**53 ms. Errors as
+    `as_number`."""
     if value.__class__ is int and 0 < value < 1_000_000:
-        return value * 1000  # type: ignore[no-any-return]
+        return value * 1000
     seconds = as_number(value, what)
     if seconds < 0.001:
         raise ValueError(f"{what} must be at least 0.001 seconds, not {value!r}")

@@ -24,10 +24,11 @@ R = TypeVar("R")
 class Client:
     """Locks on one Redis or Valkey server, for threads.
 
-    One client serves all threads of a process over at most `max_connections` connections; make one and keep it. Options are
-    redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`, `client_name`, `ssl` and
-    `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5 each; also as `socket_connect_timeout` and
-    `socket_timeout`). The first connection is opened by the first call that needs one.
+    One client serves all threads of a process over at most `max_connections` connections; make one and keep it. Options
+    are redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`,
+    `client_name`, `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5
+    each; also as `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that
+    needs one.
 
     Raises ValueError or TypeError for an option that makes no sense, and names it.
     """
@@ -68,10 +69,10 @@ class Client:
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
-        sleep: seconds between two looks at a name that is held. blocking, blocking_timeout: whether to wait, and how many
-        seconds at most. thread_local: each thread has its own lease; False lets one thread release what another acquired.
-        raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give each lease a
-        `fence`, a number greater than that of every earlier holder.
+        sleep: seconds between two looks at a name that is held. blocking, blocking_timeout: whether to wait, and how
+        many seconds at most. thread_local: each thread has its own lease; False lets one thread release what another
+        acquired. raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give
+        each lease a `fence`, a number greater than that of every earlier holder.
 
         Raises ValueError or TypeError for a term that makes no sense, and names it.
         """
@@ -82,8 +83,9 @@ class Client:
     def acquire_many(self, names: Iterable[checks.Name], timeout: float | None = 10) -> list[Lease | None]:
         """Acquire each of these names that is free now, all in one flush; never waits for a name that is held.
 
-        Returns a lease, or None where somebody else holds the name, in the order of names. If the server answers one of them
-        with an error, it is raised and nothing is held. Raises ValueError or TypeError for a name or timeout that makes no sense.
+        Returns a lease, or None where somebody else holds the name, in the order of names. If the server answers one of
+        them with an error, it is raised and nothing is held. Raises ValueError or TypeError for a name or timeout that
+        makes no sense.
         """
         given, keys, ms = terms.batch(names, timeout)
         return self._wire.drive(law.acquire_many(given, keys, new_token(), ms, now)) if given else []
@@ -98,8 +100,8 @@ class Client:
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorator: run the function under a lock.
 
-        name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name. The
-        other arguments are those of `lock`. A call raises LockError when the lock could not be had.
+        name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name.
+        The other arguments are those of `lock`. A call raises LockError when the lock could not be had.
         """
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -127,7 +129,8 @@ class Client:
         return self._wire.closed
 
     def close(self) -> None:
-        """Close all connections; whoever waits gets ClientClosedError. Held locks stay until they are released or end."""
+        """Close all connections; whoever waits gets ClientClosedError. Held locks stay until they are released or
+        end."""
         self._wire.close()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
 """Law: what is said to the server. Verbs, their forms on each kind of server, scripts, and what a server can do.
 
-A form is a tuple of bytes (literal arguments) and NAME, TOKEN, MS (what the call gives); the bytes layer compiles it into a
-template. Which form a connection uses is its dialect, chosen by the capabilities that its own handshake found: a promoted
-node may be older than the one before. Never here: sockets, waiting, redis-py.
+A form is a tuple of bytes (literal arguments) and NAME, TOKEN, MS (what the call gives); the bytes layer compiles it
+into a template. Which form a connection uses is its dialect, chosen by the capabilities that its own handshake found: a
+promoted node may be older than the one before. Never here: sockets, waiting, redis-py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ DELIFEQ = "delifeq"  # DELIFEQ key value: Valkey 9.0
 DELEX = "delex"  # DELEX key IFEQ value: Redis 8.4, Valkey 9.2
 SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) and with DELEX (Redis 8.4)
 
-FENCE_KEPT_MS = 86_400_000  # a fence counter outlives the last use of its name by a day; the server's clock covers what is lost
+FENCE_KEPT_MS = (
+    86_400_000  # a fence counter outlives the last use of its name by a day; the server's clock covers what is lost
+)
 
 
 class Script:

@@ -1,12 +1,12 @@
 # cython: language_level=3, binding=True, auto_pickle=False, autotestdict=False, wraparound=False
 """The bytes layer, compiled: lock commands into one growing buffer, replies to their slots in order.
 
-Lives here: RESP encoding from templates, `hiredis.Reader` for the replies, the order of slots, send and recv without the GIL.
-Never here: any decision about locks, any knowledge of what a command means. `_fallback.py` is the same in Python: same names, same
-parameters, same behaviour, kept so by `tests/test_bytes.py`.
+Lives here: RESP encoding from templates, `hiredis.Reader` for the replies, the order of slots, send and recv without
+the GIL. Never here: any decision about locks, any knowledge of what a command means. `_fallback.py` is the same in
+Python: same names, same parameters, same behaviour, kept so by `tests/test_bytes.py`.
 
-Every method of `Pipe` is atomic towards other threads (here by the GIL, which is given up only inside system calls, while the
-bytes in question belong to the caller alone), so a thread may `put` while another one reads.
+Every method of `Pipe` is atomic towards other threads (here by the GIL, which is given up only inside system calls,
+while the bytes in question belong to the caller alone), so a thread may `put` while another one reads.
 """
 
 cimport cython
@@ -33,6 +33,7 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t c_recv "recv"(int fd, void *data, size_t size, int flags)
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
+    int MSG_PEEK
 
 cdef extern from "<poll.h>" nogil:
     struct pollfd:
@@ -148,15 +149,16 @@ cdef class _Many:
 cdef class Pipe:
     """One connection's bytes: commands out, replies in, each to its slot, in order.
 
-    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away. Errors
-    that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from replies.
+    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
+    Errors that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from
+    replies.
     """
 
     cdef char *out
     cdef Py_ssize_t used, room
     cdef char *chunk
     cdef list ring
-    cdef Py_ssize_t head, pending_
+    cdef Py_ssize_t head, pending_, missing
     cdef Py_ssize_t partial
     cdef bint sending
     cdef object reader, gets, feed_, sock
@@ -328,6 +330,7 @@ cdef class Pipe:
             size *= 2
         self.ring[(self.head + self.pending_) & (size - 1)] = slot
         self.pending_ += 1
+        self.missing += (<_Many>slot).missing if type(slot) is _Many else 1
         return 0
 
     cdef object _pop(self):
@@ -344,6 +347,7 @@ cdef class Pipe:
         while self.pending_:
             slot = self._pop()
             slots.append((<_Many>slot).slot if type(slot) is _Many else slot)
+        self.missing = 0
         self._emptied()
         return slots
 
@@ -366,7 +370,9 @@ cdef class Pipe:
         self._deliver(len(data))
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
+        """All of a chunk is understood before anything of it is believed: a reply too many makes its neighbours suspect."""
         cdef object reply, slot
+        cdef list replies = []
         cdef _Many many
         self.partial += size
         while True:
@@ -374,13 +380,18 @@ cdef class Pipe:
             if reply is _NOTHING:
                 break
             self.partial = 0
-            if type(reply) is list or type(reply) is dict:
-                _check_depth(reply, _MAX_DEPTH)
-            elif type(reply) is PushNotification:
+            if type(reply) is PushNotification:
                 self.pushes.append(reply)
                 continue
-            if not self.pending_:
-                raise ProtocolError(f"a reply that nobody asked for: {reply!r:.80}")
+            if type(reply) is list or type(reply) is dict:
+                _check_depth(reply, _MAX_DEPTH)
+            replies.append(reply)
+        if self.partial > _MAX_REPLY:
+            raise ProtocolError(f"a reply of more than {_MAX_REPLY} bytes")
+        if len(replies) > self.missing:
+            raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
+        self.missing -= len(replies)
+        for reply in replies:
             slot = self.ring[self.head]
             if type(slot) is _Many:
                 many = <_Many>slot
@@ -394,11 +405,14 @@ cdef class Pipe:
                 (<Ticket>slot).set_result(reply)
             elif slot is not None and not slot.done():
                 slot.set_result(reply)
-        if self.partial > _MAX_REPLY:
-            raise ProtocolError(f"a reply of more than {_MAX_REPLY} bytes")
         return 0
 
     # the socket, for threads
+
+    def silent(self):
+        """Whether nothing lies on the socket. Asked while no slot is pending: bytes, or the end, were not asked for."""
+        cdef char byte
+        return c_recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 and (errno == EAGAIN or errno == EINTR)
 
     def flush(self, double timeout):
         """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
@@ -498,7 +512,8 @@ cdef class Pipe:
                 PyErr_CheckSignals()
 
     def exchange(self, Ticket ticket, double timeout, double spin):
-        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and receive."""
+        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
+        receive."""
         cdef int64_t end = _now() + <int64_t>(timeout * 1e9), left
         if self.used:
             self.flush(timeout)

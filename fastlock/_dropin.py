@@ -32,9 +32,8 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
     if pool is None or not hasattr(pool, "connection_kwargs"):
         raise TypeError(f"redis must be a {_named(asynchronous)} client, not {type(redis).__name__}")
     if inspect.iscoroutinefunction(pool.disconnect) is not asynchronous:
-        raise TypeError(
-            f"redis is a {_named(not asynchronous)} client: use {'fastlock' if asynchronous else 'fastlock.asyncio'}.Lock"
-        )
+        right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
+        raise TypeError(f"redis is a {_named(not asynchronous)} client: use {right}")
     client = _CLIENTS.get(pool)
     if client is None or client.retired:
         with _MUTEX:

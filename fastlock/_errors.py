@@ -50,7 +50,8 @@ _SHOWN = 256  # characters of a server's message that are repeated: it may be ho
 
 
 def from_reply(reply: Exception) -> exceptions.RedisError:
-    """The redis-py exception for an error reply; its text keeps the code unless the type says it, as redis-py has it."""
+    """The redis-py exception for an error reply; its text keeps the code unless the type says it, as redis-py has
+    it."""
     text = "".join(char if char.isprintable() else "?" for char in str(reply)[:_SHOWN])
     code, _, rest = text.partition(" ")
     kind = _BY_CODE.get(code)

@@ -1,12 +1,14 @@
 """The bytes layer in Python: lock commands into one growing buffer, replies to their slots in order.
 
-The same names, parameters and behaviour as `_core.pyx`, which says what may live here and what may not. Used where the compiled
-core is not there, or asked for by FASTLOCK_IMPL=python. Methods of `Pipe` are atomic towards other threads by a mutex.
+The same names, parameters and behaviour as `_core.pyx`, which says what may live here and what may not. Used where the
+compiled core is not there, or asked for by FASTLOCK_IMPL=python. Methods of `Pipe` are atomic towards other threads by
+a mutex.
 """
 
 from __future__ import annotations
 
 import select
+import socket
 import ssl
 import threading
 import time
@@ -91,8 +93,9 @@ class _Many:
 class Pipe:
     """One connection's bytes: commands out, replies in, each to its slot, in order.
 
-    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away. Errors
-    that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from replies.
+    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
+    Errors that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from
+    replies.
     """
 
     def __init__(self, sock: Any = None) -> None:
@@ -100,6 +103,7 @@ class Pipe:
         self._mutex = threading.Lock()
         self._out: list[bytes] = []
         self._slots: deque[Any] = deque()
+        self._missing = 0  # replies
         self._partial = 0
         self._sending = False
         self._sock = sock
@@ -117,6 +121,7 @@ class Pipe:
         with self._mutex:
             self._out.append(data)
             self._slots.append(slot)
+            self._missing += 1
 
     def put_many(self, template: Template, slot: Any, names: list[bytes], tokens: list[bytes], ms: int) -> None:
         """Queue one command per name; `slot` gets the list of replies, in order."""
@@ -129,6 +134,7 @@ class Pipe:
         with self._mutex:
             self._out.append(data)
             self._slots.append(_Many(slot, len(names)))
+            self._missing += len(names)
 
     def put_command(self, slot: Any, args: tuple[bytes, ...]) -> None:
         """Queue any command, given as bytes; its reply goes to `slot`."""
@@ -136,6 +142,7 @@ class Pipe:
         with self._mutex:
             self._out.append(data)
             self._slots.append(slot)
+            self._missing += 1
 
     def put_calls(self, slot: Any, calls: list[tuple[bytes, ...]]) -> None:
         """Queue any commands; `slot` gets the list of replies, in order."""
@@ -145,6 +152,7 @@ class Pipe:
         with self._mutex:
             self._out.append(data)
             self._slots.append(_Many(slot, len(calls)))
+            self._missing += len(calls)
 
     def take(self) -> bytes:
         """What is to be sent, as bytes; it is then the caller's."""
@@ -172,6 +180,7 @@ class Pipe:
             slots = [slot.slot if type(slot) is _Many else slot for slot in self._slots]
             self._slots.clear()
             self._out.clear()
+            self._missing = 0
         return slots
 
     def heir(self) -> Ticket | None:
@@ -190,34 +199,51 @@ class Pipe:
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
         self._reader.feed(data)
         self._partial += len(data)
+        replies: list[Any] = []  # all of a chunk is understood before anything of it is believed
         while (reply := self._reader.gets()) is not _NOTHING:
             self._partial = 0
             kind = type(reply)
-            if kind is list or kind is dict:
-                _check_depth(reply, MAX_DEPTH)
-            elif kind is PushNotification:
+            if kind is PushNotification:
                 self.pushes.append(reply)
                 continue
-            self._deliver(reply)
+            if kind is list or kind is dict:
+                _check_depth(reply, MAX_DEPTH)
+            replies.append(reply)
         if self._partial > MAX_REPLY:
             raise ProtocolError(f"a reply of more than {MAX_REPLY} bytes")
+        with self._mutex:
+            if len(replies) > self._missing:
+                raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
+            self._missing -= len(replies)
+        for reply in replies:
+            self._deliver(reply)
 
     def _deliver(self, reply: Any) -> None:
+        slot = self._slots[0]
+        if type(slot) is _Many:
+            slot.replies.append(reply)
+            slot.missing -= 1
+            if slot.missing:
+                return
+            slot, reply = slot.slot, slot.replies
         with self._mutex:
-            if not self._slots:
-                raise ProtocolError(f"a reply that nobody asked for: {reply!r:.80}")
-            slot = self._slots[0]
-            if type(slot) is _Many:
-                slot.replies.append(reply)
-                slot.missing -= 1
-                if slot.missing:
-                    return
-                slot, reply = slot.slot, slot.replies
             self._slots.popleft()
         if slot is not None and not slot.done():
             slot.set_result(reply)
 
     # the socket, for threads
+
+    def silent(self) -> bool:
+        """Whether nothing lies on the socket. Asked while no slot is pending: bytes, or the end, were not asked for."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            return True  # TLS itself may have something to say, as session tickets
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except _AGAIN:
+            return True
+        except OSError:
+            pass
+        return False
 
     def flush(self, timeout: float) -> None:
         """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
@@ -284,7 +310,8 @@ class Pipe:
         return True
 
     def exchange(self, ticket: Ticket, timeout: float, spin: float) -> bool:
-        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and receive."""
+        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
+        receive."""
         end = time.monotonic() + timeout
         self.flush(timeout)
         while not ticket.ready:

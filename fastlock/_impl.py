@@ -1,7 +1,7 @@
 """The one door between the compiled core and its fallback in Python.
 
-Unset, FASTLOCK_IMPL takes the core, and the fallback only where the core cannot be imported. Asked for by name ("cython" or
-"python") it obeys or raises. A core that was built from other sources than the ones here is refused.
+Unset, FASTLOCK_IMPL takes the core, and the fallback only where the core cannot be imported. Asked for by name
+("cython" or "python") it obeys or raises. A core that was built from other sources than the ones here is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def load(name: str | None = None) -> ModuleType:
 
 def _checked(module: ModuleType) -> ModuleType:
     if module.ABI != _fallback.ABI:
-        raise ImportError(f"{module.__name__} is stale (interface {module.ABI}, not {_fallback.ABI}): build fastlock again")
+        raise ImportError(
+            f"{module.__name__} is stale (interface {module.ABI}, not {_fallback.ABI}): build fastlock again"
+        )
     return module
 
 

@@ -1,12 +1,11 @@
 """Law: what an operation on a lock asks, and what it makes of each answer. Written once, for threads and for asyncio.
 
-Each operation is a generator. It yields steps (ask the server, sleep, undo) and is sent answers; how to wait is the wire's
-business. An answer is the server's reply (errors are values), `Lost` when it is not known what became of a command, or LATE
-when the caller's time ran out. `Acquire` and `Release` are steps themselves, asked first and then driven through `rest`; the
-answer that nearly always comes is read by `granted`, so that the hot path makes no generator. The clock is an argument. Never here: sockets, asyncio, threads, redis-py.
+Each operation is a generator. It yields steps (ask the server, sleep, undo) and is sent answers; how to wait is the
+wire's business. An answer is the server's reply (errors are values), `Lost` when it is not known what became of a
+command, or LATE when the caller's time ran out. The clock is an argument. Never here: sockets, asyncio, threads, sleep.
 
-Outcomes are never guessed. A command whose reply was lost is asked again with the same token: the server's answer then says
-whether it is ours. Whoever gives up in doubt leaves an `Undo`, which the wire carries out after whatever it undoes.
+Outcomes are never guessed. A command whose reply was lost is asked again with the same token: the server's answer then
+says whether it is ours. Whoever gives up in doubt leaves an `Undo`, carried out after whatever it undoes.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ class Ask:
         self.ms = ms
 
     def undo(self) -> Undo | None:
-        """What undoes it for a caller who is gone, whether or not it was carried out; None: there is nothing to undo."""
+        """What undoes it for a caller who is gone, whether or not it was carried out; None: there is nothing to
+        undo."""
         return None
 
     def end(self) -> float:
@@ -105,7 +105,8 @@ class Sleep:
 
 
 class Undo:
-    """Step: release these names if their tokens still hold them; nobody waits for it. `until`: when it has no more use."""
+    """Step: release these names if their tokens still hold them; nobody waits for it. `until`: when it has no more
+    use."""
 
     kind = UNDO
 
@@ -115,7 +116,8 @@ class Undo:
         self.until = until
         self.stale = stale  # as of an Ask
 
-    # As a slot of the pipe: its reply interests nobody, but a connection that breaks gives it back, to be done on the next.
+    # As a slot of the pipe: its reply interests nobody, but a connection that breaks gives it back, to be done on the
+    # next.
     def done(self) -> bool:
         return True
 
@@ -169,8 +171,8 @@ class Trial:
 def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
     """From an answer that is not plain to one that is: reconnect, load scripts, change to a form the server knows.
 
-    Returns a reply of the right shape, or LATE. Raises the redis-py exception of an error reply, or of a connection that
-    stays away.
+    Returns a reply of the right shape, or LATE. Raises the redis-py exception of an error reply, or of a connection
+    that stays away.
     """
     while True:
         if type(answer) is Lost:
@@ -229,7 +231,8 @@ def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
 
 
 def granted(answer: Any, terms: Any, token: bytes, sent: float) -> Lease | None:
-    """The lease, if the name was free and the reply came before the lease was over; otherwise it takes `Acquire.rest`."""
+    """The lease, if the name was free and the reply came before the lease was over; otherwise it takes
+    `Acquire.rest`."""
     if answer is None:
         deadline = sent + terms.ms / 1000 if terms.ms else math.inf
         if now() < deadline:
@@ -238,10 +241,11 @@ def granted(answer: Any, terms: Any, token: bytes, sent: float) -> Lease | None:
 
 
 class Acquire(Ask):
-    """Acquire a name, waiting while its terms allow it. Checked values only: `ms` 0 means a lease without end.
+    """Acquire a name: a step, whose answer goes to `granted` (the hot path, without a generator) or `rest`. Waits
+    while its terms allow it. Checked values only: `ms` 0 means a lease without end.
 
-    The outcome is the Lease, or None: somebody else holds it. Raises redis-py's exception of an error reply; ConnectionError or
-    TimeoutError when the server stays away.
+    The outcome is the Lease, or None: somebody else holds it. Raises redis-py's exception of an error reply;
+    ConnectionError or TimeoutError when the server stays away.
     """
 
     blocking = False
@@ -308,7 +312,8 @@ class Acquire(Ask):
             raise
 
     def _confirm(self, fence: int | None, clock: Clock) -> Steps:
-        """Ours since a command whose reply was lost: when, nobody knows. So the lease is set anew and counts from that."""
+        """Ours since a command whose reply was lost: when, nobody knows. So the lease is set anew and counts from
+        that."""
         if not self.ms:
             return self._lease(self.sent, fence)
         sent = yield from extend(self.key, self.token, self.ms, clock=clock)
@@ -332,8 +337,8 @@ def _fenced(reply: Any) -> bool:
 class Release(Ask):
     """Let go of a lease. The outcome is whether the lock was the caller's.
 
-    It stays the caller's until the server answered: what raises can be repeated. A key that is gone after a lost reply is
-    taken for the work of that lost command, if the lease had not run out before it.
+    It stays the caller's until the server answered: what raises can be repeated. A key that is gone after a lost reply
+    is taken for the work of that lost command, if the lease had not run out before it.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -365,7 +370,8 @@ class Release(Ask):
 
 
 def extend(key: bytes, token: bytes, ms: int, *, add: bool = False, clock: Clock) -> Steps:
-    """A new lease of `ms`, or with `add` what is left and `ms` more. Returns when it was sent, None: not the caller's."""
+    """A new lease of `ms`, or with `add` what is left and `ms` more. Returns when it was sent, None: not the
+    caller's."""
     ask = Ask(say.ADD if add else say.EXTEND, key, token, ms)
     answer = yield ask
     if answer != b"OK" and answer != 1:
@@ -376,8 +382,8 @@ def extend(key: bytes, token: bytes, ms: int, *, add: bool = False, clock: Clock
 def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     """Move the end of a lease: to `ms` from now, or `ms` further. Returns whether it was the caller's.
 
-    "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost reply
-    does not add twice. Until the server answered, the earlier of the two ends holds.
+    "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost
+    reply does not add twice. Until the server answered, the earlier of the two ends holds.
     """
     left = lease.remaining
     if replace:

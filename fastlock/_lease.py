@@ -1,8 +1,8 @@
 """Law: what is owned. The lease of one acquisition, the clock it is measured by, and the tokens that name it.
 
-A lease is a value: it says without I/O how long it is valid, and never claims more than the server granted, because its time is
-counted from before the command was sent, on a clock that nobody can set back and that goes on while the machine sleeps.
-Never here: sockets, waiting, a client's state.
+A lease is a value: it says without I/O how long it is valid, and never claims more than the server granted, because its
+time is counted from before the command was sent, on a clock that nobody can set back and that goes on while the machine
+sleeps. Never here: sockets, waiting, a client's state.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 
 __all__ = ["Lease", "forget_parent", "new_token", "now"]
 
 # CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease does not.
-if hasattr(time, "CLOCK_BOOTTIME"):
-    now = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-else:  # macOS's monotonic clock counts sleep
-    now = time.monotonic
+# (macOS's counts on, and there is no other.)
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+now: Callable[[], float] = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
 
 _generation = 0  # of this process among its forks: a child owns nothing that its parent acquired
 
@@ -58,7 +58,8 @@ class Lease:
         return self._generation != _generation
 
     def doubt_release(self, started: float) -> None:
-        """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended before."""
+        """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
+        before."""
         self.release_doubted = self.release_doubted or started < self.deadline
 
     def __repr__(self) -> str:

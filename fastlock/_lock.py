@@ -25,7 +25,9 @@ class BaseLock(Terms):
             return None
         try:
             return _thread.owner
-        except AttributeError:  # a thread's number will do for an owner only as long as it lives: the next one gets it again
+        except (
+            AttributeError
+        ):  # a thread's number will do for an owner only as long as it lives: the next one gets it again
             _thread.owner = owner = object()
             return owner
 
@@ -38,11 +40,12 @@ class BaseLock(Terms):
     ) -> bool:
         """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
 
-        blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two looks
-        at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random one.
+        blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two
+        looks at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random
+        one.
 
-        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server answers, and
-        ConnectionError or TimeoutError when it stays away: the lock is then not held.
+        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
+        answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
         return self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token)) is not None
 
@@ -107,8 +110,8 @@ class ClientLock(BaseLock):
 class Lock(BaseLock):
     """Drop-in for `redis.lock.Lock`: the same arguments, results and exceptions, over fastlock's own connections.
 
-    Made from a `redis.Redis` directly, or by `redis.Redis().lock(name, lock_class=fastlock.Lock)`. All locks of one redis-py
-    connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    Made from a `redis.Redis` directly, or by `redis.Redis().lock(name, lock_class=fastlock.Lock)`. All locks of one
+    redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""What the locks of both faces have in common: checked terms, the leases they keep, the texts of their errors. No I/O, no waiting.
+"""What the locks of both faces have in common: checked terms, the leases they keep, the texts of their errors. No I/O,
+no waiting.
 
-A lock is terms plus convenience; what is owned is the lease of one acquisition. Leases are kept by owner (a thread, or a task), so
-that a lock shared between owners never lets one of them free what another acquired.
+A lock is terms plus convenience; what is owned is the lease of one acquisition. Leases are kept by owner (a thread, or
+a task), so that a lock shared between owners never lets one of them free what another acquired.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class Terms:
     def _check_wait(blocking: Any, blocking_timeout: Any) -> None:
         checks.as_wait(blocking_timeout, "blocking_timeout")
         if not blocking:
-            raise ValueError("blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them")
+            raise ValueError(
+                "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
+            )
 
     def taking(self, token: bytes | None = None) -> Taking:
         """The operation of an acquire on the lock's own terms."""
@@ -134,7 +137,9 @@ class Terms:
         if lease is None:
             raise LockError(NOT_HELD[verb], lock_name=self._text)
         if lease.inherited:
-            raise LockError(f"Cannot {verb} a lock that the parent process acquired before it forked", lock_name=self._text)
+            raise LockError(
+                f"Cannot {verb} a lock that the parent process acquired before it forked", lock_name=self._text
+            )
         if verb != "release" and (not self.ms or lease.deadline == math.inf):
             raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self._text)
         return lease
@@ -165,7 +170,7 @@ class Terms:
             raise problem
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__.replace('_lock', '').replace('_aio', 'asyncio')} lock {self.name!r}, timeout {self.timeout!r}>"
+        return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
 
 
 class Taking(law.Acquire):
@@ -187,7 +192,8 @@ class Taking(law.Acquire):
 
 
 class Releasing(law.Release):
-    """A release after which the lock keeps the lease no longer. Raises LockNotOwnedError: it was not the caller's any more."""
+    """A release after which the lock keeps the lease no longer. Raises LockNotOwnedError: it was not the caller's any
+    more."""
 
     def __init__(self, terms: Terms, lease: Lease) -> None:
         self.terms = terms
@@ -259,11 +265,14 @@ def merge(given: list[Lease | None], mine: list[Lease], released: list[bool]) ->
 
 
 def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """From a `locked` decorator's name (a template over the call's arguments, or a callable) to a function of the call."""
+    """From a `locked` decorator's name (a template over the call's arguments, or a callable) to a function of the
+    call."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{function.__qualname__} is a generator: its body runs after the lock would have been released")
+        raise TypeError(
+            f"{function.__qualname__} is a generator: its body runs after the lock would have been released"
+        )
     if callable(name):
-        return name
+        return name  # type: ignore[no-any-return]
     if not isinstance(name, str):
         checks.as_name(name)
         return lambda *args, **kwargs: name
@@ -272,7 +281,9 @@ def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     for field in fields:
         root = field.split(".")[0].split("[")[0]
         if root not in signature.parameters:
-            raise ValueError(f"name {name!r} asks for {root!r}, which is no argument of {function.__qualname__}{signature}")
+            raise ValueError(
+                f"name {name!r} asks for {root!r}, which is no argument of {function.__qualname__}{signature}"
+            )
     if not fields:
         fixed = name.format()
         checks.as_name(fixed)

@@ -1,4 +1,5 @@
-"""Wire: where a server is and how to get in. URLs, passwords, TLS and pools are redis-py's; here they become `Settings`.
+"""Wire: where a server is and how to get in. URLs, passwords, TLS and pools are redis-py's; here they become
+`Settings`.
 
 Beside `_errors.py` the only module that imports redis-py. Never here: sockets, commands.
 """
@@ -19,13 +20,11 @@ SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redi
 
 # redis-py's options that mean something else, or nothing, to a client that speaks RESP3 and reconnects by itself.
 _IGNORED = frozenset(
-    """
-    cache cache_config client decode_responses driver_info encoding encoding_errors event_dispatcher from_url health_check_interval
-    legacy_responses lib_name lib_version maint_notifications_config oss_cluster_maint_notifications_handler parser_class protocol
-    redis_connect_func retry retry_on_error retry_on_timeout single_connection_client socket_read_size timeout auto_close_connection_pool
-    connection_pool orig_host_address orig_socket_timeout orig_socket_connect_timeout maint_notifications_pool_handler
-    maintenance_state maintenance_notification_hash command_packer
-    """.split()
+    (
+        *("decode_responses", "encoding", "encoding_errors", "health_check_interval", "legacy_responses", "lib_name"),
+        *("lib_version", "protocol", "retry", "retry_on_error", "retry_on_timeout", "single_connection_client"),
+        *("socket_read_size", "timeout"),
+    )
 )
 _RENAMED = {
     "socket_timeout": "reply_timeout",
@@ -57,7 +56,9 @@ class Settings:
     keepalive_options: dict[Any, int] | None = None
     socket_type: int = 0
     tls: ssl.SSLContext | None = field(default=None, repr=False)
-    locate: Callable[[], tuple[str, int]] | None = field(default=None, repr=False)  # asked before each connect, if given
+    locate: Callable[[], tuple[str, int]] | None = field(
+        default=None, repr=False
+    )  # asked before each connect, if given
 
     def __post_init__(self) -> None:
         _check_text("host", self.host)
@@ -75,7 +76,9 @@ class Settings:
                 raise ValueError(f"{name} must be between {low} and {high}, not {value}")
         if self.path is not None and (not self.path or "\0" in self.path):
             raise ValueError("path must name a unix socket")
-        if self.client_name is not None and not (self.client_name.isascii() and self.client_name.isprintable() and " " not in self.client_name):
+        if self.client_name is not None and not (
+            self.client_name.isascii() and self.client_name.isprintable() and " " not in self.client_name
+        ):
             raise ValueError("client_name must be printable ASCII without spaces")
 
     @property
@@ -96,7 +99,7 @@ class Settings:
 
     def socket_options(self) -> list[tuple[Any, int]]:
         """TCP options as (constant or its name, value), beyond SO_KEEPALIVE itself."""
-        options: dict[Any, int] = self.keepalive_options or _KEEPALIVE  # type: ignore[assignment]
+        options: dict[Any, int] = self.keepalive_options or _KEEPALIVE
         return list(options.items())
 
 
@@ -119,7 +122,7 @@ def from_url(url: str, **overrides: Any) -> Settings:
         raise ValueError(f"url must start with one of {', '.join(f'{name}://' for name in SCHEMES)}")
     plain = f"{SCHEMES[scheme]}://{rest}"
     _check_url(plain)
-    options = parse_url(plain)
+    options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call,unused-ignore]  # typed since redis-py 8
     kind = options.pop("connection_class", None)
     if plain.startswith("rediss:"):
         options["ssl"] = True
@@ -168,7 +171,11 @@ def from_options(options: dict[str, Any]) -> Settings:
 
 def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
     """redis-py's TLS options as a context: certificate and host name are verified unless told otherwise."""
-    allowed = {name: value for name, value in options.items() if not name.startswith("ssl_validate_ocsp") and "ocsp" not in name}
+    allowed = {
+        name: value
+        for name, value in options.items()
+        if not name.startswith("ssl_validate_ocsp") and "ocsp" not in name
+    }
     return SSLConnection(**allowed).ssl_context.get()
 
 

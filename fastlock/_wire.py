@@ -1,8 +1,8 @@
 """Wire: how a thread waits. A small set of connections to one server, shared by the threads of a process.
 
-A caller takes an idle connection, sends and reads on its own. When all are busy it queues its command on one of them: whoever
-is reading there (the leader) delivers to all, and passes leadership on when it has its own reply. No background thread.
-Never here: decisions about locks (the law makes them), the content of frames (the bytes layer knows it).
+A caller takes an idle connection, sends and reads on its own. When all are busy it queues its command on one of them:
+whoever is reading there (the leader) delivers to all, and passes leadership on when it has its own reply. No background
+thread. Never here: decisions about locks (the law makes them), the content of frames (the bytes layer knows it).
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import weakref
 from types import ModuleType
 from typing import Any
 
+from hiredis import ProtocolError
+
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _fallback
-from fastlock import _session as session
 from fastlock import _law as law
-from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo
+from fastlock import _session as session
+from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo, granted
 from fastlock._lease import Lease, now
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
-_BROKEN = (OSError, EOFError, _fallback.ProtocolError)
+_BROKEN = (OSError, EOFError, ProtocolError)
 FAILED = (*_BROKEN, errors.RedisError)
 
 
@@ -66,7 +68,7 @@ def as_error(error: BaseException, place: str) -> Exception:
     """A broken connection as redis-py's exception."""
     if isinstance(error, errors.RedisError):
         return error
-    if isinstance(error, _fallback.ProtocolError):
+    if isinstance(error, ProtocolError):
         return errors.InvalidResponse(f"{place}: {error}")
     if isinstance(error, TimeoutError):
         return errors.TimeoutError(f"{place}: {error or 'timed out'}")
@@ -109,8 +111,8 @@ class Connection:
         entered = False
         try:
             with self.mutex:
-                if self.dead is not None:
-                    return Lost(self.dead, self.wire.settings.reply_timeout, sent=False)
+                if self.dead is not None or not (self.pipe.pending or self.pipe.silent()):
+                    raise EOFError("the server spoke unasked, or closed the connection")
                 entered = True
                 self.users += 1
                 ask.sent = now()
@@ -123,8 +125,11 @@ class Connection:
             self._wait(ticket, ask.until, spin)
         except _BROKEN as error:
             self.fail(error)
+            if not entered:
+                return Lost(self.dead or as_error(error, ""), self.wire.settings.reply_timeout, sent=False)
         except BaseException:
-            self._leave(ticket, ask)
+            if entered:
+                self._leave(ticket, ask)
             raise
         finally:
             if entered:
@@ -152,7 +157,8 @@ class Connection:
             raise TimeoutError(f"no reply within {limit} s")
 
     def _leave(self, ticket: Any, ask: Any) -> None:
-        """The caller goes before its reply came: what it may have got is undone right behind it, on the same connection."""
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
+        connection."""
         ticket.abandoned = True
         undo = ask.undo()
         if undo is not None:
@@ -189,14 +195,17 @@ class Connection:
                 self.sock.close()
 
     def fail(self, error: BaseException) -> None:
-        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed again."""
+        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
+        again."""
         with self.mutex:
             if self.dead is not None:
                 return
             self.dead = as_error(error, self.wire.settings.place)
             slots = self.pipe.drain()
             try:
-                self.sock.shutdown(socket.SHUT_RDWR)  # whoever reads wakes up; the number stays taken until all have left
+                self.sock.shutdown(
+                    socket.SHUT_RDWR
+                )  # whoever reads wakes up; the number stays taken until all have left
             except OSError:
                 pass
             if not self.users:
@@ -234,17 +243,30 @@ class Wire:
         self._idle: list[Connection] = []
         self._opening = 0
         self._turn = 0
-        self._met = False  # whether there ever was a connection: before that, an error is a wrong setting, not an outage
+        self._met = (
+            False  # whether there ever was a connection: before that, an error is a wrong setting, not an outage
+        )
         self._changed = threading.Condition()
         self._closing = threading.Event()
 
     def take(self, lock: Any) -> Lease:
-        """Acquire on a lock's own terms."""
-        return self.run(lock.taking())  # type: ignore[no-any-return]
+        """Acquire on a lock's own terms. The hot path: the name was free; all else goes through the law."""
+        op = lock.taking()
+        answer = self._ask(op)
+        lease = granted(answer, lock, op.token, op.sent) if answer is None and not lock.special else None
+        if lease is None:
+            return self.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+        lock.keep(lease)
+        return lease
 
     def give(self, lock: Any) -> None:
-        """Release the caller's lease."""
-        self.run(lock.releasing())
+        """Release the caller's lease. The hot path: it was the caller's; all else goes through the law."""
+        op = lock.releasing()
+        answer = self._ask(op)
+        if answer == 1:
+            lock.drop(op.lease)
+        else:
+            self.drive(op.rest(answer, now))
 
     def run(self, op: Any) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
@@ -382,7 +404,8 @@ class Wire:
             connection.fail(errors.ClientClosedError("this client was closed"))
 
     def forget_parent(self) -> None:
-        """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its sockets."""
+        """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its
+        sockets."""
         for connection in self._all:
             connection.sock.close()
         self._start()

@@ -1,0 +1,211 @@
+"""`client.locked`: the name comes from the call's arguments, the lock is really held, the function stays what it was."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face, drive
+
+import fastlock
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Order:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lines = {"first": "sku:1"}
+
+
+def of_face(face: Face, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function for this face: as it is, or `async def`."""
+    if not face.is_async:
+        return function
+
+    @functools.wraps(function)
+    async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return asynchronous
+
+
+TEMPLATES = {
+    "positional": ("order:{order_id}", (7,), {}, b"order:7"),
+    "keyword": ("order:{order_id}", (), {"order_id": "x"}, b"order:x"),
+    "default": ("{order_id}/{kind}", (7,), {}, b"7/plain"),
+    "given": ("{order_id}/{kind}", (7, "rush"), {}, b"7/rush"),
+    "attribute": ("order:{order_id.number}", (Order(12),), {}, b"order:12"),
+    "item": ("{order_id.lines[first]}", (Order(12),), {}, b"sku:1"),
+    "format": ("{order_id:05d}-{kind!r}", (7,), {}, b"00007-'plain'"),
+    "fixed": ("always this", (7,), {}, b"always this"),
+    "braces": ("{{tag}}:{order_id}", (7,), {}, b"{tag}:7"),
+    "fixed braces": ("{{tag}}", (7,), {}, b"{tag}"),
+    "bytes": (b"\xff raw {order_id}", (7,), {}, b"\xff raw {order_id}"),
+    "rest": ("{more[0]}", (7, "plain", "third"), {}, b"third"),
+    "callable": (lambda order_id, kind="of the callable", *more: f"{kind} {order_id}", (7,), {}, b"of the callable 7"),
+    "callable bytes": (lambda *args, **kwargs: b"\x00", (7,), {}, b"\x00"),
+}
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "key"), TEMPLATES.values(), ids=TEMPLATES)
+async def test_the_name_is_made_from_the_call(
+    face: Face, server: Server, probe: redis.Redis, name: Any, args: Any, kwargs: Any, key: bytes
+) -> None:
+    def order(order_id: Any, kind: str = "plain", *more: Any) -> tuple[Any, Any, Any]:
+        return (order_id, kind, *more), probe.keys(), probe.pttl(key)
+
+    locked = face.client(server.unix_url).locked(name, timeout=7)(of_face(face, order))
+    arguments, keys, left = await face.get(locked(*args, **kwargs))
+    assert keys == [key] and 0 < left <= 7_000
+    assert arguments == order(*args, **kwargs)[0], "the function must get what the call gave"
+    assert probe.keys() == []
+
+
+@pytest.mark.parametrize("template", ["{missing}", "{order_id}{missing.number}", "{}", "{0}", "{missing[0]:d}", "{", "}{"])
+async def test_a_template_that_can_never_work_is_refused_at_decoration(
+    face: Face, server: Server, template: str
+) -> None:
+    client = face.client(server.unix_url)
+    with pytest.raises(ValueError, match="missing|order_id|name|brace|format|['{}]"):
+        client.locked(template)(of_face(face, lambda order_id: None))
+
+
+async def test_a_missing_field_is_named_together_with_the_function(face: Face, server: Server) -> None:
+    def pay(order_id: int) -> None: ...
+
+    with pytest.raises(ValueError, match=r"'orderid'.*pay\(order_id"):
+        face.client(server.unix_url).locked("order:{orderid}")(of_face(face, pay))
+
+
+async def test_a_function_of_the_other_face_is_refused_with_the_way_out(face: Face, server: Server) -> None:
+    client = face.client(server.unix_url)
+
+    def plain() -> None: ...
+
+    async def asynchronous() -> None: ...
+
+    def generator() -> Any:
+        yield
+
+    async def asynchronous_generator() -> Any:
+        yield
+
+    with pytest.raises(TypeError, match="fastlock.Client" if face.is_async else "fastlock.asyncio.Client"):
+        client.locked("a")(plain if face.is_async else asynchronous)
+    for function in (generator, asynchronous_generator):
+        with pytest.raises(TypeError, match=function.__name__):  # its body would run after the lock was let go
+            client.locked("a")(function)
+
+
+async def test_a_decorated_function_stays_what_it_was(face: Face, server: Server) -> None:
+    def pay(order_id: int, *, kind: str = "plain") -> str:
+        """Take the money."""
+        return "paid"
+
+    function = of_face(face, pay)
+    function.mark = "kept"  # type: ignore[attr-defined]
+    locked = face.client(server.unix_url).locked("order:{order_id}")(function)
+    assert (locked.__name__, locked.__doc__, locked.__module__) == ("pay", "Take the money.", __name__)
+    assert locked.__qualname__ == pay.__qualname__ and locked.__wrapped__ is function and locked.mark == "kept"
+    assert inspect.signature(locked) == inspect.signature(pay)
+    assert inspect.iscoroutinefunction(locked) is face.is_async
+    assert await face.get(locked(1, kind="rush")) == "paid"
+    with pytest.raises(TypeError):
+        await face.get(locked())
+
+
+async def test_methods_see_themselves_and_each_object_has_its_own_lock(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    client = face.client(server.unix_url)
+
+    def pay(self: Any, amount: int) -> Any:
+        return self, amount, probe.keys()
+
+    Account = type("Account", (Order,), {"pay": client.locked("account:{self.number}:{amount}")(of_face(face, pay))})
+    for number in (1, 2):
+        account = Account(number)
+        assert await face.get(account.pay(5)) == (account, 5, [b"account:%d:5" % number])
+
+
+async def test_exceptions_pass_and_the_lock_is_let_go(face: Face, server: Server, probe: redis.Redis) -> None:
+    def fail(order_id: int) -> None:
+        raise ZeroDivisionError(order_id)
+
+    locked = face.client(server.unix_url).locked("a")(of_face(face, fail))
+    for number in range(2):
+        with pytest.raises(ZeroDivisionError, match=str(number)):
+            await face.get(locked(number))
+        assert probe.keys() == []
+
+
+async def test_who_cannot_have_the_lock_does_not_call(face: Face, server: Server, probe: redis.Redis) -> None:
+    client, calls = face.client(server.unix_url), []
+    await_not = client.locked("a{n}", blocking=False)(of_face(face, lambda n: calls.append(n)))
+    brief = client.locked("a{n}", blocking_timeout=0.005, sleep=0.001)(of_face(face, lambda n: calls.append(n)))
+    probe.set("a1", "somebody else", px=60_000)
+    for locked in (await_not, brief):
+        with pytest.raises(fastlock.LockError) as caught:
+            await face.get(locked(1))
+        assert caught.value.lock_name == "a1"
+        await face.get(locked(2))
+    assert calls == [2, 2] and probe.get("a1") == b"somebody else"
+    probe.delete("a1")
+
+
+async def test_the_terms_of_the_lock_pass_through(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    no_leaks.allow("fastlock:fence:*")
+    client = face.client(server.unix_url)
+    seen: list[Any] = []
+    for terms in ({"timeout": None}, {"timeout": 3}, {"fence": True}, {}):
+        await face.get(client.locked("a", **terms)(of_face(face, lambda: seen.append(probe.pttl("a"))))())
+    assert seen[0] == -1 and 0 < seen[1] <= 3_000 < seen[2] <= 10_000 and 3_000 < seen[3] <= 10_000
+    assert probe.keys() == [b"fastlock:fence:{a}"]
+    lose = of_face(face, lambda: probe.delete("a"))
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await face.get(client.locked("a")(lose)())
+    assert await face.get(client.locked("a", raise_on_release_error=False)(lose)()) == 1
+
+
+async def test_calls_exclude_each_other_name_by_name(face: Face, server: Server) -> None:
+    """Every call looks whether another is inside, gives the others a chance to run, and looks again."""
+    client = face.client(server.unix_url)
+    inside = {0: 0, 1: 0}
+    overlaps, calls = [], []
+
+    async def body(number: int) -> None:
+        inside[number] += 1
+        overlaps.append(inside[number])
+        for _ in range(3):
+            await face.get(client.lock("something else").locked())
+        overlaps.append(inside[number])
+        inside[number] -= 1
+        calls.append(number)
+
+    def body_of_threads(number: int) -> None:
+        drive(body(number))
+
+    locked = client.locked("n{number}", sleep=0.001)(body if face.is_async else body_of_threads)
+    results = await face.together([lambda i=i: locked(i % 2) for i in range(12)])
+    assert results == [None] * 12 and set(overlaps) == {1} and sorted(calls) == [0] * 6 + [1] * 6
+
+
+async def test_nested_calls_with_other_names_work(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url)
+    inner = client.locked("inner")(of_face(face, lambda: sorted(probe.keys())))
+    if face.is_async:
+
+        async def call() -> Any:
+            return await inner()
+    else:
+
+        def call() -> Any:  # type: ignore[misc]
+            return inner()
+
+    assert await face.get(client.locked("outer")(call)()) == [b"inner", b"outer"]

@@ -1,0 +1,484 @@
+"""What a server refuses reaches the one caller it belongs to, as redis-py's exception; nobody else notices.
+
+Errors that a real server can be made to say come from one; a fake one says only what none would. After each, the
+connection is in step: the next questions get their own answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis import exceptions
+from support.faces import Face
+from support.fakeserver import FakeServer
+from support.faultproxy import FaultProxy, replace
+from support.listener import Listener
+
+import fastlock
+from fastlock.embedded import Server
+
+PROMISE = b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"  # COMMAND INFO DELIFEQ DELEX of a server that has the first
+Own = Callable[..., "tuple[Server, redis.Redis]"]
+
+
+@pytest.fixture
+def own(server: Server, start_server: Callable[..., Server]) -> Iterator[Own]:
+    """own(*args): (a server of the cell's kind for this test alone, a redis-py client of it)."""
+    kind = "valkey" if server.kind == "valkey" else "floor" if server.version < "7" else "redis"
+    with contextlib.ExitStack() as stack:
+
+        def start(*args: str) -> tuple[Server, redis.Redis]:
+            started = start_server(kind, args=args)
+            return started, stack.enter_context(redis.Redis(unix_socket_path=started.path))
+
+        yield start
+
+
+async def assert_in_step(face: Face, client: Any) -> None:
+    """Locks with tokens of their own, asked for by turns."""
+    locks = [client.lock(f"step:{number}", timeout=30) for number in range(4)]
+    for number, lock in enumerate(locks):
+        assert await face.get(lock.acquire(blocking=False, token=f"token {number}"))
+    for lock in locks * 2:
+        assert await face.get(lock.owned()) and not await face.get(client.lock("step:nobody's").locked())
+    for lock in locks:
+        await face.get(lock.release())
+
+
+async def one_among_many(face: Face, client: Any, bad: str, good: int = 12) -> list[Any]:
+    """Acquire `bad` and some good names at once on one connection; all but the first outcome must be True."""
+
+    async def acquire(name: str) -> bool:
+        lock = client.lock(name)
+        acquired: bool = await face.get(lock.acquire(blocking=False))
+        if acquired:
+            assert await face.get(lock.owned())
+            await face.get(lock.release())
+        return acquired
+
+    names = [f"good:{number}" for number in range(good)]
+    names.insert(good // 2, bad)
+    outcomes = await face.together([lambda name=name: acquire(name) for name in names])
+    error = outcomes.pop(good // 2)
+    assert outcomes == [True] * good
+    return [error]
+
+
+# ------------------------------------------------------------------------------------------ the error and its one caller
+
+
+@pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
+async def test_wrong_type_reaches_its_caller_alone(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, fence: bool
+) -> None:
+    no_leaks.allow("list", "fastlock:fence:*")
+    client = face.client(server.unix_url, max_connections=1)
+    probe.rpush("list", "x")
+    (error,) = await one_among_many(face, client, "list")
+    assert type(error) is exceptions.ResponseError and str(error).startswith("WRONGTYPE")
+    with pytest.raises(exceptions.ResponseError, match="WRONGTYPE"):
+        await face.get(client.lock("list", fence=fence).acquire(blocking_timeout=30))
+    await assert_in_step(face, client)
+
+
+async def test_forbidden_name_reaches_its_caller_alone(face: Face, own: Own) -> None:
+    server, probe = own()
+    probe.acl_setuser("shop", enabled=True, nopass=True, categories=["+@all"], keys=["good:*", "step:*"])
+    client = face.client(server.url, username="shop", password="", max_connections=1)
+    (error,) = await one_among_many(face, client, "bad")
+    assert isinstance(error, (exceptions.NoPermissionError, exceptions.ResponseError)) and "ermission" in repr(error)
+    await assert_in_step(face, client)
+
+
+async def test_forbidden_command_falls_back_to_the_script(face: Face, own: Own) -> None:
+    server, probe = own()
+    extra = ["-delifeq"] if server.kind == "valkey" else []
+    probe.execute_command("ACL", "SETUSER", "shop", "on", "nopass", "+@all", "~*", *extra)
+    client = face.client(server.url, username="shop", password="", max_connections=1)
+    for _ in range(2):
+        lock = client.lock("sku")
+        assert await face.get(lock.acquire(blocking=False))
+        await face.get(lock.release())
+    leases = await face.get(client.acquire_many(["a", "b"]))
+    assert await face.get(client.release_many(leases)) == [True, True]
+    assert not probe.dbsize()
+
+
+async def test_nothing_allowed_is_a_permission_error(face: Face, own: Own) -> None:
+    server, probe = own()
+    probe.execute_command("ACL", "SETUSER", "shop", "on", ">secret-word", "~*", "+hello", "+select", "+client")
+    client = face.client(server.url, username="shop", password="secret-word")
+    with pytest.raises(exceptions.NoPermissionError) as caught:
+        await face.get(client.lock("sku").acquire())
+    assert "secret-word" not in str(caught.value)
+    with pytest.raises(exceptions.AuthenticationError) as wrong:
+        await face.get(face.client(server.url, username="shop", password="wrong-word").lock("sku").acquire())
+    assert "wrong-word" not in str(wrong.value)
+
+
+async def test_full_server_still_releases_and_extends(face: Face, own: Own) -> None:
+    server, probe = own()
+    client = face.client(server.url, max_connections=1)
+    held = client.lock("held", timeout=5)
+    batch = await face.get(client.acquire_many(["a", "b"]))
+    assert await face.get(held.acquire())
+    probe.config_set("maxmemory", "1")
+    with pytest.raises(exceptions.OutOfMemoryError):
+        await face.get(client.lock("sku").acquire())
+    with pytest.raises(exceptions.OutOfMemoryError):
+        await face.get(client.acquire_many(["c", "d"]))
+    assert await face.get(held.extend(20, replace_ttl=True)) and 15_000 < probe.pttl("held") <= 20_000
+    assert await face.get(held.owned())
+    await face.get(held.release())
+    assert await face.get(client.release_many(batch)) == [True, True]
+    assert not probe.dbsize()
+    probe.config_set("maxmemory", "0")
+    await assert_in_step(face, client)
+
+
+async def test_replica_says_read_only(face: Face, own: Own) -> None:
+    server, probe = own()
+    client = face.client(server.url, max_connections=1)
+    held = client.lock("held")
+    await face.get(held.acquire())
+    probe.replicaof("127.0.0.1", 1)
+    for _ in range(2):
+        with pytest.raises(exceptions.ReadOnlyError):
+            await face.get(client.lock("sku").acquire())
+    with pytest.raises(exceptions.ReadOnlyError):
+        await face.get(held.release())
+    assert await face.get(held.owned()), "a refused release leaves the lock with its holder"
+    probe.config_set("replica-serve-stale-data", "no")
+    with pytest.raises(exceptions.MasterDownError):
+        await face.get(client.lock("sku").acquire())
+    probe.replicaof("NO", "ONE")
+    await face.get(held.release())
+    await assert_in_step(face, client)
+
+
+async def test_too_few_replicas(face: Face, own: Own) -> None:
+    server, probe = own()
+    client = face.client(server.url, max_connections=1)
+    probe.config_set("min-replicas-to-write", "1")
+    with pytest.raises(exceptions.ResponseError, match="NOREPLICAS"):
+        await face.get(client.lock("sku").acquire())
+    probe.config_set("min-replicas-to-write", "0")
+    await assert_in_step(face, client)
+
+
+async def test_server_that_cannot_save(face: Face, own: Own) -> None:
+    server, probe = own("--dbfilename", "taken", "--save", "3600 1000000")
+    os.makedirs(os.path.join(os.path.dirname(server.path), "taken", "by-a-folder"))
+    client = face.client(server.url, max_connections=1)
+    await face.get(client.server_info())
+    probe.set("x", "y")
+    with contextlib.suppress(exceptions.ResponseError):
+        probe.save()
+    probe.bgsave()
+    while probe.info("persistence")["rdb_bgsave_in_progress"]:
+        pass
+    with pytest.raises(exceptions.ResponseError, match="MISCONF"):
+        await face.get(client.lock("sku").acquire())
+    probe.config_set("stop-writes-on-bgsave-error", "no")
+    await assert_in_step(face, client)
+
+
+async def test_server_busy_with_a_script(face: Face, own: Own) -> None:
+    server, probe = own("--lua-time-limit", "1")
+    client = face.client(server.url, max_connections=1)
+    await face.get(client.server_info())
+
+    def hog() -> None:
+        with (
+            redis.Redis(unix_socket_path=server.path, socket_timeout=None) as other,
+            contextlib.suppress(exceptions.ResponseError),
+        ):
+            other.eval("while true do end", 0)
+
+    thread = threading.Thread(target=hog)
+    thread.start()
+    try:
+        for _ in range(10_000):
+            try:
+                probe.get("x")
+            except exceptions.ResponseError as error:
+                assert "BUSY" in str(error)
+                break
+        with pytest.raises(exceptions.ResponseError, match="BUSY"):
+            await face.get(client.lock("sku").acquire())
+    finally:
+        probe.script_kill()
+        thread.join(10)
+    await assert_in_step(face, client)
+    assert not probe.exists("sku")
+
+
+async def test_server_that_loads_its_data(face: Face, own: Own) -> None:
+    debug = [] if "6.2" in own.__doc__ else []  # type: ignore[operator]
+    server, probe = own(*debug)
+    assert server and probe and face
+
+
+async def test_no_room_for_another_client(face: Face, own: Own) -> None:
+    server, probe = own()
+    probe.config_set("maxclients", "1")
+    client = face.client(server.url)
+    with pytest.raises(exceptions.ConnectionError, match="max number of clients"):
+        await face.get(client.lock("sku").acquire())
+    probe.config_set("maxclients", "100")
+    await assert_in_step(face, client)
+
+
+# -------------------------------------------------------------------------------------------------- scripts that are gone
+
+
+async def everything(face: Face, client: Any, number: int) -> None:
+    """Each operation once."""
+    lock = client.lock(f"all:{number}", fence=bool(number % 2))
+    assert await face.get(lock.acquire(blocking=False))
+    assert await face.get(lock.extend(5)) and await face.get(lock.reacquire()) and await face.get(lock.owned())
+    await face.get(lock.release())
+    names = [f"all:{number}:{each}" for each in range(3)]
+    leases = await face.get(client.acquire_many(names))
+    assert all(lease is not None and lease.valid for lease in leases)
+    assert await face.get(client.release_many(leases)) == [True] * 3
+
+
+async def test_scripts_flushed_between_operations(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    no_leaks.allow("fastlock:fence:*")
+    client = face.client(server.unix_url)
+    for number in range(10):
+        probe.script_flush()
+        await everything(face, client, number)
+    lock = client.lock("sku", fence=True)
+    for operation in (lock.acquire, lambda: lock.extend(5), lock.reacquire, lock.release):
+        probe.script_flush()
+        await face.get(operation())
+
+
+async def test_scripts_flushed_under_many_callers(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    no_leaks.allow("fastlock:fence:*")
+    client = face.client(server.unix_url, max_connections=2)
+    await face.get(client.server_info())
+    over = threading.Event()
+
+    def flush() -> None:
+        with redis.Redis(unix_socket_path=server.path) as other:
+            while not over.wait(0.003):
+                other.script_flush()
+
+    async def work(first: int) -> None:
+        for number in range(first, first + 25):
+            await everything(face, client, number)
+
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    try:
+        outcomes = await face.together([lambda first=first: work(first) for first in range(0, 500, 100)])
+    finally:
+        over.set()
+        flusher.join(10)
+    assert outcomes == [None] * 5
+
+
+async def test_extend_by_script_after_a_flush_adds_once(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url)
+    lock = client.lock("sku", timeout=10)
+    await face.get(lock.acquire())
+    for number in range(1, 4):
+        probe.script_flush()
+        await face.get(lock.extend(5))
+        assert (number + 1) * 5_000 < probe.pttl("sku") <= 10_000 + number * 5_000
+        assert lock.lease.remaining <= probe.pttl("sku") / 1000 + 0.001
+    await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------ promises that a server does not keep
+
+
+@pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
+async def test_command_unknown_although_promised(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """As behind a proxy, or where an older server has been promoted: the scripted form is used instead."""
+    proxy.arm(replace(PROMISE), command="COMMAND", times=float("inf"))
+    client = face.client(proxy.url, max_connections=1)
+    assert "delifeq" in (await face.get(client.server_info()))["capabilities"]
+    for number in range(0, 6, 2):
+        await everything(face, client, number)
+    lock = client.lock("sku", thread_local=False)
+    assert await face.get(lock.acquire(blocking=False))
+    await face.get(lock.release())
+    assert [b"DELIFEQ", b"sku", lock_token(proxy)] in proxy.commands
+    assert not any(words[:1] == [b"DELEX"] and len(words) < 4 for words in proxy.commands)
+
+
+def lock_token(proxy: FaultProxy) -> bytes:
+    return next(words[2] for words in proxy.commands if words[:2] == [b"DELIFEQ", b"sku"])
+
+
+@pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
+async def test_abandoned_acquire_is_undone_although_the_promised_command_is_unknown(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    from support.faultproxy import stall
+
+    proxy.arm(replace(PROMISE), command="COMMAND", times=float("inf"))
+    client = face.client(proxy.url, max_connections=1)
+    await face.get(client.server_info())
+    armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
+    assert await face.get(client.lock("sku").acquire(blocking_timeout=0.02)) is False
+    armed.resume()
+    await assert_in_step(face, client)
+    assert not probe.exists("sku")
+
+
+# ----------------------------------------------------------------------------------------------------- hostile replies
+
+HELLOS = {
+    "no proto": b"%2\r\n+server\r\n+redis\r\n+version\r\n+7.0.0\r\n",
+    "empty map": b"%0\r\n",
+    "odd version": b"%2\r\n+server\r\n+redis\r\n+version\r\n+seven.x\r\n",
+    "number as version": b"%2\r\n+server\r\n+redis\r\n+version\r\n:7\r\n",
+    "list as version": b"%2\r\n+server\r\n+redis\r\n+version\r\n*1\r\n:7\r\n",
+    "old version": b"%2\r\n+server\r\n+redis\r\n+version\r\n+3.2.1\r\n",
+    "bytes beyond text": b"%2\r\n+server\r\n$2\r\n\xff\xfe\r\n+version\r\n$2\r\n\xff\xfe\r\n",
+    "list": b"*2\r\n+server\r\n+redis\r\n",
+    "status": b"+OK\r\n",
+    "nil": b"_\r\n",
+    "list as key": b"%1\r\n*0\r\n:1\r\n",
+    "set of maps": b"~1\r\n%0\r\n",
+    "deep": b"*1\r\n" * 20 + b":1\r\n",
+}
+GREETINGS = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n<html>",
+    "tls alert": b"\x15\x03\x01\x00\x02\x02\x46",
+    "ssh": b"SSH-2.0-OpenSSH_9.2p1\r\n",
+    "zeros": b"\0" * 100,
+    "huge number": b"$999999999999\r\n",
+    "huge list": b"*2147483647\r\n" * 3,
+    "negative list": b"*-7\r\n",
+    "no number": b":" + b"9" * 100 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("hello", HELLOS)
+async def test_odd_hello_is_taken_or_refused_clearly(face: Face, hello: str) -> None:
+    with FakeServer([b"_\r\n", b":1\r\n"], handshake={"HELLO": HELLOS[hello]}) as fake:
+        client = face.client(fake.url, connect_timeout=5, reply_timeout=5)
+        lock = client.lock("sku")
+        try:
+            assert await face.get(lock.acquire(blocking=False)) is True
+            assert set(await face.get(client.server_info())) >= {"server", "version"}
+        except exceptions.RedisError as error:
+            assert type(error) is not exceptions.TimeoutError and str(error)
+
+
+@pytest.mark.parametrize("key", ["COMMAND INFO", "CONFIG GET", "CLIENT INFO", "CLIENT SETINFO", "SCRIPT LOAD"])
+@pytest.mark.parametrize("answer", [*HELLOS, "error"])
+async def test_odd_handshake_is_no_hindrance(face: Face, key: str, answer: str) -> None:
+    """What only helps may be missing, forbidden or nonsense; what cannot be parsed ends the connection."""
+    reply = b"-ERR no\r\n" if answer == "error" else HELLOS[answer]
+    with FakeServer([b"_\r\n", b":1\r\n"], version="6.2.0", handshake={key: reply}) as fake:
+        client = face.client(fake.url)
+        try:
+            assert await face.get(client.lock("sku").acquire(blocking=False)) is True
+        except exceptions.RedisError as error:
+            assert answer in ("deep", "list as key", "set of maps") and str(error)
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+async def test_other_servers_are_told_apart(face: Face, greeting: str) -> None:
+    """Something else listens there: a clear exception, at once or when the time for connecting is over."""
+    with Babbler([GREETINGS[greeting]]) as babbler:
+        client = face.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
+        with pytest.raises(exceptions.RedisError) as caught:
+            await face.get(client.lock("sku").acquire())
+        assert str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("endless", [b"+" + b"a" * 65536, b"*1\r\n" * 4096, b"$1000000000\r\n" + b"a" * 65536])
+async def test_endless_reply_ends_the_connection(face: Face, endless: bytes) -> None:
+    with Babbler([endless], again=b"a" * 65536) as babbler:
+        client = face.client(babbler.url, connect_timeout=20, reply_timeout=20)
+        tracemalloc.start()
+        try:
+            with pytest.raises(exceptions.InvalidResponse):
+                await face.get(client.lock("sku").acquire())
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+        babbler.ended.wait(10)
+        assert babbler.sent < 16 << 20
+
+
+@pytest.mark.parametrize("size", [300, 60_000, 1 << 20])
+async def test_long_error_text_is_shortened_and_harmless(face: Face, size: int) -> None:
+    text = b"-ERR \x1b[2J\x1b]0;owned\x07 " + b"A" * size + b"\r\n"
+    with FakeServer([text] * 8) as fake:
+        client = face.client(fake.url)
+        with pytest.raises((exceptions.ResponseError, exceptions.InvalidResponse)) as caught:
+            await face.get(client.lock("sku").acquire(blocking=False))
+        assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("reply", [b"+OK\r\n:1\r\n", b"*1\r\n_\r\n", b"#t\r\n", b",1.5\r\n", b"%0\r\n", b"(12\r\n"])
+async def test_senseless_reply_to_a_release_is_no_release(face: Face, reply: bytes) -> None:
+    with FakeServer([b"_\r\n", reply, reply, reply]) as fake:
+        client = face.client(fake.url, reply_timeout=1)
+        lock = client.lock("sku")
+        assert await face.get(lock.acquire(blocking=False))
+        with pytest.raises(exceptions.RedisError) as caught:
+            await face.get(lock.release())
+        assert not isinstance(caught.value, fastlock.LockError) and lock.lease is not None
+
+
+class Babbler:
+    """Listens, and says what it was told to whoever connects; with `again` that for ever, until the client ends it."""
+
+    def __init__(self, first: list[bytes], again: bytes = b"") -> None:
+        self._first, self._again = first, again
+        self.sent = 0
+        self.ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._connections: list[socket.socket] = []
+        self._listener = Listener(self._connected)
+        self.url = self._listener.place()
+
+    def _connected(self, connection: socket.socket) -> None:
+        thread = threading.Thread(target=self._talk, args=(connection,), name="babbler", daemon=True)
+        self._connections.append(connection)
+        self._threads.append(thread)
+        thread.start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            for piece in self._first:
+                connection.sendall(piece)
+            while self._again:
+                self.sent += connection.send(self._again)
+            while connection.recv(1 << 16):
+                pass
+        self.ended.set()
+
+    def __enter__(self) -> Babbler:
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        self._listener.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5)
+            assert not thread.is_alive(), "a connection of the babbler hangs"

@@ -1,0 +1,177 @@
+"""Fences grow from holder to holder whatever the server forgets, and cost nobody who has not asked for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+from support.faces import Face
+
+import fastlock
+from fastlock.embedded import Server
+
+DAY = 86_400_000
+COUNTER = b"fastlock:fence:{a}"
+
+
+@pytest.fixture(autouse=True)
+def only_counters_may_stay(no_leaks: Any) -> None:
+    no_leaks.allow("fastlock:fence:*")
+
+
+async def hold(face: Face, client: Any, **terms: Any) -> int:
+    """Acquire and release the fenced lock `a`; its fence."""
+    lock = client.lock("a", fence=True, **terms)
+    assert await face.get(lock.acquire())
+    fence = lock.lease.fence
+    await face.get(lock.release())
+    assert type(fence) is int and 0 < fence < 2**53
+    return fence
+
+
+async def test_fences_grow_over_clients_and_timeouts(face: Face, server: Server) -> None:
+    clients = [face.client(server.unix_url) for _ in range(3)]
+    chance = random.Random(7)
+    fences = [
+        await hold(face, chance.choice(clients), timeout=chance.choice([None, 1, 60]), sleep=0.002) for _ in range(200)
+    ]
+    assert fences == sorted(set(fences))
+
+
+async def test_fences_grow_in_the_order_of_holding(face: Face, server: Server) -> None:
+    client = face.client(server.unix_url)
+    fences: list[int] = []
+
+    async def worker() -> None:
+        lock = client.lock("a", fence=True, sleep=0.001)
+        for _ in range(20):
+            assert await face.get(lock.acquire())
+            fences.append(lock.lease.fence)
+            await face.get(lock.release())
+
+    assert await face.together([worker] * 6) == [None] * 6
+    assert len(fences) == 120 and fences == sorted(set(fences))
+
+
+def flush(probe: redis.Redis) -> None:
+    probe.flushall()
+
+
+def lose_counter(probe: redis.Redis) -> None:
+    assert probe.delete(COUNTER) == 1
+
+
+def forget_scripts(probe: redis.Redis) -> None:
+    probe.script_flush()
+
+
+@pytest.mark.parametrize("forget", [flush, lose_counter, forget_scripts])
+async def test_fences_grow_whatever_is_forgotten(
+    face: Face, server: Server, probe: redis.Redis, forget: Callable[[redis.Redis], None]
+) -> None:
+    client, fences = face.client(server.unix_url), []
+    for _ in range(20):
+        fences.append(await hold(face, client))
+        forget(probe)
+    assert fences == sorted(set(fences))
+
+
+async def test_fences_never_fall_behind_a_counter_that_is_ahead_of_the_clock(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    """As after a failover to a server whose clock is behind."""
+    client = face.client(server.unix_url)
+    ahead = await hold(face, client) + 3_600_000_000
+    probe.set(COUNTER, ahead)
+    assert [await hold(face, client) for _ in range(3)] == [ahead + 1, ahead + 2, ahead + 3]
+
+
+@pytest.mark.parametrize("impl", ["cython"], indirect=True)
+async def test_fences_grow_over_a_restart_with_nothing_kept(
+    face: Face, start_server: Callable[..., Server], request: pytest.FixtureRequest
+) -> None:
+    fences = []
+    for kind in ("valkey", "redis", "floor"):
+        server = start_server(kind)
+        fences.append(await hold(face, face.client(server.unix_url)))
+    assert fences == sorted(set(fences))
+
+
+async def test_the_counter_outlives_the_lock_but_not_for_ever(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url)
+    fence = await hold(face, client)
+    assert probe.keys() == [COUNTER] and int(probe.get(COUNTER)) == fence
+    assert DAY - 60_000 < probe.pttl(COUNTER) <= DAY
+    probe.pexpire(COUNTER, 1000)
+    assert await hold(face, client) > fence
+    assert DAY - 60_000 < probe.pttl(COUNTER) <= DAY, "each use must renew it"
+
+
+async def test_who_is_refused_uses_up_no_fence(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url)
+    holder, other = (client.lock("a", fence=True) for _ in range(2))
+    await face.get(holder.acquire())
+    before = probe.get(COUNTER)
+    assert await face.get(other.acquire(blocking=False)) is False and other.lease is None
+    assert probe.get(COUNTER) == before
+    await face.get(holder.extend(5))
+    assert holder.lease.fence == int(before), "the fence is the lease's, however often it is extended"
+    await face.get(holder.release())
+
+
+async def test_plain_and_fenced_locks_exclude_each_other_and_plain_ones_pay_nothing(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    client = face.client(server.unix_url)
+    plain, fenced = client.lock("a"), client.lock("a", fence=True)
+    for first, second in ((plain, fenced), (fenced, plain)):
+        await face.get(first.acquire())
+        assert await face.get(second.acquire(blocking=False)) is False
+        await face.get(first.release())
+        probe.flushall()
+    await face.get(plain.acquire())
+    assert plain.lease.fence is None and probe.keys() == [b"a"]
+    await face.get(plain.release())
+
+
+@pytest.mark.parametrize("name", ["a", "{t}a", "a{t}b{u}", "{", "a{b", "{{x}}", "sku:42"])
+async def test_the_counter_lives_in_the_slot_of_its_lock(
+    face: Face, server: Server, probe: redis.Redis, name: str
+) -> None:
+    lock = face.client(server.unix_url).lock(name, fence=True)
+    await face.get(lock.acquire())
+    await face.get(lock.release())
+    (counter,) = probe.keys()
+    assert key_slot(counter) == key_slot(name.encode())
+
+
+def no_number(probe: redis.Redis) -> None:
+    probe.set(COUNTER, "what?")
+
+
+def no_string(probe: redis.Redis) -> None:
+    probe.rpush(COUNTER, "what?")
+
+
+@pytest.mark.parametrize("damage", [no_number, no_string])
+async def test_a_damaged_counter_never_leaves_a_lock_that_nobody_holds(
+    face: Face, server: Server, probe: redis.Redis, damage: Callable[[redis.Redis], None]
+) -> None:
+    client = face.client(server.unix_url)
+    first = await hold(face, client)
+    probe.delete(COUNTER)
+    damage(probe)
+    lock = client.lock("a", fence=True)
+    try:
+        assert await face.get(lock.acquire(blocking=False))
+        assert lock.lease.fence > first
+        await face.get(lock.release())
+    except redis.exceptions.ResponseError:
+        assert lock.lease is None
+        assert await face.get(client.lock("a").locked()) is False
+    with pytest.raises(fastlock.LockError):
+        await face.get(lock.release())

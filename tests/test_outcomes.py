@@ -1,0 +1,612 @@
+"""An operation whose bytes go astray is resolved, never guessed: lost, cut, late, slow and swapped messages.
+
+A real server behind a proxy that breaks connections to the byte. What must never happen: False (or an error) while the
+key stays ours, True while it is not, a lease longer than the server's, a key that comes back after it was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.fakeserver import SILENCE, FakeServer
+from support.faultproxy import FaultProxy, drop, inject, split, stall, swallow
+from support.resp import encode
+
+import fastlock
+from fastlock.embedded import Server
+
+NAME = "sku"
+MARK = b"\r\nsku\r\n"  # in every command about that name, and in no handshake
+PATIENT, HASTY = 20.0, 0.3  # seconds: a reply_timeout that never strikes, and one that does
+ROUNDING = 0.001  # seconds: servers count in milliseconds
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    """Return when it holds; AssertionError after 10 seconds."""
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.0005)
+
+
+def assert_ours(lock: Any, probe: redis.Redis, longest: float = 10) -> None:
+    """The server says that the lock is the caller's, for at least as long as the lease claims."""
+    assert probe.get(NAME) == lock.lease.token
+    left = probe.pttl(NAME) / 1000
+    assert 0 < lock.lease.remaining <= left + ROUNDING and left <= longest
+
+
+async def assert_in_step(face: Face, client: Any, probe: redis.Redis) -> None:
+    """Each question gets its own answer: held and free names in turn, with different tokens."""
+    locks = [client.lock(f"step:{number}") for number in range(4)]
+    for number, lock in enumerate(locks):
+        assert await face.get(lock.acquire(blocking=False, token=f"token {number}"))
+    for lock in locks * 2:
+        assert await face.get(lock.owned())
+        assert not await face.get(client.lock("step:nobody's").locked())
+    for lock in locks:
+        await face.get(lock.release())
+    assert not probe.exists(*(f"step:{number}" for number in range(4)))
+
+
+@pytest.fixture
+def standstill() -> Callable[[Server], Any]:
+    """with standstill(server): its process is stopped meanwhile; what is sent to it lies unread in its sockets."""
+
+    @contextlib.contextmanager
+    def stopped(server: Server) -> Iterator[None]:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+    return stopped
+
+
+# ------------------------------------------------------------------------------------------------- acquire, reply lost
+
+
+@pytest.mark.parametrize("fault", [swallow(), stall()], ids=["closed", "silent"])
+@pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
+async def test_acquire_whose_reply_is_lost_knows_its_own_token(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, fence: bool
+) -> None:
+    no_leaks.allow("fastlock:fence:*")
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    lock = client.lock(NAME, fence=fence)
+    await face.get(client.server_info())
+    armed = proxy.arm(fault, after=MARK, times=1)
+    assert await face.get(lock.acquire(blocking=False)) is True
+    armed.wait()
+    assert_ours(lock, probe)
+    if fence:
+        assert lock.lease.fence == int(probe.get("fastlock:fence:{sku}"))
+    await face.get(lock.release())
+    await assert_in_step(face, client, probe)
+
+
+async def test_acquire_whose_reply_is_lost_does_not_take_what_another_holds(
+    face: Face, proxy: FaultProxy, probe: redis.Redis
+) -> None:
+    client = face.client(proxy.url)
+    probe.set(NAME, "another")
+    armed = proxy.arm(swallow(), after=MARK)
+    assert await face.get(client.lock(NAME).acquire(blocking=False)) is False
+    armed.wait()
+    assert probe.get(NAME) == b"another"
+
+
+async def test_acquire_that_never_learns_its_outcome_raises_and_undoes(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    await face.get(client.server_info())
+    proxy.refuse()
+    proxy.arm(swallow(), after=MARK)
+    lock = client.lock(NAME)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await face.get(lock.acquire(blocking=False))
+    assert lock.lease is None
+    proxy.wait_for(lambda proxy: proxy.links[0].done)
+    assert probe.exists(NAME), "the command was executed, or this test shows nothing"
+    proxy.admit()
+    await assert_in_step(face, client, probe)
+    assert not probe.exists(NAME)
+
+
+async def test_blocking_acquire_survives_a_lost_reply_while_it_waits(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url)
+    lock = client.lock(NAME, sleep=0.005, thread_local=False)
+    probe.set(NAME, "another")
+    waiter = face.start(lock.acquire)
+    for _ in range(3):
+        armed = proxy.arm(swallow(), after=MARK)
+        while not armed.fired:
+            await _pause(face)
+    probe.delete(NAME)
+    assert await waiter.get() is True
+    assert_ours(lock, probe)
+    await face.get(lock.release())
+
+
+async def _pause(face: Face) -> None:
+    """Between two looks at something that only time can bring."""
+    if face.is_async:
+        await asyncio.sleep(0.0005)
+    else:
+        time.sleep(0.0005)
+
+
+# ----------------------------------------------------------------------------------------------------- to the very byte
+
+
+class Operations:
+    """acquire, extend, release on one lock, each with a check of what it must have done."""
+
+    def __init__(self, face: Face, client: Any, probe: redis.Redis) -> None:
+        self.face, self.probe = face, probe
+        self.lock = client.lock(NAME)
+
+    async def prepare(self, operation: str) -> None:
+        self.probe.delete(NAME)
+        if operation == "refused":
+            self.probe.set(NAME, "another")
+        elif operation != "acquire":
+            assert await self.face.get(self.lock.acquire(blocking=False))
+
+    async def perform(self, operation: str) -> None:
+        if operation in ("acquire", "refused"):
+            assert await self.face.get(self.lock.acquire(blocking=False)) is (operation == "acquire")
+        elif operation == "extend":
+            assert await self.face.get(self.lock.extend(5))
+        else:
+            await self.face.get(self.lock.release())
+
+    async def check(self, operation: str) -> None:
+        if operation == "refused":
+            assert self.probe.get(NAME) == b"another"
+        elif operation == "release":
+            assert not self.probe.exists(NAME) and self.lock.lease is None
+        else:
+            longest = 15 if operation == "extend" else 10
+            assert_ours(self.lock, self.probe, longest)
+            assert self.lock.lease.remaining > longest - 5
+            await self.face.get(self.lock.release())
+
+
+@pytest.mark.parametrize("operation", ["acquire", "refused", "extend", "release"])
+async def test_request_cut_at_every_byte(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, operation: str
+) -> None:
+    operations = Operations(face, face.client(proxy.url), probe)
+    await operations.prepare(operation)
+    seen = len(proxy.commands)
+    await operations.perform(operation)
+    size = len(encode(*next(words for words in proxy.commands[seen:] if NAME.encode() in words)))
+    await operations.check(operation)
+    for cut in range(size + 1):
+        await operations.prepare(operation)
+        armed = proxy.arm(drop(request_bytes=cut), after=MARK)
+        await operations.perform(operation)
+        armed.wait()
+        await operations.check(operation)
+    probe.delete(NAME)
+
+
+@pytest.mark.parametrize("operation", ["acquire", "refused", "extend", "release"])
+async def test_reply_cut_at_every_byte(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, operation: str
+) -> None:
+    operations = Operations(face, face.client(proxy.url), probe)
+    longest = len(b"$7\r\nanother\r\n")
+    for cut in range(longest + 1):
+        await operations.prepare(operation)
+        armed = proxy.arm(drop(reply_bytes=cut), after=MARK)
+        await operations.perform(operation)
+        armed.wait()
+        await operations.check(operation)
+        armed.disarm()
+    probe.delete(NAME)
+
+
+@pytest.mark.parametrize("side", ["request", "reply"])
+async def test_messages_in_crumbs(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any) -> None:
+    for size in (1, 2, 3, 5, 7, 11):
+        armed = proxy.arm(split(size, side, pause=0), new_only=True)
+        client = face.client(proxy.url)
+        operations = Operations(face, client, probe)
+        for operation in ("acquire", "refused", "extend", "release"):
+            await operations.prepare(operation)
+            await operations.perform(operation)
+            await operations.check(operation)
+        probe.delete(NAME)
+        leases = await face.get(client.acquire_many(["a", "b", "c"]))
+        assert [probe.get(lease.name) for lease in leases] == [lease.token for lease in leases]
+        assert await face.get(client.release_many(leases)) == [True, True, True]
+        armed.wait()
+        armed.disarm()
+
+
+# ------------------------------------------------------------------------------------------------------- late and slow
+
+
+async def test_command_that_comes_late_leaves_no_key(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """A timed-out SET lies unread before the server; it must not be executed after its token was released."""
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    await face.get(client.server_info())
+    armed = proxy.arm(stall("request"), after=MARK, times=1)
+    lock = client.lock(NAME)
+    assert await face.get(lock.acquire(blocking=False)) is True
+    assert_ours(lock, probe)
+    await face.get(lock.release())
+    armed.resume()
+    proxy.wait_for(lambda proxy: not proxy.links[0].held)
+    proxy.cut()
+    proxy.wait_for(lambda proxy: all(link.done for link in proxy.links))
+    assert not probe.exists(NAME)
+
+
+async def test_command_that_comes_after_the_caller_gave_up_leaves_no_key(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url, reply_timeout=PATIENT)
+    await face.get(client.server_info())
+    armed = proxy.arm(stall("request"), after=MARK, times=1)
+    assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.02)) is False
+    armed.resume()
+    await assert_in_step(face, client, probe)
+    proxy.wait_for(lambda proxy: proxy.links[0].requests.count(MARK) == 2)
+    proxy.cut()
+    proxy.wait_for(lambda proxy: all(link.done for link in proxy.links))
+    assert not probe.exists(NAME)
+
+
+async def test_server_that_stood_still_leaves_no_key(
+    face: Face, server: Server, start_server: Callable[..., Server], standstill: Callable[[Server], Any]
+) -> None:
+    own = start_server("valkey" if server.kind == "valkey" else "floor" if server.version < "7" else "redis")
+    client = face.client(own.url, reply_timeout=0.1, connect_timeout=0.1)
+    with redis.Redis(unix_socket_path=own.path) as probe:
+        await face.get(client.server_info())
+        for _ in range(2):
+            lock = client.lock(NAME)
+            with standstill(own), contextlib.suppress(redis.exceptions.TimeoutError):
+                assert await face.get(lock.acquire(blocking_timeout=0.15)) is False
+            await _again(face, client.lock("other").locked)
+            assert lock.lease is None and not probe.exists(NAME)
+        await face.get(client.close())
+        until(lambda: len(probe.client_list()) == 1, "only the probe is left")
+        assert not probe.exists(NAME)
+
+
+async def _again(face: Face, call: Callable[[], Any]) -> Any:
+    """Ask with more patience than the hasty client has: its handshake may time out on a slow machine."""
+    for _ in range(5):
+        try:
+            return await face.get(call())
+        except redis.exceptions.TimeoutError:
+            continue
+    return await face.get(call())
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["once", "blocking"])
+async def test_reply_slower_than_the_lease_is_no_success(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, blocking: bool
+) -> None:
+    client = face.client(proxy.url, reply_timeout=PATIENT)
+    await face.get(client.server_info())
+    lock = client.lock(NAME, timeout=0.3, sleep=0.001, thread_local=False)
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    waiter = face.start(lambda: lock.acquire(blocking=blocking))
+    while not armed.fired or probe.exists(NAME):
+        await _pause(face)
+    armed.resume()
+    if await waiter.get():
+        assert blocking, "the lease was over before the reply came"
+        assert lock.lease.remaining <= probe.pttl(NAME) / 1000 + ROUNDING
+        assert probe.get(NAME) == lock.lease.token
+        await face.get(lock.release())
+    await assert_in_step(face, client, probe)
+    assert not probe.exists(NAME) and (blocking or lock.lease is None)
+
+
+@pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
+async def test_wait_that_ends_with_the_reply_in_flight_is_undone(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fence: bool
+) -> None:
+    no_leaks.allow("fastlock:fence:*")
+    client = face.client(proxy.url, reply_timeout=PATIENT, max_connections=1)
+    await face.get(client.server_info())
+    for _ in range(3):
+        armed = proxy.arm(stall(), after=MARK, times=1)
+        lock = client.lock(NAME, fence=fence)
+        assert await face.get(lock.acquire(blocking_timeout=0.02)) is False
+        armed.resume()
+        await assert_in_step(face, client, probe)
+        assert lock.lease is None and not probe.exists(NAME)
+    assert len(proxy.links) == 1, "a caller out of patience is no reason to give up a connection"
+
+
+async def test_with_whose_wait_ends_with_the_reply_in_flight(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url, reply_timeout=PATIENT)
+    await face.get(client.server_info())
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    with pytest.raises(fastlock.LockError):
+        await face.enter(client.lock(NAME, blocking_timeout=0.02))
+    armed.resume()
+    await assert_in_step(face, client, probe)
+    assert not probe.exists(NAME)
+
+
+# --------------------------------------------------------------------------------------------------- release and extend
+
+
+@pytest.mark.parametrize("fault", [swallow(), stall()], ids=["closed", "silent"])
+async def test_release_whose_reply_is_lost_is_done(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any
+) -> None:
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    lock = client.lock(NAME)
+    await face.get(lock.acquire())
+    armed = proxy.arm(fault, after=MARK, times=1)
+    await face.get(lock.release())
+    armed.wait()
+    assert lock.lease is None and not probe.exists(NAME)
+
+
+async def test_release_of_many_whose_reply_is_lost_is_done(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url)
+    leases = await face.get(client.acquire_many([NAME, "b", "c"]))
+    probe.set("c", "another")
+    armed = proxy.arm(swallow(), after=MARK)
+    assert await face.get(client.release_many(leases)) in ([True, True, False], [True, True, True])
+    armed.wait()
+    assert not probe.exists(NAME, "b") and probe.get("c") == b"another"
+    probe.delete("c")
+
+
+async def test_release_after_the_lease_ran_out_says_so_although_its_reply_was_lost(
+    face: Face, proxy: FaultProxy, probe: redis.Redis
+) -> None:
+    client = face.client(proxy.url)
+    lock = client.lock(NAME, timeout=0.05)
+    await face.get(lock.acquire())
+    until(lambda: probe.set(NAME, "another", nx=True), "the lease ends")
+    proxy.arm(swallow(), after=MARK)
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await face.get(lock.release())
+    assert probe.get(NAME) == b"another"
+
+
+@pytest.mark.parametrize("executed", [True, False], ids=["executed", "unsent"])
+async def test_release_that_raised_can_be_repeated(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, executed: bool
+) -> None:
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    lock = client.lock(NAME)
+    await face.get(lock.acquire())
+    token = lock.lease.token
+    proxy.refuse()
+    if executed:
+        proxy.arm(swallow(), after=MARK)
+    else:
+        proxy.cut()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await face.get(lock.release())
+    assert lock.lease is not None and lock.lease.token == token
+    proxy.admit()
+    await face.get(lock.release())
+    assert lock.lease is None and not probe.exists(NAME)
+
+
+@pytest.mark.parametrize("fault", [swallow(), stall()], ids=["closed", "silent"])
+@pytest.mark.parametrize("replace_ttl", [False, True], ids=["further", "anew"])
+async def test_extend_whose_reply_is_lost_adds_once(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, replace_ttl: bool
+) -> None:
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    lock = client.lock(NAME)
+    await face.get(lock.acquire())
+    armed = proxy.arm(fault, after=MARK, times=1)
+    assert await face.get(lock.extend(5, replace_ttl=replace_ttl))
+    armed.wait()
+    longest = 5 if replace_ttl else 15
+    assert_ours(lock, probe, longest)
+    assert lock.lease.remaining > longest - 5
+    await face.get(lock.release())
+
+
+async def test_extend_of_a_token_from_elsewhere_adds_once(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The drop-in's lease then has no end that this process knows: only the server can say what is left."""
+    module = redis.asyncio if face.is_async else redis
+    pool = module.Redis.from_url(proxy.url)
+    lock = face.module.Lock(pool, NAME, timeout=10)
+    probe.set(NAME, "token", px=10_000)
+    lock.local.token = b"token"
+    armed = proxy.arm(swallow(), after=MARK)
+    assert await face.get(lock.extend(5))
+    armed.wait()
+    assert probe.pttl(NAME) <= 15_000
+    await face.get(lock.release())
+    await face.get(lock._wire.close())
+
+
+# ------------------------------------------------------------------------------------------------ bytes out of the order
+
+STRAYS = {
+    "status": b"+OK\r\n",
+    "nil": b"_\r\n",
+    "integer": b":1\r\n",
+    "error": b"-ERR stray\r\n",
+    "token": b"$5\r\nstray\r\n",
+    "list": b"*1\r\n:1\r\n",
+    "map": b"%1\r\n+a\r\n+b\r\n",
+    "attribute": b"|1\r\n+a\r\n+b\r\n",
+    "garbage": b"garbage\r\n",
+}
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+@pytest.mark.parametrize("stray", STRAYS)
+async def test_stray_reply_makes_no_false_answer(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, stray: str, held: bool
+) -> None:
+    """In front of the true reply, in one write: one reply too many ends the connection, and nothing in it counts."""
+    client = face.client(proxy.url)
+    lock = client.lock(NAME)
+    await face.get(client.server_info())
+    if held:
+        probe.set(NAME, "another")
+    armed = proxy.arm(inject(STRAYS[stray]), after=MARK)
+    try:
+        acquired = await face.get(lock.acquire(blocking=False))
+    except redis.exceptions.RedisError:
+        acquired = False
+    armed.wait()
+    assert acquired is (probe.get(NAME) == (lock.lease and lock.lease.token))
+    if acquired:
+        await face.get(lock.release())
+    await assert_in_step(face, client, probe)
+    assert probe.get(NAME) == (b"another" if held else None)
+    probe.delete(NAME)
+    assert proxy.links[0].dead, "a connection with a byte that cannot be explained is closed"
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+async def test_stray_reply_between_two_operations_makes_no_false_answer(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, stray: str
+) -> None:
+    client = face.client(proxy.url)
+    await face.get(client.server_info())
+    probe.set(NAME, "another")
+    proxy.inject(STRAYS[stray])
+    while face.is_async and not proxy.links[0].dead:
+        await _pause(face)
+    assert await face.get(client.lock(NAME).acquire(blocking=False)) is False
+    await assert_in_step(face, client, probe)
+    assert proxy.links[0].dead and probe.get(NAME) == b"another"
+
+
+async def test_push_between_replies_disturbs_nobody(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url)
+    lock = client.lock(NAME)
+    await face.get(client.server_info())
+    for push in (b">2\r\n+invalidate\r\n_\r\n", b">3\r\n+message\r\n+a\r\n+b\r\n"):
+        proxy.inject(push)
+        armed = proxy.arm(inject(push), after=MARK)
+        assert await face.get(lock.acquire(blocking=False))
+        armed.wait()
+        assert_ours(lock, probe)
+        await face.get(lock.release())
+    assert len(proxy.links) == 1
+
+
+async def test_swapped_replies_are_not_believed(face: Face) -> None:
+    """Two callers on one connection, each given the other's reply: both ask again and get their own."""
+    with FakeServer(kind="valkey", version="9.1.2", handshake={"COMMAND INFO": b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"}) as fake:
+        client = face.client(fake.url, max_connections=1)
+        held, free = client.lock("held", thread_local=False), client.lock("free", thread_local=False)
+        fake.say(b"_\r\n")
+        assert await face.get(held.acquire(blocking=False))
+        asked = len(fake.commands)
+        fake.say(SILENCE, b":1\r\n_\r\n")
+        jobs = [face.start(lambda: free.acquire(blocking=False))]
+        while len(fake.commands) == asked:
+            await _pause(face)
+        verdict: Callable[[list[bytes]], bytes] = lambda words: b"_\r\n" if words[0] == b"SET" else b":1\r\n"  # noqa: E731
+        fake.say(verdict, verdict, verdict, verdict)
+        jobs.append(face.start(held.release))
+        assert await jobs[0].get() is True and free.lease is not None
+        assert await jobs[1].get() is None and held.lease is None
+        assert fake.accepted == 2
+
+
+# -------------------------------------------------------------------------------------------------- servers come and go
+
+
+@pytest.fixture
+def reborn(start_server: Callable[..., Server], server: Server, tmp_path: Path) -> Callable[[bool], Server]:
+    """reborn(keep): a server that writes its data down, started with the data of the one before, or with none."""
+    kind = "valkey" if server.kind == "valkey" else "floor" if server.version < "7" else "redis"
+    settings = tmp_path / "conf"
+    lives = iter(range(100))
+
+    def start(keep: bool) -> Server:
+        if not keep:
+            folder = tmp_path / str(next(lives))
+            folder.mkdir()
+            settings.write_text(f"dir {folder}\nappendonly yes\nappendfsync always\n")
+        return start_server(kind, args=("--include", str(settings)))
+
+    return start
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["same-data", "empty"])
+async def test_waiter_and_holder_outlive_a_killed_server(
+    face: Face, reborn: Callable[[bool], Server], keep: bool
+) -> None:
+    old = reborn(False)
+    with FaultProxy(old.unix_url) as proxy:
+        holding, waiting = face.client(proxy.url), face.client(proxy.url)
+        held, wanted = holding.lock(NAME, timeout=60), waiting.lock(NAME, sleep=0.005, thread_local=False)
+        await face.get(held.acquire())
+        asked = proxy.requests.count(MARK)
+        waiter = face.start(wanted.acquire)
+        while proxy.requests.count(MARK) < asked + 2:
+            await _pause(face)
+        old.stop()
+        refused = proxy.accepted
+        while proxy.accepted < refused + 3:
+            await _pause(face)
+        assert not waiter.finished.is_set() and held.lease.valid
+        new = reborn(keep)
+        proxy.upstream = new.unix_url
+        if keep:
+            assert await face.get(held.owned())
+            assert not waiter.finished.is_set()
+            await face.get(held.release())
+        assert await waiter.get() is True
+        if not keep:
+            with pytest.raises(fastlock.LockNotOwnedError):
+                await face.get(held.release())
+        with redis.Redis(unix_socket_path=new.path) as probe:
+            assert_ours(wanted, probe)
+            await face.get(wanted.release())
+            assert not probe.exists(NAME)
+
+
+async def test_reconnecting_backs_off(face: Face, proxy: FaultProxy) -> None:
+    """While nobody answers, attempts become rare: a busy loop would make thousands."""
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    await face.get(client.server_info())
+    proxy.hanging_up = True
+    proxy.cut()
+    before = proxy.accepted
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await face.get(client.lock(NAME).acquire())
+    assert 2 <= proxy.accepted - before <= 60
+    proxy.hanging_up = False
+    assert await face.get(client.lock(NAME).acquire())

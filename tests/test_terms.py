@@ -1,0 +1,191 @@
+"""Names reach the server as the bytes they are; terms that make no sense are refused by name, before anything is sent.
+
+What was sent is counted by the server itself.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import decimal
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+
+import fastlock
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+# ------------------------------------------------------------------------------------------------------------ names
+
+NAMES = {
+    "text": ("sku:42", b"sku:42"),
+    "utf8": ("ключ 鍵 🔑", "ключ 鍵 🔑".encode()),
+    "nul": ("a\0b", b"a\0b"),
+    "crlf": (b"a\r\n$3\r\nfoo\r\n", b"a\r\n$3\r\nfoo\r\n"),
+    "braces": ("{tag}:{x}%s%d{}", b"{tag}:{x}%s%d{}"),
+    "spaces": (" a  b ", b" a  b "),
+    "binary": (bytes(range(256)), bytes(range(256))),
+    "bytearray": (bytearray(b"\xff\xfe"), b"\xff\xfe"),
+    "memoryview": (memoryview(b"--view--")[2:6], b"view"),
+    "strided": (memoryview(b"a-b-c-")[::2], b"abc"),
+    "items": (memoryview(array.array("H", [1, 2])), array.array("H", [1, 2]).tobytes()),
+    "longest": ("n" * 65536, b"n" * 65536),
+}
+
+
+@pytest.mark.parametrize(("name", "key"), NAMES.values(), ids=NAMES)
+async def test_a_name_is_exactly_its_bytes_in_every_command(
+    face: Face, server: Server, probe: redis.Redis, name: Any, key: bytes
+) -> None:
+    client = face.client(server.unix_url)
+    lock = client.lock(name)
+    assert await face.get(lock.acquire())
+    assert probe.keys() == [key] and probe.get(key) == lock.lease.token
+    assert lock.lease.name is name and lock.name is name
+    assert await face.get(client.lock(key).acquire(blocking=False)) is False, "bytes and text of one name are two locks"
+    assert await face.get(lock.owned()) and await face.get(lock.locked()) and await face.get(lock.extend(10))
+    assert probe.pttl(key) > 10_000 and probe.keys() == [key]
+    await face.get(lock.release())
+    assert probe.keys() == []
+    leases = await face.get(client.acquire_many([name, b"another"]))
+    assert sorted(probe.keys()) == sorted([key, b"another"])
+    assert await face.get(client.release_many(leases)) == [True, True]
+    assert probe.keys() == []
+
+
+async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server: Server, probe: redis.Redis) -> None:
+    name = bytearray(b"before")
+    lock = face.client(server.unix_url).lock(name)
+    name[:] = b"after!"
+    await face.get(lock.acquire())
+    assert probe.keys() == [b"before"]
+    await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------------------------ terms
+
+
+def commands_sent(probe: redis.Redis) -> int:
+    """How many commands the server has executed; the question itself is one."""
+    return int(probe.info("stats")["total_commands_processed"])
+
+
+class Bad:
+    """A call that must be refused, the exception it must raise, and the argument that this must name."""
+
+    def __init__(self, call: Callable[[Any], Any], error: type[Exception], named: str) -> None:
+        self.call, self.error, self.named = call, error, named
+
+
+def lock_terms(argument: str, values: list[Any], error: type[Exception]) -> list[Bad]:
+    return [Bad(lambda client, v=v: client.lock("a", **{argument: v}), error, argument) for v in values]
+
+
+def acquire_terms(argument: str, values: list[Any], error: type[Exception]) -> list[Bad]:
+    return [Bad(lambda client, v=v: client.lock("a").acquire(**{argument: v}), error, argument) for v in values]
+
+
+NO_NUMBER = [True, False, "1", b"1", [1], decimal.Decimal(1), 1j]
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+NO_LEASE = [0, 0.0, -0.0, -1, -0.001, 0.0009, 5e-324, *NOT_FINITE, 2**53, 9.1e12, 1e300, 10**400]
+NO_WAIT = [-1, -0.001, *NOT_FINITE]
+NO_NAME = ["", b"", memoryview(b""), "n" * 65537, b"n" * 65537, "é" * 40_000, "\ud800", "fastlock:fence:{a}", b"fastlock:x"]
+NO_BYTES = [None, 5, 1.5, ["a"], object()]
+
+BAD = [
+    *lock_terms("timeout", NO_LEASE, ValueError),
+    *lock_terms("timeout", NO_NUMBER, TypeError),
+    *lock_terms("sleep", NO_WAIT, ValueError),
+    *lock_terms("sleep", [None, *NO_NUMBER], TypeError),
+    *lock_terms("blocking_timeout", NO_WAIT, ValueError),
+    *lock_terms("blocking_timeout", NO_NUMBER, TypeError),
+    *acquire_terms("sleep", NO_WAIT, ValueError),
+    *acquire_terms("sleep", NO_NUMBER, TypeError),
+    *acquire_terms("blocking_timeout", NO_WAIT, ValueError),
+    *acquire_terms("blocking_timeout", NO_NUMBER, TypeError),
+    *acquire_terms("token", ["", b"", "t" * 65537, "\udcff"], ValueError),
+    *acquire_terms("token", [5, ["t"], True], TypeError),
+    *[Bad(lambda client, v=v: client.lock(v), ValueError, "name") for v in NO_NAME],
+    *[Bad(lambda client, v=v: client.lock(v), TypeError, "name") for v in NO_BYTES],
+    *[Bad(lambda client, v=v: client.acquire_many(["ok", v]), ValueError, "name") for v in NO_NAME],
+    *[Bad(lambda client, v=v: client.acquire_many(["ok", v]), TypeError, "name") for v in NO_BYTES],
+    *[Bad(lambda client, v=v: client.acquire_many(["ok"], timeout=v), ValueError, "timeout") for v in NO_LEASE],
+    *[Bad(lambda client, v=v: client.acquire_many(["ok"], timeout=v), TypeError, "timeout") for v in NO_NUMBER],
+    *[Bad(lambda client, v=v: client.acquire_many(v), TypeError, "names") for v in ("ab", b"ab", memoryview(b"ab"), None, 5)],
+    *[Bad(lambda client, v=v: client.acquire_many(v), ValueError, "names") for v in (["a", "b", "a"], ["a", b"a"])],
+    *[Bad(lambda client, v=v: client.release_many(v), TypeError, "leases") for v in (None, 5, ["a"], [b"t"], "ab", [object()])],
+    Bad(lambda client: client.lock("a", blocking=False, blocking_timeout=1), ValueError, "blocking_timeout"),
+    Bad(lambda client: client.lock("a", blocking=False).acquire(blocking_timeout=1), ValueError, "blocking_timeout"),
+    Bad(lambda client: client.lock("a").acquire(blocking=False, blocking_timeout=1), ValueError, "blocking_timeout"),
+    Bad(lambda client: client.lock("a").acquire(timeout=1), TypeError, "timeout"),
+    Bad(lambda client: client.lock("a", time_out=1), TypeError, "time_out"),
+    Bad(lambda client: client.lock(), TypeError, "name"),
+]
+
+
+async def test_what_makes_no_sense_is_refused_by_name_and_nothing_is_sent(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    client = face.client(server.unix_url)
+    for name in ("a", "b"):  # connected, and what the handshake leaves behind is sent
+        assert await face.get(client.lock(name).locked()) is False
+    before = commands_sent(probe)
+    for number, bad in enumerate(BAD):
+        with pytest.raises(bad.error) as caught:
+            await face.get(bad.call(client))
+        assert bad.named in str(caught.value), f"number {number} of BAD"
+        assert len(str(caught.value)) < 1000, "a message is no place for the whole of a bad value"
+    assert commands_sent(probe) == before + 1
+
+
+EXTENSIONS = [*[(v, ValueError) for v in NO_LEASE], *[(v, TypeError) for v in (None, *NO_NUMBER)]]
+
+
+async def test_an_extension_that_makes_no_sense_leaves_the_lease_as_it_is(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    lock = face.client(server.unix_url).lock("a")
+    await face.get(lock.acquire())
+    before, deadline = commands_sent(probe), lock.lease.deadline
+    for value, error in EXTENSIONS:
+        for replace in (False, True):
+            with pytest.raises(error, match="additional_time"):
+                await face.get(lock.extend(value, replace_ttl=replace))
+    assert commands_sent(probe) == before + 1 and lock.lease.deadline == deadline
+    await face.get(lock.release())
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.0015, 0.29, 1, 1.0, 3600, 86_400 * 365, 2**53 / 1000], ids=str)
+async def test_a_lease_is_as_long_as_asked_never_a_millisecond_more(
+    face: Face, server: Server, probe: redis.Redis, seconds: float
+) -> None:
+    """0.29 * 1000 is 289.99..., 2**53 ms has to survive scripts."""
+    lock = face.client(server.unix_url).lock("a", timeout=seconds)
+    with probe.monitor() as monitor:
+        acquired = await face.get(lock.acquire(blocking=False))  # False: 1 ms was over before the reply came
+        for heard in monitor.listen():
+            words = heard["command"].split()
+            if words[0].upper() == "SET":
+                break
+    assert int(words[words.index("PX") + 1]) == int(seconds * 1000 + 1e-6)
+    if acquired:
+        with contextlib.suppress(fastlock.LockNotOwnedError):  # over by now
+            await face.get(lock.release())
+
+
+async def test_the_extremes_that_make_sense_work(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url)
+    longest = client.lock("a", timeout=2**53 / 1000, sleep=0, blocking_timeout=0)
+    assert await face.get(longest.acquire())
+    assert 2**53 - 60_000 < probe.pttl("a") <= 2**53
+    assert await face.get(longest.extend(2**53 / 1000, replace_ttl=True)) and await face.get(longest.reacquire())
+    assert probe.pttl("a") > 2**53 - 60_000
+    brief = client.lock("a", timeout=0.001, sleep=0, blocking_timeout=0.003)
+    assert await face.get(brief.acquire()) is False
+    await face.get(longest.release())
