@@ -61,13 +61,16 @@ class Link(asyncio.Protocol):
 
     async def greet(self, settings: Settings) -> None:
         """The handshake. Raises redis-py's exceptions."""
-        greeted: asyncio.Future[Any] = self.loop.create_future()
-        self.pipe.put_calls(greeted, session.greeting(settings))
+        calls = session.greeting(settings)
+        hello, rest = self._future(), self._future()
+        self.pipe.put_command(hello, calls[0])
+        self.pipe.put_calls(rest, calls[1:])
         self.schedule()
-        replies = await greeted
+        replies = await rest
         if type(replies) is Lost:
+            session.refused(hello.result())  # a server that is full says so unasked, and closes
             raise replies.error
-        self.session = session.read_greeting(replies)
+        self.session = session.read_greeting([hello.result(), *replies])
         self.forms = templates(self.wire.impl, self.session.capabilities)
         if scripts := say.scripts_of(self.session.capabilities):
             self.pipe.put_calls(None, [script.load for script in scripts])
@@ -92,6 +95,7 @@ class Link(asyncio.Protocol):
 
     def post(self, undo: Undo) -> None:
         """Queue an undo that nobody waits for."""
+        undo.link = self
         queue(self.pipe, self.forms, undo, undo)
         if not self._scheduled:
             self.schedule()
@@ -110,7 +114,7 @@ class Link(asyncio.Protocol):
         if self.dead is None:
             self.post(undo)
         else:
-            undo.stale = self.session
+            undo.stale = (*undo.stale, self.session)
             self.wire.undo(undo)
 
     def schedule(self) -> None:
@@ -153,7 +157,7 @@ class Link(asyncio.Protocol):
         patience = self.wire.settings.reply_timeout
         for slot in self.pipe.drain():
             if type(slot) is Undo:
-                slot.stale = self.session
+                slot.stale = (*slot.stale, self.session)
                 self.wire.debts.append(slot)
             elif slot is not None and not slot.done():
                 slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))

@@ -8,6 +8,8 @@ from typing import Any
 MAX_BYTES = 65536  # of a name or token: a server takes 512 MiB, but then every reply that echoes it is as long
 MAX_MS = 2**53  # the largest integer that a script's numbers hold exactly; some 285,000 years
 
+MAX_WAIT = 1_000_000_000  # seconds: some 31 years; longer is None
+
 RESERVED = b"fastlock:"  # keys that fastlock itself keeps start so; no lock may be taken for one
 
 Name = str | bytes | bytearray | memoryview
@@ -73,8 +75,8 @@ def as_ms(value: Any, what: str = "timeout") -> int:
 
 
 def as_wait(value: Any, what: str) -> float:
-    """Seconds to wait, zero allowed. ValueError: negative. Errors as `as_number`."""
+    """Seconds to wait, zero allowed. ValueError: negative, or over 31 years. Errors as `as_number`."""
     seconds = as_number(value, what)
-    if seconds < 0:
-        raise ValueError(f"{what} must not be negative, but is {value!r}")
+    if not 0 <= seconds <= MAX_WAIT:
+        raise ValueError(f"{what} must be between 0 and {MAX_WAIT} seconds, not {value!r:.40}")
     return seconds

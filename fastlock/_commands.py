@@ -15,7 +15,7 @@ NAME, TOKEN, MS = 0, 1, 2
 
 # Verbs: the index of a form in a dialect.
 ACQUIRE, ACQUIRE_ENDLESS, RELEASE, EXTEND, EXTEND_SCRIPT, ADD, RELEASE_SCRIPT, UNDO, PTTL, GET, EXISTS = range(11)
-ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT = 11, 12
+ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT, UNDO_SCRIPT = 11, 12, 13
 
 # What to say instead where a server (or what stands before it) refuses the native form that its handshake promised.
 SCRIPTED = {
@@ -75,12 +75,12 @@ def dialect(capabilities: frozenset[str]) -> tuple[Form, ...]:
         EXTEND_SCRIPT: EXTEND_LUA.form(NAME, TOKEN, MS, b"1"),
         ADD: EXTEND_LUA.form(NAME, TOKEN, MS, b"0"),
         # by its text, which no server can have forgotten: nobody waits for the reply to load the script and ask again
-        UNDO: (b"EVAL", RELEASE_LUA.text, b"1", NAME, TOKEN),
+        UNDO_SCRIPT: (b"EVAL", RELEASE_LUA.text, b"1", NAME, TOKEN),
         PTTL: (b"PTTL", NAME),
         GET: (b"GET", NAME),
         EXISTS: (b"EXISTS", NAME),
     }
-    for native, scripted in SCRIPTED.items():
+    for native, scripted in {**SCRIPTED, UNDO: UNDO_SCRIPT}.items():
         forms[native] = forms[scripted]
     if SET_NX_GET in capabilities:
         forms[ACQUIRE] = (b"SET", NAME, TOKEN, b"NX", b"GET", b"PX", MS)
@@ -133,7 +133,8 @@ def capabilities(hello: dict[bytes, Any], commands: Any) -> frozenset[str]:
     if hello.get(b"server") != b"redis" or version(hello) >= (7, 0):
         found.add(SET_NX_GET)
     if isinstance(commands, list):
-        known = [entry[0].lower() for entry in commands if entry]
+        heads = [entry[0] for entry in commands if isinstance(entry, list) and entry]
+        known = [head.lower() for head in heads if isinstance(head, bytes)]
         found |= {name for name in (DELIFEQ, DELEX) if name.encode() in known}
     if found & {DELIFEQ, DELEX}:
         found.add(SET_IFEQ)
@@ -142,7 +143,8 @@ def capabilities(hello: dict[bytes, Any], commands: Any) -> frozenset[str]:
 
 def version(hello: dict[bytes, Any]) -> tuple[int, ...]:
     """A server's version as numbers; (0,) when it says none that can be read."""
+    text = hello.get(b"version")
     try:
-        return tuple(int(part) for part in hello.get(b"version", b"0").split(b".")[:3])
+        return tuple(int(part) for part in text.split(b".")[:3]) if isinstance(text, bytes) else (0,)
     except ValueError:
         return (0,)

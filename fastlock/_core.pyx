@@ -70,6 +70,8 @@ cdef enum:
     CHUNK = 65536
     KEPT = 262144
 
+cdef double LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
+
 cdef object _NOTHING = object()  # what the reader answers when a reply is incomplete; its own False is a RESP3 value
 
 
@@ -107,7 +109,7 @@ cdef class Template:
             self._segment(literal, -1)
 
     cdef int _segment(self, bytes literal, int argument) except -1:
-        if self.count == PARTS:
+        if argument >= 0 and self.count == PARTS - 1:
             raise ValueError("a template has too many holes")
         self.literals.append(literal)
         self.segments[self.count].literal = PyBytes_AS_STRING(literal)
@@ -160,13 +162,14 @@ cdef class Pipe:
     cdef list ring
     cdef Py_ssize_t head, pending_, missing
     cdef Py_ssize_t partial
-    cdef bint sending
+    cdef bint sending, line_start
+    cdef int digits
     cdef object reader, gets, feed_, sock
     cdef int fd
     cdef int64_t usual
     cdef unsigned int probes
     cdef readonly list pushes
-    cdef readonly bint broken  # a send ended half-way: the stream is out of step, the connection must be closed
+    cdef readonly bint broken  # bytes were lost or made no sense: the stream is out of step, the connection must be closed
 
     def __cinit__(self):
         self.out = self.chunk = NULL
@@ -180,6 +183,8 @@ cdef class Pipe:
         self.sock = sock
         self.fd = -1 if sock is None else sock.fileno()
         self.usual = 0
+        self.line_start = True
+        self.digits = -1
 
     def __dealloc__(self):
         free(self.out)
@@ -243,7 +248,11 @@ cdef class Pipe:
             raise TypeError("name and token are bytes")
         for i in range(template.count):
             need += template.segments[i].size + 48
-        self._reserve(need + 2 * (PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(token)))
+            if template.segments[i].argument == 0:
+                need += PyBytes_GET_SIZE(name)
+            elif template.segments[i].argument == 1:
+                need += PyBytes_GET_SIZE(token)
+        self._reserve(need)
         for i in range(template.count):
             segment = &template.segments[i]
             self._copy(segment.literal, segment.size)
@@ -366,8 +375,29 @@ cdef class Pipe:
 
     def feed(self, data):
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
-        self.feed_(data)
-        self._deliver(len(data))
+        cdef bytes chunk = data if type(data) is bytes else bytes(data)
+        try:
+            self._check_sizes(<const unsigned char *>PyBytes_AS_STRING(chunk), PyBytes_GET_SIZE(chunk))
+            self.feed_(chunk)
+            self._deliver(PyBytes_GET_SIZE(chunk))
+        except BaseException:
+            self.broken = True
+            raise
+
+    cdef int _check_sizes(self, const unsigned char *data, Py_ssize_t size) except -1:
+        """Refuse a list that announces more items than any reply has, before the reader makes room for them."""
+        cdef Py_ssize_t i
+        cdef unsigned char byte
+        for i in range(size):
+            byte = data[i]
+            if self.digits >= 0:
+                self.digits = self.digits + 1 if 48 <= byte <= 57 else -1
+                if self.digits == 5:
+                    raise ProtocolError("a reply announces too many items")
+            elif self.line_start and (byte == b"*" or byte == b"%" or byte == b"~" or byte == b">" or byte == b"|"):
+                self.digits = 0
+            self.line_start = byte == b"\n"
+        return 0
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
         """All of a chunk is understood before anything of it is believed: a reply too many makes its neighbours suspect."""
@@ -376,7 +406,10 @@ cdef class Pipe:
         cdef _Many many
         self.partial += size
         while True:
-            reply = self.gets()
+            try:
+                reply = self.gets()
+            except TypeError as error:  # a map whose key is a list or a map
+                raise ProtocolError(f"a reply that makes no sense: {error}") from None
             if reply is _NOTHING:
                 break
             self.partial = 0
@@ -475,8 +508,7 @@ cdef class Pipe:
             return False
         if size == 0:
             raise EOFError("the server closed the connection")
-        self.feed_(PyBytes_FromStringAndSize(self.chunk, size))
-        self._deliver(size)
+        self.feed(PyBytes_FromStringAndSize(self.chunk, size))
         return True
 
     cdef ssize_t _recv(self, double timeout, double spin) except? -2:
@@ -514,13 +546,14 @@ cdef class Pipe:
     def exchange(self, Ticket ticket, double timeout, double spin):
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
         receive."""
-        cdef int64_t end = _now() + <int64_t>(timeout * 1e9), left
+        cdef int64_t end = _now() + <int64_t>(min(timeout, LONGEST) * 1e9), left
         if self.used:
             self.flush(timeout)
         while not ticket.ready:
             left = end - _now()
-            if left <= 0 or not self.receive(left * 1e-9, spin):
-                return ticket.ready
+            if left <= 0:
+                return False
+            self.receive(left * 1e-9, spin)  # a wake-up may bring nothing: half a TLS record, or a mistake of the system
         return True
 
 
@@ -570,7 +603,7 @@ cdef bint _wait(int fd, short events, double timeout) except -1:
     """Sleep until the socket is ready; False when `timeout` seconds are over. Signal handlers run, and may raise."""
     cdef pollfd poller
     cdef int found, failure
-    cdef int64_t end = _now() + <int64_t>(timeout * 1e9), left
+    cdef int64_t end = _now() + <int64_t>(min(timeout, LONGEST) * 1e9), left
     poller.fd = fd
     poller.events = events
     while True:

@@ -6,9 +6,9 @@ Never here: any decision what to do about one.
 
 from __future__ import annotations
 
-from redis import exceptions
+import re
 
-__all__ = ["ClientClosedError", "ConnectionError", "LockError", "LockNotOwnedError", "TimeoutError", "from_reply"]
+from redis import exceptions
 
 RedisError = exceptions.RedisError
 ConnectionError = exceptions.ConnectionError
@@ -49,10 +49,19 @@ _BY_CODE: dict[str, type[exceptions.RedisError]] = {
 _SHOWN = 256  # characters of a server's message that are repeated: it may be hostile, or hold a megabyte
 
 
+def text_of(reply: Exception) -> str:
+    """What an error reply says. Redis 6.2 wraps an error inside a script in another one, which says where."""
+    text = str(reply)
+    if text.startswith("ERR Error running script"):
+        inner = re.findall(r"@user_script: ?\d+: -?([A-Z]{3,} .*)", text)
+        return inner[-1] if inner else text
+    return text
+
+
 def from_reply(reply: Exception) -> exceptions.RedisError:
     """The redis-py exception for an error reply; its text keeps the code unless the type says it, as redis-py has
     it."""
-    text = "".join(char if char.isprintable() else "?" for char in str(reply)[:_SHOWN])
+    text = "".join(char if char.isprintable() else "?" for char in text_of(reply)[:_SHOWN])
     code, _, rest = text.partition(" ")
     kind = _BY_CODE.get(code)
     if kind is not None:

@@ -7,6 +7,7 @@ a mutex.
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import ssl
@@ -24,6 +25,8 @@ MAX_REPLY = 65536
 MAX_DEPTH = 8
 
 _CHUNK = 65536
+_HUGE = re.compile(rb"\n[*%~>|]\d{5}")
+_LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
 _NOTHING = object()
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -105,6 +108,7 @@ class Pipe:
         self._slots: deque[Any] = deque()
         self._missing = 0  # replies
         self._partial = 0
+        self._tail = b"\n"
         self._sending = False
         self._sock = sock
         self._turn = threading.Lock()  # a TLS socket must not send and receive at once
@@ -197,10 +201,20 @@ class Pipe:
 
     def feed(self, data: Any) -> None:
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
+        try:
+            for reply in self._understood(data):
+                self._deliver(reply)
+        except BaseException:
+            self.broken = True
+            raise
+
+    def _understood(self, data: Any) -> list[Any]:
+        """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
+        self._check_sizes(data)
         self._reader.feed(data)
         self._partial += len(data)
-        replies: list[Any] = []  # all of a chunk is understood before anything of it is believed
-        while (reply := self._reader.gets()) is not _NOTHING:
+        replies: list[Any] = []
+        while (reply := self._next()) is not _NOTHING:
             self._partial = 0
             kind = type(reply)
             if kind is PushNotification:
@@ -215,8 +229,20 @@ class Pipe:
             if len(replies) > self._missing:
                 raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
             self._missing -= len(replies)
-        for reply in replies:
-            self._deliver(reply)
+        return replies
+
+    def _check_sizes(self, data: Any) -> None:
+        """Refuse a list that announces more items than any reply has, before the reader makes room for them."""
+        seen = self._tail + bytes(data)
+        if _HUGE.search(seen):
+            raise ProtocolError("a reply announces too many items")
+        self._tail = seen[-8:]
+
+    def _next(self) -> Any:
+        try:
+            return self._reader.gets()
+        except TypeError as error:  # a map whose key is a list or a map
+            raise ProtocolError(f"a reply that makes no sense: {error}") from None
 
     def _deliver(self, reply: Any) -> None:
         slot = self._slots[0]
@@ -302,6 +328,9 @@ class Pipe:
                     return False
                 slept = True
                 continue
+            except BaseException:  # interrupted: whether bytes were taken from the socket, nobody knows
+                self.broken = True
+                raise
             break
         self._usual += (time.monotonic() - start - self._usual) / 4
         if not data:
@@ -316,8 +345,9 @@ class Pipe:
         self.flush(timeout)
         while not ticket.ready:
             left = end - time.monotonic()
-            if left <= 0 or not self.receive(left, spin):
-                return ticket.ready
+            if left <= 0:
+                return False
+            self.receive(left, spin)  # a wake-up may bring nothing: half a TLS record, or a mistake of the system
         return True
 
 
@@ -342,4 +372,4 @@ def _check_depth(reply: Any, left: int) -> None:
 def _wait(sock: Any, events: int, timeout: float) -> bool:
     poller = select.poll()
     poller.register(sock, events)
-    return bool(poller.poll(max(0.0, timeout) * 1000))
+    return bool(poller.poll(min(max(0.0, timeout), _LONGEST) * 1000))

@@ -37,7 +37,7 @@ class Ask:
     until: float | None = None  # when the caller stops waiting; None: never before the wire's own timeout
     sent = 0.0  # just before the latest send, by the law's clock
     link: Any = None
-    stale: Any = None  # the session that broke under it: to be ended before it is asked again
+    stale: tuple[Any, ...] = ()  # sessions that broke under it: to be ended before it is asked again
 
     def __init__(self, verb: int, key: bytes, token: bytes = b"", ms: int = 0) -> None:
         self.verb = verb
@@ -109,17 +109,25 @@ class Undo:
     use."""
 
     kind = UNDO
+    link: Any = None
+    scripted = False  # whether the native form was refused
 
-    def __init__(self, names: list[bytes], tokens: list[bytes], until: float, stale: Any = None) -> None:
+    def __init__(self, names: list[bytes], tokens: list[bytes], until: float, stale: tuple[Any, ...] = ()) -> None:
         self.names = names
         self.tokens = tokens
         self.until = until
         self.stale = stale  # as of an Ask
 
-    # As a slot of the pipe: its reply interests nobody, but a connection that breaks gives it back, to be done on the
-    # next.
+    # As a slot of the pipe: nobody waits for its replies, but a connection that breaks gives it back, to be done on the
+    # next, and where the native form is refused it is done by script.
+
     def done(self) -> bool:
-        return True
+        return False
+
+    def set_result(self, replies: list[Any]) -> None:
+        if not self.scripted and any(isinstance(reply, Exception) for reply in replies):
+            self.scripted = True
+            self.link.post(self)
 
 
 class Lost:
@@ -141,11 +149,12 @@ Steps = Generator[Any, Any, Any]
 class Trial:
     """One operation's patience: what went wrong so far, and how much longer to try."""
 
-    __slots__ = ("clock", "doubt", "failures", "give_up", "loads")
+    __slots__ = ("clock", "doubt", "doubt_since", "failures", "give_up", "loads")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.doubt = False  # a command with our token was sent and its reply lost
+        self.doubt_since = math.inf  # when the first such was sent
         self.failures = self.loads = 0
         self.give_up = math.inf
 
@@ -176,16 +185,19 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
     """
     while True:
         if type(answer) is Lost:
-            ask.stale = answer.session or ask.stale
+            if answer.session is not None and answer.session not in ask.stale:
+                ask.stale = (*ask.stale, answer.session)
+            if answer.sent and not trial.doubt:
+                trial.doubt_since = ask.sent
             yield Sleep(_within(trial.pause(answer), ask.until, trial.clock))
         elif isinstance(answer, Exception):
-            if ask.verb in _COMPARES and str(answer).startswith("WRONGTYPE"):
+            if ask.verb in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
                 return _COMPARES[ask.verb]  # something that is no lock at all stands there: not ours
             yield from _heal(ask, answer, trial)
         elif answer is LATE:
             return LATE
         elif type(answer) in _SHAPES[ask.verb]:
-            ask.stale = None
+            ask.stale = ()
             return answer
         else:
             answer = yield Distrust(ask, answer)
@@ -214,7 +226,7 @@ def _within(pause: float, until: float | None, clock: Clock) -> float:
 
 
 def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
-    text = str(error)
+    text = errors.text_of(error)
     code = text.partition(" ")[0]
     form = say.SCRIPTED.get(ask.verb)
     if code == "NOSCRIPT" and trial.loads < 2:
@@ -272,7 +284,9 @@ class Acquire(Ask):
             if lease is not None:
                 if lease.valid:
                     return lease
-                yield self.undo()  # granted, but its time was over before the reply came: not a success
+                # granted, but its time was over before the reply came: not a success; undone before it is tried again
+                undo = Ask(say.RELEASE, self.key, self.token)
+                yield from settle(undo, (yield undo), Trial(clock))
             if not self.blocking or self._late(clock):
                 return None
             if lease is None:
@@ -292,8 +306,9 @@ class Acquire(Ask):
         trial = Trial(clock)
         try:
             answer = yield from settle(self, answer, trial)
-            while self.fenced and answer is not LATE and not _fenced(answer[0]):
-                answer = yield from settle(self, answer[0], trial)
+            while self.fenced and answer is not LATE and not _fenced(answer):
+                odd = answer[0] if len(answer) == 1 and isinstance(answer[0], Exception) else ("odd", answer)
+                answer = yield from settle(self, odd, trial)
             if answer is LATE:
                 if trial.doubt:
                     yield self.undo()
@@ -330,7 +345,8 @@ class Acquire(Ask):
         yield Sleep(_within(max(pause, SHORTEST_PAUSE), self.until, clock))
 
 
-def _fenced(reply: Any) -> bool:
+def _fenced(answer: list[Any]) -> bool:
+    reply = answer[0] if len(answer) == 1 else None
     return type(reply) is list and len(reply) == 2 and type(reply[0]) in (_NULL, bytes) and type(reply[1]) is int
 
 
@@ -349,11 +365,12 @@ class Release(Ask):
         self.lease = lease
 
     def undo(self) -> Undo:
+        self.lease.doubt_release(self.sent)  # repeated, it may find what this undo has done
         return Undo([self.key], [self.token], self.lease.deadline, self.stale)
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
         """From the first answer to the outcome."""
-        lease, started = self.lease, self.sent
+        lease = self.lease
         trial = Trial(clock)
         try:
             answer = yield from settle(self, answer, trial)
@@ -361,11 +378,11 @@ class Release(Ask):
             raise
         except BaseException:
             if trial.doubt:
-                lease.doubt_release(started)
-                yield self.undo()
+                lease.doubt_release(trial.doubt_since)
+                yield Undo([self.key], [self.token], lease.deadline, self.stale)
             raise
         if trial.doubt:
-            lease.doubt_release(started)
+            lease.doubt_release(trial.doubt_since)
         return bool(answer) or lease.release_doubted
 
 
@@ -411,6 +428,7 @@ def acquire_many(names: list[Any], keys: list[bytes], token: bytes, ms: int, clo
     ask = AskMany(say.ACQUIRE if ms else say.ACQUIRE_ENDLESS, keys, [token] * len(keys), ms)
     answers = yield ask
     trial = Trial(clock)
+    one: Acquire | None = None
     try:
         if type(answers) is not list:
             answers = yield from settle(ask, answers, trial)
@@ -421,10 +439,13 @@ def acquire_many(names: list[Any], keys: list[bytes], token: bytes, ms: int, clo
         ]
         for i, odd in enumerate(leases):
             if odd is not None and type(odd) is not Lease:
-                leases[i] = yield from _again(Acquire(names[i], keys[i], token, ms), odd, trial)
+                one = Acquire(names[i], keys[i], token, ms)
+                leases[i] = yield from _again(one, odd, clock)
     except GeneratorExit:
         raise
     except BaseException:
+        if one is not None:
+            ask.stale += one.stale
         yield ask.undo()
         raise
     if clock() >= end:
@@ -433,16 +454,15 @@ def acquire_many(names: list[Any], keys: list[bytes], token: bytes, ms: int, clo
     return leases
 
 
-def _again(one: Acquire, answer: Any, trial: Trial) -> Steps:
+def _again(one: Acquire, answer: Any, clock: Clock) -> Steps:
     """One name of a batch that was not simply free. Asked again on its own where the answer does not say all."""
-    if type(answer) is bytes and (answer != one.token or not trial.doubt):
+    if type(answer) is bytes and answer != one.token:
         return None
-    alone = Trial(trial.clock)
-    answer = yield from settle(one, (yield one), alone)
+    answer = yield from settle(one, (yield one), Trial(clock))
     if answer is None:
         return one._lease(one.sent, None)
-    if answer == one.token and (alone.doubt or trial.doubt):
-        return (yield from one._confirm(None, trial.clock))
+    if answer == one.token:  # which is fresh with every batch: whatever became of the replies, it is ours
+        return (yield from one._confirm(None, clock))
     return None
 
 
@@ -462,7 +482,7 @@ def release_many(leases: list[Lease], clock: Clock) -> Steps:
             ]
         )
     answers = yield ask
-    if type(answers) is list and type(ask) is Call and not any(isinstance(part, Exception) for part in answers):
+    if type(answers) is list and type(ask) is Call and all(type(part) is list for part in answers):
         answers = [answer for part in answers for answer in part]
     released: list[bool] = []
     for i, lease in enumerate(leases):

@@ -46,15 +46,20 @@ def greeting(settings: Any) -> list[tuple[bytes, ...]]:
     ]
 
 
+def refused(hello: Any) -> None:
+    """Raise what the server said before it closed the connection, if it said anything."""
+    if isinstance(hello, Exception):
+        raise errors.from_reply(hello)
+
+
 def read_greeting(replies: list[Any]) -> Session:
     """What the replies say. Only HELLO and SELECT must succeed; the rest may be forbidden, or unknown to an old server.
 
     Raises redis-py's exceptions: AuthenticationError, ResponseError, InvalidResponse.
     """
     hello, select, info, commands, policy = replies[:5]
-    for reply in (hello, select):
-        if isinstance(reply, Exception):
-            raise errors.from_reply(reply)
+    refused(hello)
+    refused(select)
     if not isinstance(hello, dict):
         raise errors.InvalidResponse("the server's reply to HELLO is not a map: is this a Redis or Valkey server?")
     if hello.get(b"server") == b"redis" and (0,) < say.version(hello) < FLOOR:
@@ -69,7 +74,8 @@ def _identity(info: Any) -> tuple[bytes, bytes]:
 
 def _policy(reply: Any) -> str:
     if isinstance(reply, dict) and b"maxmemory-policy" in reply:
-        return str(reply[b"maxmemory-policy"], "ascii", "replace")
+        policy = reply[b"maxmemory-policy"]
+        return str(policy, "ascii", "replace") if isinstance(policy, bytes) else ""
     return ""
 
 
@@ -97,7 +103,8 @@ def describe(session: Session) -> dict[str, Any]:
     """A session for people: `Client.server_info()`."""
 
     def text(key: bytes) -> str:
-        return str(session.hello.get(key, b""), "utf-8", "replace")
+        value = session.hello.get(key, b"")
+        return str(value, "utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     return {
         "server": text(b"server"),

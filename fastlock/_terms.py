@@ -81,11 +81,15 @@ class Terms:
         """Keep a lease for the caller."""
         self.leases[self._me()] = lease
         if len(self.leases) > KEPT:
-            self.leases = {owner: kept for owner, kept in self.leases.items() if kept is lease or kept.valid}
+            for owner, kept in list(self.leases.items()):
+                if kept is not lease and not kept.valid:
+                    self.leases.pop(owner, None)
 
     def drop(self, lease: Lease) -> None:
         """Keep a lease no longer, whoever acquired it."""
-        self.leases = {owner: kept for owner, kept in self.leases.items() if kept is not lease}
+        for owner, kept in list(self.leases.items()):
+            if kept is lease:
+                self.leases.pop(owner, None)
 
     @staticmethod
     def _check_wait(blocking: Any, blocking_timeout: Any) -> None:

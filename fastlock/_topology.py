@@ -6,6 +6,7 @@ Beside `_errors.py` the only module that imports redis-py. Never here: sockets, 
 
 from __future__ import annotations
 
+import logging
 import math
 import ssl
 from collections.abc import Callable
@@ -24,6 +25,18 @@ _IGNORED = frozenset(
         *("decode_responses", "encoding", "encoding_errors", "health_check_interval", "legacy_responses", "lib_name"),
         *("lib_version", "protocol", "retry", "retry_on_error", "retry_on_timeout", "single_connection_client"),
         *("socket_read_size", "timeout"),
+    )
+)
+_NOT_IN_URL = frozenset(
+    (
+        "credential_provider",
+        "keepalive",
+        "keepalive_options",
+        "locate",
+        "retry",
+        "socket_keepalive_options",
+        "ssl",
+        "tls",
     )
 )
 _RENAMED = {
@@ -122,6 +135,7 @@ def from_url(url: str, **overrides: Any) -> Settings:
         raise ValueError(f"url must start with one of {', '.join(f'{name}://' for name in SCHEMES)}")
     plain = f"{SCHEMES[scheme]}://{rest}"
     _check_url(plain)
+    _check_query(plain)
     options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call,unused-ignore]  # typed since redis-py 8
     kind = options.pop("connection_class", None)
     if plain.startswith("rediss:"):
@@ -147,6 +161,14 @@ def _check_url(url: str) -> None:
     for name, values in parse_qs(parts.query, keep_blank_values=True).items():
         if len(values) > 1:
             raise ValueError(f"url: option {name!r} is given twice")
+
+
+def _check_query(url: str) -> None:
+    for name, values in parse_qs(urlsplit(url).query, keep_blank_values=True).items():
+        if name in _NOT_IN_URL:
+            raise ValueError(f"url: {name!r} is no option of a URL")
+        if name == "ssl_cert_reqs" and values == ["none"]:
+            logging.getLogger("fastlock").warning("a URL turns the verification of its server's certificate off")
 
 
 def from_options(options: dict[str, Any]) -> Settings:

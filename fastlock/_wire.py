@@ -7,6 +7,7 @@ thread. Never here: decisions about locks (the law makes them), the content of f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -44,8 +45,9 @@ _TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
 
 def queue(pipe: Any, forms: tuple[Any, ...], ask: Any, slot: Any) -> None:
     """Write a step of the law into a pipe; `slot` gets the answer."""
-    if ask.stale is not None:
-        end_session(pipe, ask.stale)
+    for broken in ask.stale:  # nothing that these sent may still be executed after this
+        if (call := session.end(broken)) is not None:
+            pipe.put_command(None, call)
     kind = ask.kind
     if kind == law.ONE:
         pipe.put(forms[ask.verb], slot, ask.key, ask.token, ask.ms)
@@ -54,14 +56,7 @@ def queue(pipe: Any, forms: tuple[Any, ...], ask: Any, slot: Any) -> None:
     elif kind == law.CALLS:
         pipe.put_calls(slot, ask.calls)
     else:
-        pipe.put_many(forms[say.UNDO], ask, ask.names, ask.tokens, 0)
-
-
-def end_session(pipe: Any, stale: session.Session) -> None:
-    """Before anything is asked again: nothing that the broken connection sent may still be executed."""
-    call = session.end(stale)
-    if call is not None:
-        pipe.put_command(None, call)
+        pipe.put_many(forms[say.UNDO_SCRIPT if ask.scripted else say.UNDO], ask, ask.names, ask.tokens, 0)
 
 
 def as_error(error: BaseException, place: str) -> Exception:
@@ -96,11 +91,19 @@ class Connection:
         self.forms = templates(self.impl, self.session.capabilities)
 
     def _greet(self, settings: Settings) -> session.Session:
-        ticket = self.impl.Ticket()
-        self.pipe.put_calls(ticket, session.greeting(settings))
-        if not self.pipe.exchange(ticket, settings.connect_timeout, 0.0):
-            raise TimeoutError("no reply to the handshake")
-        found = session.read_greeting(ticket.reply)
+        hello, rest = self.impl.Ticket(), self.impl.Ticket()
+        calls = session.greeting(settings)
+        self.pipe.put_command(hello, calls[0])
+        self.pipe.put_calls(rest, calls[1:])
+        try:
+            if not self.pipe.exchange(rest, settings.connect_timeout, 0.0):
+                raise TimeoutError("no reply to the handshake")
+        except _BROKEN:
+            with contextlib.suppress(*_BROKEN):
+                self.pipe.receive(0.0, 0.0)  # a server that is full says so unasked, and closes
+            session.refused(hello.reply)
+            raise
+        found = session.read_greeting([hello.reply, *rest.reply])
         if scripts := say.scripts_of(found.capabilities):
             self.pipe.put_calls(None, [script.load for script in scripts])
         return found
@@ -161,21 +164,22 @@ class Connection:
         connection."""
         ticket.abandoned = True
         undo = ask.undo()
+        if self.pipe.broken:
+            self.fail(ConnectionError("interrupted half-way"))
         if undo is not None:
             self.post(undo)
 
     def post(self, undo: Undo) -> None:
         """Send an undo that nobody waits for; whoever reads next on this connection reads its reply."""
+        undo.link = self
         with self.mutex:
             if self.dead is not None:
-                undo.stale = self.session
+                undo.stale = (*undo.stale, self.session)
                 self.wire.debts.append(undo)
                 return
             self.users += 1
             queue(self.pipe, self.forms, undo, undo)
         try:
-            if self.pipe.broken:
-                raise ConnectionError("interrupted while sending")
             self.pipe.flush(0.0)
         except _BROKEN as error:
             self.fail(error)
@@ -214,7 +218,7 @@ class Connection:
         patience = self.wire.settings.reply_timeout
         for slot in slots:
             if type(slot) is Undo:
-                slot.stale = self.session
+                slot.stale = (*slot.stale, self.session)
                 self.wire.debts.append(slot)
             elif slot is not None:
                 slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))

@@ -19,7 +19,7 @@ import redis
 from redis import exceptions
 from support.faces import Face
 from support.fakeserver import FakeServer
-from support.faultproxy import FaultProxy, replace
+from support.faultproxy import FaultProxy, replace, stall
 from support.listener import Listener
 
 import fastlock
@@ -83,7 +83,7 @@ async def test_wrong_type_reaches_its_caller_alone(
     client = face.client(server.unix_url, max_connections=1)
     probe.rpush("list", "x")
     (error,) = await one_among_many(face, client, "list")
-    assert type(error) is exceptions.ResponseError and str(error).startswith("WRONGTYPE")
+    assert type(error) is exceptions.ResponseError and "WRONGTYPE" in str(error)
     with pytest.raises(exceptions.ResponseError, match="WRONGTYPE"):
         await face.get(client.lock("list", fence=fence).acquire(blocking_timeout=30))
     await assert_in_step(face, client)
@@ -158,7 +158,7 @@ async def test_replica_says_read_only(face: Face, own: Own) -> None:
     assert await face.get(held.owned()), "a refused release leaves the lock with its holder"
     probe.config_set("replica-serve-stale-data", "no")
     with pytest.raises(exceptions.MasterDownError):
-        await face.get(client.lock("sku").acquire())
+        await face.get(client.lock("sku").locked())
     probe.replicaof("NO", "ONE")
     await face.get(held.release())
     await assert_in_step(face, client)
@@ -175,13 +175,11 @@ async def test_too_few_replicas(face: Face, own: Own) -> None:
 
 
 async def test_server_that_cannot_save(face: Face, own: Own) -> None:
-    server, probe = own("--dbfilename", "taken", "--save", "3600 1000000")
+    server, probe = own("--dbfilename", "taken")
     os.makedirs(os.path.join(os.path.dirname(server.path), "taken", "by-a-folder"))
     client = face.client(server.url, max_connections=1)
     await face.get(client.server_info())
-    probe.set("x", "y")
-    with contextlib.suppress(exceptions.ResponseError):
-        probe.save()
+    probe.config_set("save", "3600 1000000")
     probe.bgsave()
     while probe.info("persistence")["rdb_bgsave_in_progress"]:
         pass
@@ -222,9 +220,30 @@ async def test_server_busy_with_a_script(face: Face, own: Own) -> None:
 
 
 async def test_server_that_loads_its_data(face: Face, own: Own) -> None:
-    debug = [] if "6.2" in own.__doc__ else []  # type: ignore[operator]
-    server, probe = own(*debug)
-    assert server and probe and face
+    server, probe = own()
+    if server.kind == "valkey" or server.version >= "7":
+        server, probe = own("--enable-debug-command", "yes")
+    client = face.client(server.url, max_connections=1)
+    await face.get(client.server_info())
+    for number in range(30):
+        probe.set(f"filler:{number}", os.urandom(1 << 20))  # while it loads, a server looks at its clients every 2 MiB
+    probe.config_set("key-load-delay", "10000")
+
+    def reload() -> None:
+        with redis.Redis(unix_socket_path=server.path, socket_timeout=None) as other:
+            other.execute_command("DEBUG RELOAD")
+
+    thread = threading.Thread(target=reload)
+    thread.start()
+    loading = False
+    while thread.is_alive() and not loading:
+        with contextlib.suppress(exceptions.BusyLoadingError):
+            loading = bool(probe.info("persistence")["loading"])
+    with pytest.raises(exceptions.BusyLoadingError):
+        await face.get(client.lock("sku").acquire())
+    thread.join(20)
+    assert loading and not probe.exists("sku")
+    await assert_in_step(face, client)
 
 
 async def test_no_room_for_another_client(face: Face, own: Own) -> None:
@@ -331,8 +350,6 @@ def lock_token(proxy: FaultProxy) -> bytes:
 async def test_abandoned_acquire_is_undone_although_the_promised_command_is_unknown(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    from support.faultproxy import stall
-
     proxy.arm(replace(PROMISE), command="COMMAND", times=float("inf"))
     client = face.client(proxy.url, max_connections=1)
     await face.get(client.server_info())
@@ -366,7 +383,6 @@ GREETINGS = {
     "ssh": b"SSH-2.0-OpenSSH_9.2p1\r\n",
     "zeros": b"\0" * 100,
     "huge number": b"$999999999999\r\n",
-    "huge list": b"*2147483647\r\n" * 3,
     "negative list": b"*-7\r\n",
     "no number": b":" + b"9" * 100 + b"\r\n",
 }
@@ -411,15 +427,30 @@ async def test_other_servers_are_told_apart(face: Face, greeting: str) -> None:
 async def test_endless_reply_ends_the_connection(face: Face, endless: bytes) -> None:
     with Babbler([endless], again=b"a" * 65536) as babbler:
         client = face.client(babbler.url, connect_timeout=20, reply_timeout=20)
-        tracemalloc.start()
-        try:
-            with pytest.raises(exceptions.InvalidResponse):
-                await face.get(client.lock("sku").acquire())
-            assert tracemalloc.get_traced_memory()[1] < 8 << 20
-        finally:
-            tracemalloc.stop()
+        with at_most(8 << 20), pytest.raises(exceptions.InvalidResponse):
+            await face.get(client.lock("sku").acquire())
         babbler.ended.wait(10)
         assert babbler.sent < 16 << 20
+
+
+@pytest.mark.parametrize("kind", [b"*", b"%", b"~", b">"])
+async def test_announced_size_reserves_nothing(face: Face, kind: bytes) -> None:
+    """A few bytes that promise ten million elements: memory is for what came, not for what was announced."""
+    with Babbler([kind + b"10000000\r\n"]) as babbler:
+        client = face.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
+        with at_most(16 << 20), pytest.raises(exceptions.RedisError):
+            await face.get(client.lock("sku").acquire())
+
+
+@contextlib.contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """AssertionError when Python's allocations reach this size meanwhile, in bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("size", [300, 60_000, 1 << 20])
@@ -432,7 +463,7 @@ async def test_long_error_text_is_shortened_and_harmless(face: Face, size: int) 
         assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("reply", [b"+OK\r\n:1\r\n", b"*1\r\n_\r\n", b"#t\r\n", b",1.5\r\n", b"%0\r\n", b"(12\r\n"])
+@pytest.mark.parametrize("reply", [b"+OK\r\n:1\r\n", b"*1\r\n_\r\n", b",1.5\r\n", b"%0\r\n", b"(12\r\n"])
 async def test_senseless_reply_to_a_release_is_no_release(face: Face, reply: bytes) -> None:
     with FakeServer([b"_\r\n", reply, reply, reply]) as fake:
         client = face.client(fake.url, reply_timeout=1)

@@ -12,4 +12,4 @@ end
 if acquired then
   return false
 end
-return redis.call('GET', KEYS[1])
+return redis.pcall('GET', KEYS[1]) -- an error of its own when something else than a lock stands there

@@ -1,9 +1,9 @@
 -- Give a held lock a new lease, where the server has no compare-and-set of its own.
 -- KEYS     1: name
 -- ARGV     1: token, 2: milliseconds, 3: '1' = the new lease, '0' = to be added to what is left of the present one
--- returns  1: extended; 0: somebody else's, nobody's, or a lock without end
+-- returns  1: extended; 0: somebody else's, nobody's, not a lock, or one without end
 -- cost     2 commands, 3 when added
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 local lease = tonumber(ARGV[2])

@@ -1,0 +1,401 @@
+"""A forked child owns nothing of its parent's: not its leases, not its connections; and the parent notices nothing.
+
+The parent's connections run through a proxy, which sees every byte on them and every end. Children do their work, report
+through a pipe as JSON and leave by os._exit, so that nothing of pytest runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import select
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall
+
+import fastlock
+import fastlock.asyncio
+
+NAME = "sku"
+MARK = b"\r\nsku\r\n"
+LIMIT = 20  # seconds that a child may take
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+class Child:
+    """A forked process that runs `work` and reports what it returns."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._read, write = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on, where threads run; here they do
+            self.pid = os.fork()
+        if not self.pid:
+            _report(write, work)
+        os.close(write)
+
+    def result(self) -> Any:
+        """What it returned; AssertionError with its traceback, or when it hangs."""
+        data = b""
+        while select.select([self._read], [], [], LIMIT)[0]:
+            chunk = os.read(self._read, 65536)
+            if not chunk:
+                break
+            data += chunk
+        else:
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self._read)
+        _, status = os.waitpid(self.pid, 0)
+        assert data and not status, f"the child hung or died (status {status})"
+        returned, error = json.loads(data)
+        assert not error, error
+        return returned
+
+
+def _report(write: int, work: Callable[[], Any]) -> None:
+    """The child's whole life."""
+    status = 1
+    try:
+        try:
+            answer = [work(), None]
+        except BaseException:
+            answer = [None, traceback.format_exc()]
+        os.write(write, json.dumps(answer).encode())
+        status = 0
+    finally:
+        os._exit(status)
+
+
+async def in_child(face: Face, work: Callable[[], Any]) -> Any:
+    """Fork, run `work` there (a coroutine in a loop of its own), return what it reports. The parent's loop goes on."""
+    child = Child((lambda: asyncio.run(work())) if face.is_async else lambda: _driven(work()))
+    return await asyncio.to_thread(child.result) if face.is_async else child.result()
+
+
+def _driven(body: Awaitable[Any]) -> Any:
+    from support.faces import drive
+
+    return drive(body)  # type: ignore[arg-type]
+
+
+def traffic(proxy: FaultProxy) -> list[tuple[int, int, bool]]:
+    """What went over each connection so far, and whether it has ended."""
+    return [(len(link.requests), len(link.replies), link.dead) for link in proxy.links]
+
+
+# --------------------------------------------------------------------------------------------------------- what is owned
+
+
+async def test_child_owns_no_lock_of_its_parent(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url)
+    lock = client.lock(NAME, thread_local=False)
+    assert await face.get(lock.acquire())
+    lease = lock.lease
+    before = traffic(proxy)
+
+    async def work() -> list[Any]:
+        refused = []
+        for operation in (lock.release, lambda: lock.extend(5), lock.reacquire):
+            with contextlib.suppress(fastlock.LockError):
+                await face.get(operation())
+                continue
+            refused.append(True)
+        quiet = len(proxy.links) == len(before)
+        return [lease.valid, lease.remaining, refused, quiet, await face.get(lock.owned())]
+
+    assert await in_child(face, work) == [False, 0.0, [True] * 3, True, False]
+    assert traffic(proxy)[: len(before)] == before, "nothing was said on the parent's connection, nor was it ended"
+    assert lock.lease is lease and lease.valid and await face.get(lock.owned())
+    assert probe.get(NAME) == lease.token
+    await face.get(lock.release())
+
+
+async def test_leaving_a_with_in_the_child_frees_nothing(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    lock = face.client(proxy.url).lock(NAME, thread_local=False)
+    lease = await face.enter(lock)
+
+    async def work() -> str:
+        try:
+            await face.leave(lock)
+        except fastlock.LockError as error:
+            return str(error)
+        return ""
+
+    assert "fork" in await in_child(face, work)
+    assert probe.get(NAME) == lease.token
+    await face.leave(lock)
+
+
+async def test_child_cannot_release_its_parents_batch(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url)
+    leases = await face.get(client.acquire_many(["a", "b"]))
+
+    async def work() -> Any:
+        return await face.get(client.release_many(leases))
+
+    assert await in_child(face, work) == [False, False]
+    assert probe.exists("a", "b") == 2
+    assert await face.get(client.release_many(leases)) == [True, True]
+
+
+async def test_child_and_parent_exclude_each_other(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url)
+    lock = client.lock(NAME, thread_local=False)
+    assert await face.get(lock.acquire())
+
+    async def work() -> list[bool]:
+        same = await face.get(lock.acquire(blocking=False))
+        other = await face.get(client.lock(NAME).acquire(blocking=False))
+        return [same, other, await face.get(client.lock(NAME).locked())]
+
+    assert await in_child(face, work) == [False, False, True]
+    assert await face.get(lock.owned())
+    await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------------------- the connections
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["connected", "fresh"])
+async def test_child_uses_the_same_client_over_connections_of_its_own(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, warm: bool
+) -> None:
+    client = face.client(proxy.url)
+    if warm:
+        await face.get(client.server_info())
+    before = traffic(proxy)
+
+    async def work() -> list[Any]:
+        done = []
+        for number in range(3):
+            lock = client.lock(f"child:{number}")
+            done.append(await face.get(lock.acquire(blocking=False)) and await face.get(lock.owned()))
+            await face.get(lock.release())
+        await face.get(client.close())
+        return done
+
+    assert await in_child(face, work) == [True] * 3
+    assert len(proxy.links) > len(before) and traffic(proxy)[: len(before)] == before
+    lock = client.lock(NAME)
+    assert await face.get(lock.acquire(blocking=False)) and await face.get(lock.owned())
+    await face.get(lock.release())
+
+
+async def test_many_children_and_their_parent_at_once(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Everybody counts under one lock; tokens are all different, replies never go astray."""
+    client = face.client(proxy.url)
+    await face.get(client.server_info())
+
+    async def work() -> list[str]:
+        tokens = []
+        for _ in range(10):
+            lock = client.lock(NAME, sleep=0.001)
+            assert await face.get(lock.acquire())
+            assert probe_of(proxy).get(NAME) == lock.lease.token
+            tokens.append(lock.lease.token.decode())
+            await face.get(lock.release())
+        return tokens
+
+    children = [Child((lambda: asyncio.run(work())) if face.is_async else lambda: _driven(work())) for _ in range(3)]
+    tokens = await work()
+    for child in children:
+        tokens += await asyncio.to_thread(child.result) if face.is_async else child.result()
+    assert len(set(tokens)) == len(tokens) == 40
+
+
+def probe_of(proxy: FaultProxy) -> redis.Redis:
+    """A client of the server itself, made by whoever needs it: a connection must not be shared with a child either."""
+    return redis.Redis.from_url(proxy.upstream)
+
+
+async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    """The reply that comes later belongs to the parent; the child neither waits for it nor undoes it."""
+    client = face.client(proxy.url, reply_timeout=LIMIT, max_connections=1)
+    await face.get(client.server_info())
+    lock = client.lock(NAME, thread_local=False)
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    waiter = face.start(lambda: lock.acquire(blocking=False))
+    while not armed.fired:
+        await asyncio.sleep(0.001) if face.is_async else armed.wait()
+    before = traffic(proxy)
+
+    async def work() -> list[Any]:
+        other = client.lock("child")
+        acquired = await face.get(other.acquire(blocking=False))
+        await face.get(other.release())
+        return [acquired, await face.get(client.lock(NAME).acquire(blocking=False)), lock.lease is None]
+
+    assert await in_child(face, work) == [True, False, True]
+    assert traffic(proxy)[: len(before)] == before
+    armed.resume()
+    assert await waiter.get() is True and await face.get(lock.owned())
+    await face.get(lock.release())
+
+
+async def test_fork_while_others_wait_for_a_lock(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url, max_connections=1)
+    held = client.lock(NAME, thread_local=False)
+    assert await face.get(held.acquire())
+    waiting = [client.lock(NAME, sleep=0.001, thread_local=False) for _ in range(3)]
+
+    async def wait(lock: Any) -> bool:
+        assert await face.get(lock.acquire())
+        await face.get(lock.release())
+        return True
+
+    jobs = [face.start(lambda lock=lock: wait(lock)) for lock in waiting]
+
+    async def work() -> bool:
+        other = client.lock("child")
+        for _ in range(20):
+            assert await face.get(other.acquire(blocking=False))
+            await face.get(other.release())
+        return True
+
+    for _ in range(3):
+        assert await in_child(face, work) is True
+    await face.get(held.release())
+    assert [await job.get() for job in jobs] == [True] * 3
+
+
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+def test_fork_at_any_moment_of_busy_threads(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    """A mutex that another thread holds at the fork must not stop the child."""
+    client = face.client(proxy.url, max_connections=2)
+    over = threading.Event()
+    errors: list[BaseException] = []
+
+    def busy(number: int) -> None:
+        try:
+            while not over.is_set():
+                with client.lock(f"busy:{number}", timeout=30) as lease:
+                    assert lease.valid
+        except BaseException as error:
+            errors.append(error)
+
+    async def work() -> bool:
+        with client.lock("child") as lease:
+            return lease.valid
+
+    threads = [threading.Thread(target=busy, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        children = [Child(lambda: _driven(work())) for _ in range(1)]
+        assert [child.result() for child in children] == [True]
+        for _ in range(15):
+            child = Child(lambda: _driven(work()))
+            assert child.result() is True
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(LIMIT)
+        client.close()
+    assert not errors and not any(thread.is_alive() for thread in threads)
+
+
+# ------------------------------------------------------------------------------------------------------------- the rest
+
+
+def test_tokens_of_parent_and_children_differ(server: Any) -> None:
+    """Tokens made ahead of use are not handed out on both sides."""
+
+    def tokens() -> list[str]:
+        with fastlock.Client.from_url(server.unix_url) as client:
+            leases = [client.acquire_many([f"token:{os.getpid()}:{number}"])[0] for number in range(300)]
+            assert all(client.release_many(leases))
+            return [lease.token.decode() for lease in leases if lease is not None]
+
+    seen = tokens()
+    children = [Child(tokens) for _ in range(3)]
+    seen += tokens()
+    for child in children:
+        seen += child.result()
+    assert len(set(seen)) == len(seen) == 1500
+
+
+def _in_pool(url: str) -> bool:
+    with fastlock.Client.from_url(url) as client, client.lock("pool") as lease:
+        return lease.valid
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_multiprocessing(server: Any, probe: redis.Redis, no_leaks: Any, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    with fastlock.Client.from_url(server.unix_url) as client, client.lock("parent") as lease:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with context.Pool(2) as pool:
+                assert pool.map_async(_in_pool, [server.unix_url] * 4).get(LIMIT) == [True] * 4
+        assert lease.valid and probe.get("parent") == lease.token
+
+
+async def test_child_of_a_child(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    client = face.client(proxy.url)
+    lock = client.lock(NAME, thread_local=False)
+    assert await face.get(lock.acquire())
+
+    async def grandchild() -> list[bool]:
+        mine = client.lock("mine")
+        return [bool(lock.lease and lock.lease.valid), await face.get(mine.acquire(blocking=False))]
+
+    async def work() -> Any:
+        own = client.lock("own", thread_local=False)
+        assert await face.get(own.acquire(blocking=False))
+        found = await in_child(face, grandchild)
+        assert await face.get(own.owned())
+        await face.get(own.release())
+        return found
+
+    assert await in_child(face, work) == [False, True]
+    probe.delete("mine")
+    assert await face.get(lock.owned())
+    await face.get(lock.release())
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_child_with_a_client_and_a_loop_of_its_own(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The parent's loop, its timers and waiters go on while the child runs and after it has ended."""
+    client = face.client(proxy.url)
+    await client.server_info()
+    probe.set(NAME, "another")
+    waiting = client.lock(NAME, sleep=0.001, thread_local=False)
+    waiter = face.start(waiting.acquire)
+
+    async def work() -> bool:
+        async with fastlock.asyncio.Client.from_url(proxy.url, impl=face.impl) as own, own.lock("child") as lease:
+            return lease.valid
+
+    for _ in range(3):
+        assert await in_child(face, work) is True
+    assert not waiter.finished.is_set()
+    probe.delete(NAME)
+    assert await waiter.get() is True and await waiting.owned()
+    await waiting.release()
