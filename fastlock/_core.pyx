@@ -61,6 +61,7 @@ ABI = 1  # raise it here and in _fallback.py when the interface changes: a stale
 BUILD = FASTLOCK_BUILD.decode()
 
 MAX_REPLY = 65536  # bytes: a reply to a lock command is tiny; what grows past this is not one
+MAX_ITEMS = 9999  # in one list or map: a batch's own lists have 100
 MAX_DEPTH = 8  # `COMMAND INFO` on Valkey 9.1 nests 6 deep, nothing else more than 3
 cdef Py_ssize_t _MAX_REPLY = MAX_REPLY
 cdef int _MAX_DEPTH = MAX_DEPTH
@@ -162,14 +163,16 @@ cdef class Pipe:
     cdef list ring
     cdef Py_ssize_t head, pending_, missing
     cdef Py_ssize_t partial
-    cdef bint sending, line_start
-    cdef int digits
+    cdef bint sending
+    cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
+    cdef int64_t announced  # by that header; -1: no size
+    cdef Py_ssize_t skip  # bytes of a string that are still to come
     cdef object reader, gets, feed_, sock
     cdef int fd
     cdef int64_t usual
     cdef unsigned int probes
     cdef readonly list pushes
-    cdef readonly bint broken  # bytes were lost or made no sense: the stream is out of step, the connection must be closed
+    cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 
     def __cinit__(self):
         self.out = self.chunk = NULL
@@ -183,8 +186,6 @@ cdef class Pipe:
         self.sock = sock
         self.fd = -1 if sock is None else sock.fileno()
         self.usual = 0
-        self.line_start = True
-        self.digits = -1
 
     def __dealloc__(self):
         free(self.out)
@@ -385,18 +386,40 @@ cdef class Pipe:
             raise
 
     cdef int _check_sizes(self, const unsigned char *data, Py_ssize_t size) except -1:
-        """Refuse a list that announces more items than any reply has, before the reader makes room for them."""
-        cdef Py_ssize_t i
+        """Refuse what announces more than any reply has, before the reader makes room for it. Reads headers only."""
+        cdef Py_ssize_t i = 0
         cdef unsigned char byte
-        for i in range(size):
+        while i < size:
+            if self.skip:
+                if self.skip >= size - i:
+                    self.skip -= size - i
+                    return 0
+                i += self.skip
+                self.skip = 0
             byte = data[i]
-            if self.digits >= 0:
-                self.digits = self.digits + 1 if 48 <= byte <= 57 else -1
-                if self.digits == 5:
-                    raise ProtocolError("a reply announces too many items")
-            elif self.line_start and (byte == b"*" or byte == b"%" or byte == b"~" or byte == b">" or byte == b"|"):
-                self.digits = 0
-            self.line_start = byte == b"\n"
+            i += 1
+            if not self.kind:
+                self.kind = byte
+                self.announced = 0
+            elif byte == b"\n":
+                if self.announced > 0 or self.kind == b"$":
+                    self._announce()
+                self.kind = 0
+            elif 48 <= byte <= 57 and self.announced >= 0:
+                self.announced = min(self.announced * 10 + byte - 48, <int64_t>1000000000)
+            elif byte != b"\r":
+                self.announced = -1
+        return 0
+
+    cdef int _announce(self) except -1:
+        cdef bint string = self.kind == b"$" or self.kind == b"=" or self.kind == b"!"
+        cdef bint items = (
+            self.kind == b"*" or self.kind == b"%" or self.kind == b"~" or self.kind == b">" or self.kind == b"|"
+        )
+        if (string and self.announced > _MAX_REPLY) or (items and self.announced > MAX_ITEMS):
+            raise ProtocolError(f"a reply that announces too much: {chr(self.kind)}{self.announced}")
+        if string and self.announced >= 0:
+            self.skip = self.announced + 2
         return 0
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
@@ -476,17 +499,17 @@ cdef class Pipe:
             self.sending = False
 
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1:
+        # With the GIL: the call does not block, and to get the GIL back among many threads costs more than it takes
         cdef ssize_t sent
-        cdef int fd = self.fd, failure
+        cdef int failure
         while size:
-            with nogil:
-                sent = c_send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
-                failure = errno
+            sent = c_send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            failure = errno
             if sent > 0:
                 data += sent
                 size -= sent
             elif failure == EAGAIN:
-                if not _wait(fd, POLLOUT, timeout):
+                if not _wait(self.fd, POLLOUT, timeout):
                     raise TimeoutError("the server takes no more bytes")
             elif failure != EINTR:
                 raise OSError(failure, strerror(failure).decode())
@@ -512,41 +535,44 @@ cdef class Pipe:
         return True
 
     cdef ssize_t _recv(self, double timeout, double spin) except? -2:
-        cdef ssize_t size
-        cdef int fd = self.fd, failure
-        cdef int64_t start, waited, budget = <int64_t>(spin * 1e9)
-        cdef bint slept = False
+        """Wait for bytes and take them; -1: none came in time. One stay outside the GIL, whatever happens."""
+        cdef ssize_t size = -1
+        cdef int fd = self.fd, failure = EAGAIN, found = 0
+        cdef int64_t start = _now(), budget = <int64_t>(spin * 1e9), end = start + _ns(timeout)
+        cdef pollfd poller
         self.probes += 1
         if self.usual > budget and self.probes & 63:
             budget = 0
-        start = _now()
+        poller.fd = fd
+        poller.events = POLLIN
         while True:
             with nogil:
-                size = c_recv(fd, self.chunk, CHUNK, MSG_DONTWAIT)
-                failure = errno
-                if budget:
-                    while size < 0 and failure == EAGAIN and _now() - start < budget:
-                        fastlock_relax()
+                while budget and _now() - start < budget:
+                    size = c_recv(fd, self.chunk, CHUNK, MSG_DONTWAIT)
+                    failure = errno
+                    if size >= 0 or failure != EAGAIN:
+                        break
+                    fastlock_relax()
+                if size < 0 and failure == EAGAIN:
+                    found = c_poll(&poller, 1, _ms(end - _now()))
+                    failure = errno
+                    if found > 0:
                         size = c_recv(fd, self.chunk, CHUNK, MSG_DONTWAIT)
                         failure = errno
             if size >= 0:
-                waited = _now() - start
-                self.usual += (waited - self.usual) // 4
+                self.usual += (_now() - start - self.usual) // 4
                 return size
-            if failure == EAGAIN:
-                if slept or not _wait(fd, POLLIN, timeout):
-                    return -1
-                slept = True
-                budget = 0
-            elif failure != EINTR:
+            if found == 0 or failure == EAGAIN:  # time is over, or it was a false alarm
+                return -1
+            if failure != EINTR:
                 raise OSError(failure, strerror(failure).decode())
-            else:
-                PyErr_CheckSignals()
+            PyErr_CheckSignals()
+            budget, failure = 0, EAGAIN
 
     def exchange(self, Ticket ticket, double timeout, double spin):
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
         receive."""
-        cdef int64_t end = _now() + <int64_t>(min(timeout, LONGEST) * 1e9), left
+        cdef int64_t end = _now() + _ns(timeout), left
         if self.used:
             self.flush(timeout)
         while not ticket.ready:
@@ -599,24 +625,31 @@ cdef int64_t _now() noexcept nogil:
     return now.tv_sec * <int64_t>1000000000 + now.tv_nsec
 
 
+cdef int64_t _ns(double seconds) noexcept nogil:
+    return <int64_t>(min(max(seconds, 0.0), LONGEST) * 1e9)
+
+
+cdef int _ms(int64_t ns) noexcept nogil:
+    """Whole milliseconds, never less than asked, for poll."""
+    return <int>((ns + 999999) // 1000000) if ns > 0 else 0
+
+
 cdef bint _wait(int fd, short events, double timeout) except -1:
     """Sleep until the socket is ready; False when `timeout` seconds are over. Signal handlers run, and may raise."""
     cdef pollfd poller
     cdef int found, failure
-    cdef int64_t end = _now() + <int64_t>(min(timeout, LONGEST) * 1e9), left
+    cdef int64_t end = _now() + _ns(timeout), left
     poller.fd = fd
     poller.events = events
     while True:
         left = end - _now()
-        if left < 0:
-            left = 0
         with nogil:
-            found = c_poll(&poller, 1, <int>min((left + 999999) // 1000000, <int64_t>1000000000))
+            found = c_poll(&poller, 1, _ms(left))
             failure = errno
         if found > 0:
             return True
         if found < 0 and failure != EINTR:
             raise OSError(failure, strerror(failure).decode())
         PyErr_CheckSignals()
-        if left == 0:
+        if left <= 0:
             return False

@@ -7,7 +7,6 @@ a mutex.
 
 from __future__ import annotations
 
-import re
 import select
 import socket
 import ssl
@@ -23,9 +22,11 @@ ABI = 1
 BUILD = "release"
 MAX_REPLY = 65536
 MAX_DEPTH = 8
+MAX_ITEMS = 9999
 
 _CHUNK = 65536
-_HUGE = re.compile(rb"\n[*%~>|]\d{5}")
+_STRINGS = frozenset((b"$", b"=", b"!"))
+_SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
 _LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
 _NOTHING = object()
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -108,7 +109,8 @@ class Pipe:
         self._slots: deque[Any] = deque()
         self._missing = 0  # replies
         self._partial = 0
-        self._tail = b"\n"
+        self._head = b""  # of a line that is not complete yet
+        self._skip = 0  # bytes of a string that are still to come
         self._sending = False
         self._sock = sock
         self._turn = threading.Lock()  # a TLS socket must not send and receive at once
@@ -210,7 +212,7 @@ class Pipe:
 
     def _understood(self, data: Any) -> list[Any]:
         """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
-        self._check_sizes(data)
+        self._check_sizes(bytes(data))
         self._reader.feed(data)
         self._partial += len(data)
         replies: list[Any] = []
@@ -231,12 +233,28 @@ class Pipe:
             self._missing -= len(replies)
         return replies
 
-    def _check_sizes(self, data: Any) -> None:
-        """Refuse a list that announces more items than any reply has, before the reader makes room for them."""
-        seen = self._tail + bytes(data)
-        if _HUGE.search(seen):
-            raise ProtocolError("a reply announces too many items")
-        self._tail = seen[-8:]
+    def _check_sizes(self, data: bytes) -> None:
+        """Refuse what announces more than any reply has, before the reader makes room for it. Reads headers only."""
+        start, size = 0, len(data)
+        while start < size:
+            if self._skip:
+                step = min(self._skip, size - start)
+                self._skip -= step
+                start += step
+                continue
+            end = data.find(b"\n", start)
+            if end < 0:
+                self._head += data[start:]
+                return
+            line = self._head + data[start:end]
+            self._head = b""
+            start = end + 1
+            if line[:1] in _SIZED and line[1:-1].isdigit():
+                announced = int(line[1:-1])
+                if announced > (MAX_REPLY if line[:1] in _STRINGS else MAX_ITEMS):
+                    raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
+                if line[:1] in _STRINGS:
+                    self._skip = announced + 2
 
     def _next(self) -> Any:
         try:

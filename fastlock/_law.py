@@ -23,6 +23,7 @@ Clock = Callable[[], float]
 LATE: Any = type("LATE", (), {"__repr__": lambda self: "LATE", "__slots__": ()})()
 
 SHORTEST_PAUSE = 0.001  # seconds: between two looks at a held name, so that no setting makes a busy loop
+LAST_LOOK = 0.01  # seconds before the end of a blocking_timeout, so that its wait is of some use
 BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the longest
 RELEASE_CHUNK = 100  # names in one script: a server does nothing else meanwhile (35 us)
 
@@ -291,12 +292,11 @@ class Acquire(Ask):
                 return None
             if lease is None:
                 yield from self._wait_turn(clock)
-                if self._late(clock):
-                    return None
             answer = yield self
 
     def _late(self, clock: Clock) -> bool:
-        return self.until is not None and clock() >= self.until
+        """Whether there is no time for another look."""
+        return self.until is not None and clock() >= self.until - LAST_LOOK
 
     def _lease(self, sent: float, fence: int | None) -> Lease:
         return Lease(self.name, self.key, self.token, sent + self.ms / 1000 if self.ms else math.inf, fence)
@@ -342,7 +342,8 @@ class Acquire(Ask):
         pause = self.sleep
         if left is not LATE and left != -1:  # -1: a holder without end
             pause = min(pause, left / 1000)
-        yield Sleep(_within(max(pause, SHORTEST_PAUSE), self.until, clock))
+        last = None if self.until is None else self.until - LAST_LOOK
+        yield Sleep(_within(max(pause, SHORTEST_PAUSE), last, clock))
 
 
 def _fenced(answer: list[Any]) -> bool:

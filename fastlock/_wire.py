@@ -206,12 +206,8 @@ class Connection:
                 return
             self.dead = as_error(error, self.wire.settings.place)
             slots = self.pipe.drain()
-            try:
-                self.sock.shutdown(
-                    socket.SHUT_RDWR
-                )  # whoever reads wakes up; the number stays taken until all have left
-            except OSError:
-                pass
+            with contextlib.suppress(OSError):  # whoever reads wakes up; the number stays taken until all have left
+                self.sock.shutdown(socket.SHUT_RDWR)
             if not self.users:
                 self.sock.close()
         final = isinstance(error, errors.ClientClosedError)

@@ -1,0 +1,212 @@
+"""A program that is interrupted on purpose: real SIGINTs at random moments of lock operations, hundreds of them.
+
+    python interrupted.py URL IMPL MODE SEED HITS
+
+Each attempt acquires and releases one lock; whatever it owns after a KeyboardInterrupt it releases, as a `finally` would.
+Prints a JSON object: attempts, hits, leaks (keys that stay although nobody owns them), wrong (what must never happen).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import redis
+
+import fastlock
+import fastlock.asyncio
+
+LEASE, PATIENCE = 60, 2.0  # seconds: of a lock, and until a key that stays counts as left behind
+LONGEST = 25.0  # seconds for the whole program
+
+
+class Sender(threading.Thread):
+    """Interrupts the main thread, some random time after each `arm`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.random = random.Random(seed)
+        self.armed = threading.Event()
+        self.longest = 0.0005
+
+    def run(self) -> None:
+        while self.armed.wait():
+            time.sleep(self.random.uniform(0, self.longest))
+            if self.armed.is_set():
+                self.armed.clear()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def hold_back() -> None:
+    """From here on no KeyboardInterrupt; one that is already on its way is raised here."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+def let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+class Followers:
+    """Threads that use the same client all the time, and must never notice."""
+
+    def __init__(self, client: fastlock.Client, count: int, wrong: list[str]) -> None:
+        self.client, self.wrong = client, wrong
+        self.over = threading.Event()
+        self.rounds = [0] * count
+        self.threads = [threading.Thread(target=self.follow, args=(number,), daemon=True) for number in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def follow(self, number: int) -> None:
+        lock = self.client.lock(f"follower:{number}", timeout=LEASE)
+        try:
+            while not self.over.is_set():
+                if not lock.acquire(blocking=False):
+                    self.wrong.append("a free lock was not to be had")
+                elif not lock.owned():
+                    self.wrong.append("somebody else's reply")
+                lock.release()
+                self.rounds[number] += 1
+        except Exception as error:
+            self.wrong.append(f"a follower got {error!r}")
+
+    def stop(self) -> None:
+        """All must still make progress."""
+        before, end = list(self.rounds), time.monotonic() + PATIENCE
+        while any(now == then for now, then in zip(self.rounds, before, strict=True)):
+            if time.monotonic() > end:
+                self.wrong.append(f"followers stand still: {before} -> {self.rounds}")
+                break
+            time.sleep(0.001)
+        self.over.set()
+        for thread in self.threads:
+            thread.join(PATIENCE)
+
+
+class Run:
+    """The attempts of one mode, and what came of them."""
+
+    def __init__(self, url: str, impl: str, mode: str, seed: int) -> None:
+        self.url, self.impl, self.mode = url, impl, mode
+        self.client = self.connect()
+        self.probe = redis.Redis.from_url(url)
+        self.sender = Sender(seed)
+        self.random = random.Random(seed + 1)
+        self.attempts = self.hits = self.leaks = 0
+        self.wrong: list[str] = []
+        self.holder = fastlock.Client.from_url(url, impl=impl) if mode == "wait" else None
+
+    def connect(self) -> fastlock.Client:
+        return fastlock.Client.from_url(self.url, impl=self.impl, max_connections=1 if self.mode == "lead" else 4)
+
+    def go(self, hits: int) -> None:
+        hold_back()
+        followers = Followers(self.client, 3, self.wrong) if self.mode == "lead" else None
+        self.sender.start()
+        end = time.monotonic() + LONGEST
+        while self.hits < hits and time.monotonic() < end:
+            self.attempts += 1
+            if self.mode == "connect":
+                self.client = self.connect()
+            self.attempt(f"name:{self.attempts}")
+            if self.mode == "connect":
+                self.client.close()
+        if followers is not None:
+            followers.stop()
+        clients = len(self.probe.client_list())
+        if clients > 10:
+            self.wrong.append(f"{clients} connections")
+
+    def attempt(self, name: str) -> None:
+        """One attempt, and everything set right after it; SIGINT is held back before and afterwards."""
+        lock = self.client.lock(name, timeout=LEASE, sleep=0.001)
+        held = self.occupy(name)
+        interrupted = False
+        try:
+            try:
+                self.sender.armed.set()
+                let_through()
+                self.work(name, lock)
+            finally:
+                hold_back()
+        except KeyboardInterrupt:
+            interrupted = True
+        with contextlib.suppress(KeyboardInterrupt):
+            hold_back()
+        self.sender.armed.clear()
+        if held is not None:
+            held.join()
+        self.hits += interrupted
+        if lock.lease is not None:
+            try:
+                lock.release()
+            except fastlock.LockError as error:
+                self.wrong.append(f"released what it still owned, and got {error!r}")
+        if interrupted:
+            self.check(name)
+
+    def work(self, name: str, lock: Any) -> None:
+        if self.mode == "asyncio":
+            asyncio.run(self.work_async(name))
+        elif self.mode == "with":
+            with lock:
+                pass
+        else:
+            lock.acquire()
+            lock.release()
+
+    async def work_async(self, name: str) -> None:
+        async with fastlock.asyncio.Client.from_url(self.url, impl=self.impl) as client:
+            lock = client.lock(name, timeout=LEASE)
+            try:
+                await lock.acquire()
+            finally:
+                if lock.lease is not None:
+                    await lock.release()
+
+    def occupy(self, name: str) -> threading.Thread | None:
+        """Somebody else holds the lock for a moment, so that the attempt has to wait."""
+        if self.holder is None:
+            return None
+        lock = self.holder.lock(name, timeout=LEASE, thread_local=False)
+        lock.acquire()
+        pause = self.random.uniform(0, 0.003)
+
+        def release() -> None:
+            time.sleep(pause)
+            lock.release()
+
+        thread = threading.Thread(target=release)
+        thread.start()
+        return thread
+
+    def check(self, name: str) -> None:
+        """The key must be gone, as soon as the client has been used again."""
+        end = time.monotonic() + PATIENCE
+        if not self.probe.exists(name):
+            return
+        while self.probe.exists(name):
+            if self.mode != "asyncio":
+                self.client.lock("barrier").locked()
+            if time.monotonic() > end:
+                self.leaks += 1
+                return
+
+
+def main() -> None:
+    url, impl, mode, seed, hits = sys.argv[1:]
+    run = Run(url, impl, mode, int(seed))
+    with contextlib.suppress(KeyboardInterrupt):
+        run.go(int(hits))
+    print(json.dumps({"attempts": run.attempts, "hits": run.hits, "leaks": run.leaks, "wrong": run.wrong[:5]}))
+
+
+if __name__ == "__main__":
+    main()

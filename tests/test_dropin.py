@@ -1,0 +1,409 @@
+"""fastlock's locks in place of redis-py's: made the same way, same results, same key and token; a fleet may mix the two."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.lock
+import redis.lock
+import redis.sentinel
+from support.faces import Face
+
+import fastlock
+import fastlock.asyncio
+from fastlock import _impl
+from fastlock.embedded import Server
+
+ROOT = Path(fastlock.__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def chosen(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drop-in lock takes the process's implementation: here that of the cell."""
+    monkeypatch.setattr(_impl, "default", _impl.load(impl))
+
+
+@asynccontextmanager
+async def redis_client(face: Face, server: Server, **keywords: Any) -> AsyncIterator[Any]:
+    """A redis-py client of the face, closed in the end together with the fastlock client behind it."""
+    kind = redis.asyncio.Redis if face.is_async else redis.Redis
+    url = keywords.pop("url", None)
+    client = kind.from_url(url, **keywords) if url else kind(**{"unix_socket_path": server.path, **keywords})
+    try:
+        yield client
+    finally:
+        inner = Inner.of(client)
+        if inner is not None:
+            await face.get(inner.close())
+        await face.get(client.aclose() if face.is_async else client.close())
+
+
+class Inner:
+    """The fastlock client behind a redis-py client, which users never see."""
+
+    @staticmethod
+    def of(client: Any) -> Any:
+        from fastlock import _dropin
+
+        return _dropin._CLIENTS.get(client.connection_pool)
+
+
+def theirs(face: Face) -> Any:
+    return redis.asyncio.lock.Lock if face.is_async else redis.lock.Lock
+
+
+def connections(probe: redis.Redis) -> int:
+    """Connections that name themselves as fastlock's, on servers that keep such names."""
+    return sum(client.get("lib-name") == "fastlock" for client in probe.client_list())
+
+
+# ------------------------------------------------------------------------------------------------- made and used
+
+
+async def test_made_in_both_ways_it_behaves_as_redis_py_does(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    async with redis_client(face, server) as client:
+        for lock in (
+            face.module.Lock(client, "a"),
+            client.lock("a", lock_class=face.module.Lock),
+            theirs(face)(client, "a"),
+        ):
+            assert lock.local.token is None and lock.redis is client and lock.name == "a"
+            assert await face.get(lock.acquire(blocking=False)) is True
+            assert probe.get("a") == lock.local.token and type(lock.local.token) is bytes
+            assert probe.pttl("a") == -1, "redis-py's default is a lock without end"
+            assert await face.get(lock.locked()) is True and await face.get(lock.owned()) is True
+            assert await face.get(lock.acquire(blocking=False)) is False
+            with pytest.raises(redis.exceptions.LockError, match="Cannot extend a lock with no timeout"):
+                await face.get(lock.extend(5))
+            assert await face.get(lock.release()) is None
+            assert lock.local.token is None and probe.keys() == []
+            with pytest.raises(redis.exceptions.LockError) as caught:
+                await face.get(lock.release())
+            assert str(caught.value) == "Cannot release a lock that's not owned or is already unlocked."
+            assert await face.get(lock.locked()) is False and await face.get(lock.owned()) is False
+
+
+async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: Server, no_leaks: Any) -> None:
+    async with redis_client(face, server) as client:
+        terms: dict[str, Any] = {
+            "timeout": 5,
+            "sleep": 0.01,
+            "blocking": True,
+            "blocking_timeout": 0.02,
+            "thread_local": False,
+            "raise_on_release_error": False,
+        }
+        for lock in (face.module.Lock(client, "a", **terms), client.lock("a", lock_class=face.module.Lock, **terms)):
+            assert {name: getattr(lock, name) for name in terms} == terms
+            assert await face.get(lock.acquire()) and await face.get(lock.acquire()) is False
+            assert await face.get(lock.extend(5)) is True and await face.get(lock.extend(5, True)) is True
+            assert await face.get(lock.reacquire()) is True
+            await face.get(lock.release())
+
+
+async def test_with_gives_the_lock_itself(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    async with redis_client(face, server) as client:
+        lock = face.module.Lock(client, "a", timeout=5)
+        assert await face.enter(lock) is lock
+        assert probe.get("a") == lock.local.token == lock.lease.token and lock.lease.valid
+        await face.leave(lock)
+        assert probe.keys() == [] and lock.lease is None
+        other = client.lock("a", timeout=5, blocking_timeout=0, lock_class=face.module.Lock)
+        probe.set("a", "somebody else", px=10_000)
+        with pytest.raises(redis.exceptions.LockError, match="Unable to acquire lock within the time specified"):
+            await face.enter(other)
+        probe.delete("a")
+
+
+@pytest.mark.parametrize("name", ["text", "ünï", b"bytes\x00\xff", memoryview(b"view")], ids=["text", "utf8", "bytes", "view"])
+@pytest.mark.parametrize(
+    "options", [{}, {"decode_responses": True}, {"encoding": "latin-1"}, {"protocol": 3}], ids=["plain", "str", "latin", "3"]
+)
+async def test_the_same_name_is_the_same_key_for_both(
+    face: Face, server: Server, probe: redis.Redis, name: Any, options: dict[str, Any], no_leaks: Any
+) -> None:
+    async with redis_client(face, server, **options) as client:
+        ours, other = face.module.Lock(client, name, timeout=5), theirs(face)(client, name, timeout=5)
+        for first, second in ((ours, other), (other, ours)):
+            assert await face.get(first.acquire(blocking=False, token="tökén"))
+            (key,) = probe.keys()
+            assert probe.get(key) == first.local.token == "tökén".encode(options.get("encoding", "utf-8"))
+            assert await face.get(second.acquire(blocking=False)) is False
+            assert await face.get(second.locked()) and not await face.get(second.owned())
+            second.local.token = first.local.token
+            assert await face.get(second.owned()) and await face.get(second.extend(1)) is True
+            await face.get(second.release())
+            with pytest.raises(redis.exceptions.LockNotOwnedError):
+                await face.get(first.release())
+
+
+# ------------------------------------------------------------------------------------------------------- the token
+
+
+async def test_a_token_carried_to_another_owner_lets_it_release(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    async with redis_client(face, server) as client:
+        lock = face.module.Lock(client, "a", timeout=10)
+        assert await face.get(lock.acquire())
+        token = lock.local.token
+
+        async def other() -> None:
+            assert lock.local.token is None
+            with pytest.raises(redis.exceptions.LockError):
+                await face.get(lock.release())
+            for carried in (token, token.decode()):
+                lock.local.token = carried
+                assert lock.local.token == token and await face.get(lock.owned())
+            assert await face.get(lock.extend(10)) is True and await face.get(lock.reacquire()) is True
+            await face.get(lock.release())
+            assert lock.local.token is None
+
+        await face.start(other).get()
+        assert lock.local.token == token and not await face.get(lock.owned())
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            await face.get(lock.release())
+        assert probe.keys() == []
+
+
+async def test_a_wrong_token_owns_nothing_and_none_forgets(face: Face, server: Server, probe: redis.Redis) -> None:
+    async with redis_client(face, server) as client:
+        lock = face.module.Lock(client, "a", timeout=10)
+        assert await face.get(lock.acquire())
+        before = probe.get("a")
+        lock.local.token = "a guess"
+        assert await face.get(lock.owned()) is False
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            await face.get(lock.extend(5))
+        lock.local.token = None
+        with pytest.raises(redis.exceptions.LockError, match="already unlocked"):
+            await face.get(lock.release())
+        assert probe.get("a") == before
+
+
+CARRIER = """
+import sys, redis, fastlock
+path, token = sys.argv[1:]
+lock = fastlock.Lock(redis.Redis(unix_socket_path=path), "a", timeout=10)
+lock.local.token = token
+lock.release()
+print("released")
+"""
+
+
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+def test_a_token_carried_to_another_process_lets_it_release(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    with redis.Redis(unix_socket_path=server.path) as client:
+        lock = fastlock.Lock(client, "a", timeout=10)
+        assert lock.acquire()
+        command = [sys.executable, "-c", CARRIER, server.path, lock.local.token.decode()]
+        assert subprocess.check_output(command, cwd=ROOT, text=True, timeout=30) == "released\n"
+        assert probe.keys() == [] and not lock.owned()
+        Inner.of(client).close()
+
+
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+@pytest.mark.parametrize("kind", [fastlock.Lock, redis.lock.Lock], ids=["fastlock", "redis-py"])
+def test_thread_local_hides_the_token_from_other_threads_and_false_does_not(
+    face: Face, server: Server, kind: Any, no_leaks: Any
+) -> None:
+    """As redis-py's own tests put it."""
+    with redis.Redis(unix_socket_path=server.path) as client:
+        for thread_local, seen_by_other in ((True, None), (False, b"the token")):
+            lock = kind(client, "a", thread_local=thread_local)
+            assert lock.acquire(token="the token") and lock.local.token == b"the token"
+            seen: list[Any] = []
+            thread = threading.Thread(target=lambda lock=lock, seen=seen: seen.append(lock.local.token))
+            thread.start()
+            thread.join()
+            assert seen == [seen_by_other]
+            lock.release()
+        if inner := Inner.of(client):
+            inner.close()
+
+
+async def test_losses_raise_what_redis_py_raises(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    async with redis_client(face, server) as client:
+        said: list[list[tuple[type, str]]] = []
+        for kind in (face.module.Lock, theirs(face)):
+            outcomes: list[tuple[type, str]] = []
+            for verb in ("release", "extend", "reacquire"):
+                lock = kind(client, "a", timeout=10)
+                call = {"release": lock.release, "reacquire": lock.reacquire, "extend": lambda lock=lock: lock.extend(5)}[verb]
+                for lose in (lambda: None, lambda: probe.set("a", "x"), lambda: probe.delete("a")):
+                    if lose() is not None:
+                        probe.delete("a")
+                        await face.get(lock.acquire())
+                        lose()
+                    try:
+                        await face.get(call())
+                    except redis.exceptions.LockError as error:
+                        family = redis.exceptions.LockNotOwnedError
+                        outcomes.append((family if isinstance(error, family) else redis.exceptions.LockError, str(error)))
+                        assert error.lock_name == "a"
+                probe.delete("a")
+            said.append(outcomes)
+        assert said[0] == said[1] and len(said[0]) == 9
+
+
+# ------------------------------------------------------------------------------------------------------- the client
+
+
+async def test_all_locks_of_a_pool_share_one_client_which_ends_with_the_pool(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    if server.version.startswith(("6", "7.0")):
+        count: Callable[[], int] = lambda: len(probe.client_list()) - 1  # noqa: E731
+        extra = 1  # redis-py's own
+    else:
+        count, extra = (lambda: connections(probe)), 0
+    kind = redis.asyncio.Redis if face.is_async else redis.Redis
+    client = kind(unix_socket_path=server.path)
+    same_pool = kind(connection_pool=client.connection_pool)
+    await face.get(client.ping())
+    for number in range(20):
+        lock = face.module.Lock((client, same_pool)[number % 2], f"n{number}", timeout=5)
+        await face.get(lock.acquire())
+        await face.get(lock.release())
+    assert count() == 1 + extra and Inner.of(client) is Inner.of(same_pool)
+    async with redis_client(face, server) as another:
+        lock = face.module.Lock(another, "a", timeout=5)
+        assert await face.get(lock.acquire()) and count() == 2 + extra
+        await face.get(lock.release())
+    await face.get(client.aclose() if face.is_async else client.close())
+    del client, same_pool, lock
+    gc.collect()
+    for _ in range(200):
+        if face.is_async:
+            await asyncio.sleep(0.005)
+        if count() == 0:
+            break
+    assert count() == 0, "a pool that is gone leaves its connection of fastlock behind"
+
+
+@pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+def test_a_redis_client_may_outlive_its_event_loop(face: Face, server: Server, no_leaks: Any) -> None:
+    """As redis-py allows after aclose(), and web frameworks do in their tests."""
+    client = redis.asyncio.Redis(unix_socket_path=server.path)
+
+    async def use() -> None:
+        async with fastlock.asyncio.Lock(client, "a", timeout=5) as lock:
+            assert await lock.owned()
+        await Inner.of(client).close()
+        await client.aclose()
+
+    for _ in range(3):
+        face.run(use())
+
+
+PLACES = ["unix", "tcp", "password", "user", "database", "name"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_where_and_who_is_taken_from_the_pool(
+    face: Face, server: Server, probe: redis.Redis, start_server: Callable[..., Server], place: str, request: Any
+) -> None:
+    options: dict[str, Any] = {}
+    if place == "password":
+        server = start_server(server.kind, password="s3cr#t/ü:@")
+        probe = redis.Redis(unix_socket_path=server.path, password="s3cr#t/ü:@")
+        request.addfinalizer(probe.close)
+        options = {"password": "s3cr#t/ü:@"}
+    elif place == "user":
+        probe.execute_command("ACL", "SETUSER", "locker", "on", ">word", "~*", "&*", "+@all")
+        request.addfinalizer(lambda: probe.execute_command("ACL", "DELUSER", "locker"))
+        options = {"username": "locker", "password": "word"}
+    elif place == "database":
+        options = {"db": 3}
+        probe = redis.Redis(unix_socket_path=server.path, db=3)
+        request.addfinalizer(probe.close)
+    elif place == "name":
+        options = {"client_name": "checkout"}
+    if place == "tcp":
+        options = {"url": server.tcp_url}
+    async with redis_client(face, server, **options) as client:
+        lock = face.module.Lock(client, "a", timeout=5)
+        assert await face.get(lock.acquire())
+        assert probe.get("a") == lock.local.token
+        if place == "name":
+            assert "checkout" in [each["name"] for each in probe.client_list()]
+        elif place == "user":
+            assert "locker" in [each["user"] for each in probe.client_list()]
+        await face.get(lock.release())
+        assert probe.keys() == []
+
+
+def cluster(server: Server, asynchronous: bool) -> Any:
+    if asynchronous:
+        return redis.asyncio.RedisCluster(host="127.0.0.1", port=server.port)
+    return redis.RedisCluster(host="127.0.0.1", port=server.port)
+
+
+async def test_what_is_no_plain_client_is_refused_by_name(face: Face, start_server: Callable[..., Server]) -> None:
+    make = face.module.Lock
+    right, wrong = ("asyncio.Redis", redis.Redis()) if face.is_async else ("redis.Redis", redis.asyncio.Redis())
+    with pytest.raises(TypeError, match="use fastlock.Lock$" if face.is_async else r"use fastlock.asyncio.Lock$"):
+        make(wrong, "a")
+    for nothing in (None, "redis://localhost", 5, object()):
+        with pytest.raises(TypeError, match=rf"redis must be a .*{right}"):
+            make(nothing, "a")
+    sentinels = redis.asyncio.sentinel.Sentinel if face.is_async else redis.sentinel.Sentinel
+    with pytest.raises(TypeError, match="Sentinel"):
+        make(sentinels([("127.0.0.1", 1)]), "a")
+    with pytest.raises(TypeError, match="Sentinel"):
+        make(sentinels([("127.0.0.1", 1)]).master_for("service"), "a")
+    server = start_server("valkey", tcp=True, args=("--cluster-enabled", "yes"))
+    with redis.Redis(unix_socket_path=server.path) as raw:
+        raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        while raw.cluster("info")["cluster_state"] != "ok":
+            await asyncio.sleep(0.01) if face.is_async else None
+    nodes = cluster(server, face.is_async)
+    with pytest.raises(TypeError, match="Cluster"):
+        make(nodes, "a")
+    await face.get(nodes.aclose() if face.is_async else nodes.close())
+
+
+# ---------------------------------------------------------------------------------------------------- mixed fleets
+
+
+async def test_a_mixed_fleet_never_has_two_holders(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    async with redis_client(face, server) as client, redis_client(face, server) as raw:
+        overlaps: list[int] = []
+
+        async def worker(kind: Any) -> None:
+            lock = kind(client, "a", timeout=20, sleep=0.001)
+            for _ in range(12):
+                assert await face.get(lock.acquire())
+                overlaps.append(await face.get(raw.incr("inside")))
+                total = int(await face.get(raw.get("sum")) or 0)
+                await face.get(raw.set("sum", total + 1))
+                await face.get(raw.decr("inside"))
+                await face.get(lock.release())
+
+        kinds = [face.module.Lock, theirs(face)] * 4
+        assert await face.together([lambda kind=kind: worker(kind) for kind in kinds]) == [None] * 8
+        assert overlaps == [1] * 96 and int(probe.getdel("sum")) == 96 and int(probe.getdel("inside")) == 0
+
+
+async def test_clients_and_drop_ins_are_one_family(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    async with redis_client(face, server) as client:
+        dropin, native = face.module.Lock(client, "a", timeout=10), face.client(server.unix_url).lock("a")
+        for first, second in ((dropin, native), (native, dropin)):
+            assert await face.get(first.acquire())
+            assert await face.get(second.acquire(blocking=False)) is False
+            await face.get(first.release())
