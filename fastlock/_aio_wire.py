@@ -17,10 +17,10 @@ from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
 from fastlock._commands import RELEASE
-from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Steps, Undo, granted
+from fastlock._law import LATE, Ask, Call, Capabilities, Distrust, Lost, Sleep, Steps, Undo, granted
 from fastlock._lease import Lease, new_token, now
 from fastlock._topology import Settings
-from fastlock._wire import FAILED, as_error, queue, templates, tune_socket
+from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
 
 class Link(asyncio.Protocol):
@@ -185,7 +185,9 @@ class Wire:
     async def take(self, lock: Any) -> Lease:
         """Acquire on a lock's own terms. Here is the hot path: connected, and the name was free; all else is `run`."""
         link = self._link
-        if link is None or lock.special or (task := current_task(link.loop)) is None:  # None: another loop runs
+        if (
+            link is None or lock.special or self.closed or (task := current_task(link.loop)) is None
+        ):  # None: another loop runs
             return await self.run(lock.taking())  # type: ignore[no-any-return]
         token, sent = new_token(), now()
         try:
@@ -202,7 +204,7 @@ class Wire:
     async def give(self, lock: Any) -> None:
         """Release the caller's lease. Here is the hot path: connected, and it was the caller's; all else is `run`."""
         link = self._link
-        if link is None or (task := current_task(link.loop)) is None:
+        if link is None or self.closed or (task := current_task(link.loop)) is None:
             await self.run(lock.releasing())
             return
         owner = task if lock.thread_local else None
@@ -392,17 +394,18 @@ class Wire:
         return self.closed or (self.loop is not None and self.loop.is_closed())
 
     async def close(self) -> None:
-        """End the connection; who waits gets ClientClosedError."""
+        """End the connection, after what is in flight was answered (a second at most); who waits gets
+        ClientClosedError."""
         self.closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._link is not None:
-            link = self._link
-            if link.loop is asyncio._get_running_loop() and link.pipe.unsent:
-                link.transport.write(link.pipe.take())  # undos of this tick still go out
-            link.fail(errors.ClientClosedError("this client was closed"))
         for future in list(self._sleeping):
             _wake(future)
+        link = self._link
+        if link is not None and link.loop is asyncio._get_running_loop():
+            if link.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
+                await asyncio.wait([link.ask(Call([(b"PING",)]))], timeout=PARTING)
+            link.fail(errors.ClientClosedError("this client was closed"))
         await asyncio.sleep(0)  # the transport closes its socket in the next tick
 
     def forget_parent(self) -> None:

@@ -80,17 +80,18 @@ def dialect(capabilities: frozenset[str]) -> tuple[Form, ...]:
         GET: (b"GET", NAME),
         EXISTS: (b"EXISTS", NAME),
     }
-    for native, scripted in {**SCRIPTED, UNDO: UNDO_SCRIPT}.items():
+    for native, scripted in SCRIPTED.items():
         forms[native] = forms[scripted]
     if SET_NX_GET in capabilities:
         forms[ACQUIRE] = (b"SET", NAME, TOKEN, b"NX", b"GET", b"PX", MS)
         forms[ACQUIRE_ENDLESS] = (b"SET", NAME, TOKEN, b"NX", b"GET")
     if DELIFEQ in capabilities:
-        forms[RELEASE] = forms[UNDO] = (b"DELIFEQ", NAME, TOKEN)
+        forms[RELEASE] = (b"DELIFEQ", NAME, TOKEN)
     elif DELEX in capabilities:
-        forms[RELEASE] = forms[UNDO] = (b"DELEX", NAME, b"IFEQ", TOKEN)  # never without IFEQ: that deletes anybody's
+        forms[RELEASE] = (b"DELEX", NAME, b"IFEQ", TOKEN)  # never without IFEQ: that deletes anybody's
     if SET_IFEQ in capabilities:
         forms[EXTEND] = (b"SET", NAME, TOKEN, b"IFEQ", TOKEN, b"PX", MS)
+    forms[UNDO] = forms[RELEASE]
     return tuple(forms[verb] for verb in range(len(forms)))
 
 

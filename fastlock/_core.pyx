@@ -423,7 +423,7 @@ cdef class Pipe:
         return 0
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
-        """All of a chunk is understood before anything of it is believed: a reply too many makes its neighbours suspect."""
+        """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
         cdef object reply, slot
         cdef list replies = []
         cdef _Many many
@@ -579,7 +579,7 @@ cdef class Pipe:
             left = end - _now()
             if left <= 0:
                 return False
-            self.receive(left * 1e-9, spin)  # a wake-up may bring nothing: half a TLS record, or a mistake of the system
+            self.receive(left * 1e-9, spin)  # a wake-up may bring nothing: half a TLS record, or a false alarm
         return True
 
 

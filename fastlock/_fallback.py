@@ -124,10 +124,7 @@ class Pipe:
     def put(self, template: Template, slot: Any, name: bytes, token: bytes, ms: int) -> None:
         """Queue one command; its reply goes to `slot`."""
         data = template._encode(_bytes(name), _bytes(token), ms)
-        with self._mutex:
-            self._out.append(data)
-            self._slots.append(slot)
-            self._missing += 1
+        self._queue(data, slot, 1)
 
     def put_many(self, template: Template, slot: Any, names: list[bytes], tokens: list[bytes], ms: int) -> None:
         """Queue one command per name; `slot` gets the list of replies, in order."""
@@ -137,28 +134,29 @@ class Pipe:
             raise ValueError(f"{len(names)} names but {len(tokens)} tokens")
         encode = template._encode
         data = b"".join([encode(_bytes(name), _bytes(token), ms) for name, token in zip(names, tokens, strict=True)])
-        with self._mutex:
-            self._out.append(data)
-            self._slots.append(_Many(slot, len(names)))
-            self._missing += len(names)
+        self._queue(data, _Many(slot, len(names)), len(names))
 
     def put_command(self, slot: Any, args: tuple[bytes, ...]) -> None:
         """Queue any command, given as bytes; its reply goes to `slot`."""
         data = _packed(args)
-        with self._mutex:
-            self._out.append(data)
-            self._slots.append(slot)
-            self._missing += 1
+        self._queue(data, slot, 1)
 
     def put_calls(self, slot: Any, calls: list[tuple[bytes, ...]]) -> None:
         """Queue any commands; `slot` gets the list of replies, in order."""
         if not calls:
             raise ValueError("no calls")
         data = b"".join([_packed(args) for args in calls])
-        with self._mutex:
-            self._out.append(data)
-            self._slots.append(_Many(slot, len(calls)))
-            self._missing += len(calls)
+        self._queue(data, _Many(slot, len(calls)), len(calls))
+
+    def _queue(self, data: bytes, slot: Any, replies: int) -> None:
+        try:
+            with self._mutex:
+                self._slots.append(slot)
+                self._missing += replies
+                self._out.append(data)
+        except BaseException:  # interrupted half-way
+            self.broken = True
+            raise
 
     def take(self) -> bytes:
         """What is to be sent, as bytes; it is then the caller's."""
@@ -294,16 +292,18 @@ class Pipe:
 
         TimeoutError: the socket took nothing for `timeout` seconds. OSError: the connection is broken.
         """
-        with self._mutex:
-            if self._sending:
-                return
-            self._sending = True
+        mine = False
         try:
+            with self._mutex:
+                if self._sending:
+                    return
+                self._sending = mine = True
             while data := self._batch():
                 self._send(memoryview(data), timeout)
         except BaseException:
             self.broken = True
-            self._sending = False
+            if mine:
+                self._sending = False
             raise
 
     def _batch(self) -> bytes:
@@ -311,7 +311,7 @@ class Pipe:
             data = b"".join(self._out)
             self._out.clear()
             self._sending = bool(data)
-        return data
+            return data
 
     def _send(self, data: memoryview, timeout: float) -> None:
         while data:

@@ -35,15 +35,17 @@ def greeting(settings: Any) -> list[tuple[bytes, ...]]:
         hello += [b"AUTH", (user or "default").encode(), (password or "").encode()]
     if settings.client_name:
         hello += [b"SETNAME", settings.client_name.encode()]
-    return [
+    calls: list[tuple[bytes, ...]] = [
         tuple(hello),
-        (b"SELECT", b"%d" % settings.db),
         (b"CLIENT", b"INFO"),
         (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"),
         (b"CONFIG", b"GET", b"maxmemory-policy"),
         (b"CLIENT", b"SETINFO", b"LIB-NAME", b"fastlock"),
         (b"CLIENT", b"SETINFO", b"LIB-VER", __version__.encode()),
     ]
+    if settings.db:  # else it is a permission that nobody needs
+        calls.append((b"SELECT", b"%d" % settings.db))
+    return calls
 
 
 def refused(hello: Any) -> None:
@@ -57,9 +59,10 @@ def read_greeting(replies: list[Any]) -> Session:
 
     Raises redis-py's exceptions: AuthenticationError, ResponseError, InvalidResponse.
     """
-    hello, select, info, commands, policy = replies[:5]
+    hello, info, commands, policy = replies[:4]
     refused(hello)
-    refused(select)
+    for select in replies[6:]:
+        refused(select)
     if not isinstance(hello, dict):
         raise errors.InvalidResponse("the server's reply to HELLO is not a map: is this a Redis or Valkey server?")
     if hello.get(b"server") == b"redis" and (0,) < say.version(hello) < FLOOR:

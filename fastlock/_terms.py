@@ -186,6 +186,12 @@ class Taking(law.Acquire):
         self.terms = terms
         law.Acquire.__init__(self, terms.name, terms.key, token, terms.ms, terms.fence)
 
+    def forget(self) -> None:
+        """The caller is gone before it could know that it holds."""
+        lease = self.terms.lease
+        if lease is not None and lease.token == self.token:
+            self.terms.drop(lease)
+
     def rest(self, answer: Any, clock: law.Clock) -> law.Steps:
         lease = yield from super().rest(answer, clock)
         if lease is not None:
@@ -202,6 +208,9 @@ class Releasing(law.Release):
     def __init__(self, terms: Terms, lease: Lease) -> None:
         self.terms = terms
         law.Release.__init__(self, lease)
+
+    def forget(self) -> None:
+        """The caller is gone; the lease stays, so that the release can be repeated."""
 
     def rest(self, answer: Any, clock: law.Clock) -> law.Steps:
         was_mine = yield from super().rest(answer, clock)

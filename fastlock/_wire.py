@@ -28,6 +28,7 @@ from fastlock._lease import Lease, now
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
+PARTING = 1.0  # seconds: how long closing waits for what is in flight
 _BROKEN = (OSError, EOFError, ProtocolError)
 FAILED = (*_BROKEN, errors.RedisError)
 
@@ -252,12 +253,16 @@ class Wire:
     def take(self, lock: Any) -> Lease:
         """Acquire on a lock's own terms. The hot path: the name was free; all else goes through the law."""
         op = lock.taking()
-        answer = self._ask(op)
-        lease = granted(answer, lock, op.token, op.sent) if answer is None and not lock.special else None
-        if lease is None:
-            return self.drive(op.rest(answer, now))  # type: ignore[no-any-return]
-        lock.keep(lease)
-        return lease
+        try:
+            answer = self._ask(op)
+            lease = granted(answer, lock, op.token, op.sent) if answer is None and not lock.special else None
+            if lease is None:
+                return self.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+            lock.keep(lease)
+            return lease
+        except BaseException as error:
+            self._interrupted(op, error)
+            raise
 
     def give(self, lock: Any) -> None:
         """Release the caller's lease. The hot path: it was the caller's; all else goes through the law."""
@@ -270,7 +275,17 @@ class Wire:
 
     def run(self, op: Any) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
-        return self.drive(op.rest(self._ask(op), now))
+        try:
+            return self.drive(op.rest(self._ask(op), now))
+        except BaseException as error:
+            self._interrupted(op, error)
+            raise
+
+    def _interrupted(self, op: Any, error: BaseException) -> None:
+        """Ctrl-C may strike anywhere, also between the grant and its being kept: nobody is left to release it."""
+        if not isinstance(error, Exception):
+            op.forget()
+            self.undo(op.undo())
 
     def drive(self, steps: law.Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
@@ -394,13 +409,20 @@ class Wire:
                 connection.post(undo)
 
     def close(self) -> None:
-        """End all connections; who waits gets ClientClosedError."""
+        """End all connections, after what is in flight was answered (a second at most); who waits gets
+        ClientClosedError."""
         with self._changed:
             self.closed = True
             connections = list(self._all)
+            self._idle.clear()
             self._changed.notify_all()
         self._closing.set()
+        until = now() + PARTING
         for connection in connections:
+            if connection.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
+                last = law.Call([(b"PING",)])
+                last.until = until
+                connection.ask(last, 0.0)
             connection.fail(errors.ClientClosedError("this client was closed"))
 
     def forget_parent(self) -> None:

@@ -35,9 +35,7 @@ async def test_leases_come_in_the_order_of_the_names_and_none_for_what_is_held(
     probe.delete("b")
 
 
-async def test_names_may_come_from_any_iterable_and_without_end(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_names_may_come_from_any_iterable_and_without_end(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     leases = await face.get(client.acquire_many((f"n{i}" for i in range(3)), timeout=None))
     assert [probe.pttl(f"n{i}") for i in range(3)] == [-1] * 3 and all(lease.valid for lease in leases)

@@ -1,4 +1,4 @@
-"""`client.locked`: the name comes from the call's arguments, the lock is really held, the function stays what it was."""
+"""`client.locked`: the name comes from the call's arguments, the lock is held, the function stays what it was."""
 
 from __future__ import annotations
 
@@ -67,12 +67,15 @@ async def test_the_name_is_made_from_the_call(
     assert probe.keys() == []
 
 
-@pytest.mark.parametrize("template", ["{missing}", "{order_id}{missing.number}", "{}", "{0}", "{missing[0]:d}", "{", "}{"])
+HOPELESS = ["{missing}", "{order_id}{missing.number}", "{}", "{0}", "{missing[0]:d}", "{", "}{"]
+
+
+@pytest.mark.parametrize("template", HOPELESS)
 async def test_a_template_that_can_never_work_is_refused_at_decoration(
     face: Face, server: Server, template: str
 ) -> None:
     client = face.client(server.unix_url)
-    with pytest.raises(ValueError, match="missing|order_id|name|brace|format|['{}]"):
+    with pytest.raises(ValueError):
         client.locked(template)(of_face(face, lambda order_id: None))
 
 
@@ -159,7 +162,9 @@ async def test_who_cannot_have_the_lock_does_not_call(face: Face, server: Server
     probe.delete("a1")
 
 
-async def test_the_terms_of_the_lock_pass_through(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_the_terms_of_the_lock_pass_through(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
     no_leaks.allow("fastlock:fence:*")
     client = face.client(server.unix_url)
     seen: list[Any] = []

@@ -91,9 +91,7 @@ async def test_fences_never_fall_behind_a_counter_that_is_ahead_of_the_clock(
 
 
 @pytest.mark.parametrize("impl", ["cython"], indirect=True)
-async def test_fences_grow_over_a_restart_with_nothing_kept(
-    face: Face, start_server: Callable[..., Server]
-) -> None:
+async def test_fences_grow_over_a_restart_with_nothing_kept(face: Face, start_server: Callable[..., Server]) -> None:
     fences = []
     for kind in ("valkey", "redis", "floor"):
         server = start_server(kind)

@@ -166,25 +166,28 @@ async def test_without_thread_local_one_owner_lets_go_of_what_another_acquired(f
 def test_a_new_thread_never_inherits_the_lease_of_one_that_ended(impl: str, server: Server, probe: redis.Redis) -> None:
     """Systems give the number of an ended thread to the next one."""
     with fastlock.Client.from_url(server.unix_url, impl=impl) as client:
-        lock, numbers, seen = client.lock("a"), set(), []
+        lock, numbers, seen = client.lock("a"), [], []
 
         def acquire() -> None:
-            numbers.add(threading.get_ident())
+            numbers.append(threading.get_ident())
             assert lock.acquire(blocking=False)
 
         def look() -> None:
-            numbers.add(threading.get_ident())
+            numbers.append(threading.get_ident())
             seen.append((lock.lease, lock.owned()))
             with pytest.raises(fastlock.LockError):
                 lock.release()
             seen.append("refused")
 
-        for target in (acquire, look):
+        for target in [acquire] + [look] * 100:
             thread = threading.Thread(target=target)
             thread.start()
             thread.join()
-        assert seen == [(None, False), "refused"] and probe.exists("a")
-        assert len(numbers) == 1, "this test needs a system that gives numbers again"
+            if numbers[0] in numbers[1:]:
+                break
+        else:
+            pytest.fail("this test needs a system that gives numbers again")
+        assert seen == [(None, False), "refused"] * (len(numbers) - 1) and probe.exists("a")
         probe.delete("a")
 
 
@@ -386,7 +389,8 @@ def test_threads_that_come_and_go_never_lose_each_others_leases(
     impl: str, server: Server, probe: redis.Redis, request: pytest.FixtureRequest
 ) -> None:
     """One lock object keeps the leases of all its threads; here they are put down and taken away all the time."""
-    request.addfinalizer(lambda interval=sys.getswitchinterval(): sys.setswitchinterval(interval))
+    interval = sys.getswitchinterval()
+    request.addfinalizer(lambda: sys.setswitchinterval(interval))
     with fastlock.Client.from_url(server.unix_url, impl=impl) as client:
         lock = client.lock("a", timeout=30, sleep=0.001)
         problems: list[BaseException] = []

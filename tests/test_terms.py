@@ -95,7 +95,17 @@ NO_NUMBER = [True, False, "1", b"1", [1], decimal.Decimal(1), 1j]
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 NO_LEASE = [0, 0.0, -0.0, -1, -0.001, 0.0009, 5e-324, *NOT_FINITE, 2**53, 9.1e12, 1e300, 10**400]
 NO_WAIT = [-1, -0.001, *NOT_FINITE]
-NO_NAME = ["", b"", memoryview(b""), "n" * 65537, b"n" * 65537, "é" * 40_000, "\ud800", "fastlock:fence:{a}", b"fastlock:x"]
+NO_NAME = [
+    "",
+    b"",
+    memoryview(b""),
+    "n" * 65537,
+    b"n" * 65537,
+    "é" * 40_000,
+    "\ud800",
+    "fastlock:fence:{a}",
+    b"fastlock:x",
+]
 NO_BYTES = [None, 5, 1.5, ["a"], object()]
 
 BAD = [
@@ -117,9 +127,15 @@ BAD = [
     *[Bad(lambda client, v=v: client.acquire_many(["ok", v]), TypeError, "name") for v in NO_BYTES],
     *[Bad(lambda client, v=v: client.acquire_many(["ok"], timeout=v), ValueError, "timeout") for v in NO_LEASE],
     *[Bad(lambda client, v=v: client.acquire_many(["ok"], timeout=v), TypeError, "timeout") for v in NO_NUMBER],
-    *[Bad(lambda client, v=v: client.acquire_many(v), TypeError, "names") for v in ("ab", b"ab", memoryview(b"ab"), None, 5)],
+    *[
+        Bad(lambda client, v=v: client.acquire_many(v), TypeError, "names")
+        for v in ("ab", b"ab", memoryview(b"ab"), None, 5)
+    ],
     *[Bad(lambda client, v=v: client.acquire_many(v), ValueError, "names") for v in (["a", "b", "a"], ["a", b"a"])],
-    *[Bad(lambda client, v=v: client.release_many(v), TypeError, "leases") for v in (None, 5, ["a"], [b"t"], "ab", [object()])],
+    *[
+        Bad(lambda client, v=v: client.release_many(v), TypeError, "leases")
+        for v in (None, 5, ["a"], [b"t"], "ab", [object()])
+    ],
     Bad(lambda client: client.lock("a", blocking=False, blocking_timeout=1), ValueError, "blocking_timeout"),
     Bad(lambda client: client.lock("a", blocking=False).acquire(blocking_timeout=1), ValueError, "blocking_timeout"),
     Bad(lambda client: client.lock("a").acquire(blocking=False, blocking_timeout=1), ValueError, "blocking_timeout"),

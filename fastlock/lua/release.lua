@@ -3,7 +3,11 @@
 -- ARGV     1: token
 -- returns  1: released; 0: somebody else's, nobody's, or not a lock
 -- cost     2 commands
-if redis.pcall('GET', KEYS[1]) == ARGV[1] then
+local held = redis.pcall('GET', KEYS[1])
+if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE', 1, true) then
+  return held
+end
+if held == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end
 return 0

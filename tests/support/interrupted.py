@@ -155,12 +155,14 @@ class Run:
     def work(self, name: str, lock: Any) -> None:
         if self.mode == "asyncio":
             asyncio.run(self.work_async(name))
-        elif self.mode == "with":
-            with lock:
-                pass
-        else:
-            lock.acquire()
-            lock.release()
+            return
+        for _ in range(1 if self.mode in ("connect", "wait") else 100):
+            if self.mode == "with":
+                with lock:
+                    pass
+            else:
+                lock.acquire()
+                lock.release()
 
     async def work_async(self, name: str) -> None:
         async with fastlock.asyncio.Client.from_url(self.url, impl=self.impl) as client:

@@ -1,0 +1,257 @@
+"""Who may do what: users, passwords, permissions; and that no secret is ever told to anybody.
+
+README and docs name the permissions that a user needs: here they are tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+
+import fastlock
+from fastlock.embedded import Server
+
+SECRET = "corr3ct-h0rse"
+WRONG = "b4ttery-st4ple"
+SetUser = Callable[..., str]
+
+# All that fastlock can be made to say, but for fences, which need TIME too.
+NEEDED = {
+    "valkey": "set get delifeq pttl exists pexpire evalsha script|load select command|info",
+    "redis": "set get del pttl exists pexpire evalsha script|load select",
+    "floor": "set get del pttl exists pexpire evalsha script|load select",
+}
+KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
+
+
+@pytest.fixture
+def set_user(server: Server, probe: redis.Redis) -> Iterator[SetUser]:
+    """set_user("+get", "~a"): makes the user "locker" anew, with its password and these rules; its URL."""
+
+    def set_it(*rules: str) -> str:
+        probe.execute_command("ACL", "SETUSER", "locker", "reset", "on", f">{SECRET}", *rules)
+        return f"unix://locker:{SECRET}@{server.path}"
+
+    yield set_it
+    probe.execute_command("ACL", "DELUSER", "locker")
+
+
+# ------------------------------------------------------------------------------------------------------- permissions
+
+
+async def everything(face: Face, client: Any, probe: redis.Redis) -> None:
+    """A use of all that a client offers, but for fences."""
+    lock, other = client.lock("app:a"), client.lock("app:a", sleep=0.002)
+    assert await face.get(lock.acquire())
+    assert await face.get(other.acquire(blocking=False)) is False
+    assert await face.get(other.acquire(blocking_timeout=0.02)) is False
+    assert await face.get(lock.extend(5)) and await face.get(lock.extend(5, replace_ttl=True))
+    assert await face.get(lock.reacquire()) and await face.get(lock.owned()) and await face.get(lock.locked())
+    await face.get(lock.release())
+    endless = client.lock("app:endless", timeout=None)
+    assert await face.get(endless.acquire())
+    await face.get(endless.release())
+    ended = client.lock("app:ended", timeout=0.01)
+    assert await face.get(ended.acquire())
+    probe.persist("app:ended")
+    probe.pexpire("app:ended", 10_000)
+    time.sleep(ended.lease.remaining)
+    assert await face.get(ended.extend(5))
+    await face.get(ended.release())
+    leases = await face.get(client.acquire_many(["app:a", "app:b"]))
+    assert await face.get(client.release_many(leases)) == [True, True]
+    assert (await face.get(client.server_info()))["maxmemory_policy"] == ""
+
+
+@KINDS
+async def test_a_user_needs_these_permissions_and_no_more(
+    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+) -> None:
+    allowed = [f"+{command}" for command in NEEDED[kind].split()]
+    await everything(face, face.client(set_user("~app:*", *allowed)), probe)
+    assert probe.keys() == []
+    no_leaks.allow("fastlock:fence:*")
+    fenced = face.client(set_user("~app:*", "~fastlock:fence:*", *allowed, "+time")).lock("app:a", fence=True)
+    assert await face.get(fenced.acquire()) and fenced.lease.fence
+    await face.get(fenced.release())
+
+
+@KINDS
+async def test_no_answer_is_made_up_where_a_command_is_forbidden(
+    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+) -> None:
+    """For each command that is taken away: what a call returns or raises is still the truth."""
+    commands = NEEDED[kind].split()
+    for missing in commands:
+        allowed = [f"+{command}" for command in commands if command != missing]
+        client = face.client(set_user("~app:*", *allowed))
+        probe.flushall()
+        probe.script_flush()
+        lock = client.lock("app:a")
+        try:
+            acquired = await face.get(lock.acquire(blocking=False))
+        except redis.exceptions.ResponseError:
+            assert lock.lease is None
+            probe.delete("app:a")
+            continue
+        assert acquired and probe.get("app:a") == lock.lease.token, missing
+        for question in (lock.locked, lock.owned, lambda lock=lock: lock.extend(5), lock.reacquire):
+            with contextlib.suppress(redis.exceptions.ResponseError):
+                assert await face.get(question()) is True, missing
+        try:
+            await face.get(lock.release())
+        except redis.exceptions.ResponseError:
+            assert probe.get("app:a") == lock.lease.token, f"without {missing}: failed, so it is still held"
+        else:
+            assert probe.keys() == [], missing
+        probe.delete("app:a", "app:b")
+        with contextlib.suppress(redis.exceptions.ResponseError):
+            leases = await face.get(client.acquire_many(["app:a", "app:b"]))
+            assert probe.dbsize() == 2 and None not in leases, missing
+            assert await face.get(client.release_many(leases)) == [True, True], missing
+            assert probe.keys() == [], missing
+        probe.flushall()
+
+
+async def test_a_name_beyond_the_users_reach_is_refused_and_the_client_stays_of_use(
+    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+) -> None:
+    client = face.client(set_user("~app:*", "+@all"))
+    for call in (
+        client.lock("other").acquire,
+        lambda: client.acquire_many(["app:a", "other"]),
+        client.lock("other").owned,
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            await face.get(call())
+    lock = client.lock("app:a")
+    assert await face.get(lock.acquire(blocking=False)), "the refused batch must have let go of what it had"
+    await face.get(lock.release())
+
+
+async def test_permissions_taken_away_while_a_lock_is_held_leave_it_held(
+    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+) -> None:
+    client = face.client(set_user("~*", "+@all"))
+    lock = client.lock("a")
+    assert await face.get(lock.acquire())
+    probe.execute_command("ACL", "SETUSER", "locker", "resetkeys", "~b")
+    for call in (lock.release, lambda: lock.extend(5), lock.owned):
+        with pytest.raises(redis.exceptions.ResponseError) as caught:
+            await face.get(call())
+        assert not isinstance(caught.value, redis.exceptions.LockError)
+    assert lock.lease is not None and probe.get("a") == lock.lease.token
+    probe.execute_command("ACL", "SETUSER", "locker", "~*")
+    await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------------------ credentials
+
+
+async def test_wrong_credentials_are_an_authentication_error_until_they_are_right(
+    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+) -> None:
+    set_user("~*", "+@all")
+    client = face.client(f"unix://locker:{WRONG}@{server.path}")
+    for _ in range(2):
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            await face.get(client.lock("a").acquire())
+    probe.execute_command("ACL", "SETUSER", "locker", f">{WRONG}")
+    lock = client.lock("a")
+    assert await face.get(lock.acquire())
+    await face.get(lock.release())
+
+
+@pytest.mark.parametrize("kind", list(NEEDED))
+async def test_a_server_with_a_password_wants_it(face: Face, start_server: Callable[..., Server], kind: str) -> None:
+    server = start_server(kind, tcp=True, password="sp ce/ü:@#%")
+    for url in (f"unix://{server.path}", f"redis://127.0.0.1:{server.port}"):
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            await face.get(face.client(url).lock("a").acquire())
+        lock = face.client(url, password="sp ce/ü:@#%").lock("a")
+        assert await face.get(lock.acquire())
+        await face.get(lock.release())
+    for url in (server.unix_url, server.tcp_url):
+        assert await face.get(face.client(url).lock("a").locked()) is False
+    given = redis.UsernamePasswordCredentialProvider("default", "sp ce/ü:@#%")
+    assert await face.get(face.client(f"unix://{server.path}", credential_provider=given).lock("a").locked()) is False
+
+
+# ----------------------------------------------------------------------------------------------------------- secrets
+
+
+def told(error: BaseException) -> str:
+    """All that a log would show of an exception and of those behind it."""
+    return "".join(traceback.format_exception(error)) + repr(error) + str(vars(error))
+
+
+BAD_URLS = [
+    f"redis://user:{SECRET}@localhost:99999/0",
+    f"redis://user:{SECRET}@localhost:port/0",
+    f"redis://user:{SECRET}@localhost:6379/db",
+    f"redis://:1234/{SECRET}@localhost:6379/0",
+    f"redis://:1234#{SECRET}@localhost:6379/0",
+    f"redis://:1234?{SECRET}@localhost:6379/0",
+    f"redis://:12[34{SECRET}@localhost:6379/0",
+    f"redis://user:{SECRET}@localhost:6379/0?db=1&db=2",
+    f"redis://localhost?password={SECRET}&password={SECRET}",
+    f"redis://user:{SECRET}@local host:6379/0",
+    f"unix://user:{SECRET}@/nowhere?db=x",
+    f"unix://user:{SECRET}@",
+    f"http://user:{SECRET}@localhost",
+    f"user:{SECRET}@localhost",
+    f"redis://user:{SECRET}@localhost?nonsense={SECRET}",
+    f"redis://user:{SECRET}@localhost?socket_timeout=soon",
+    f"redis://user:{SECRET}@localhost?max_connections=many",
+]
+
+
+@pytest.mark.parametrize("url", BAD_URLS, ids=range(len(BAD_URLS)))
+async def test_a_bad_url_is_refused_without_repeating_a_password(
+    face: Face, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises((ValueError, TypeError)) as caught:
+        face.client(url)
+    assert SECRET not in told(caught.value) and SECRET not in caplog.text
+
+
+async def test_no_password_is_in_anything_that_is_shown(
+    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+    url = set_user("~app:*", "+@all", "-config")
+    for bad in (
+        url.replace(SECRET, WRONG),
+        f"unix://nobody:{SECRET}@{server.path}",
+        f"unix://:{SECRET}@{server.path}nowhere",
+        f"redis://:{SECRET}@127.0.0.1:1/0",
+    ):
+        client = face.client(bad)
+        lock = client.lock("app:a")
+        with pytest.raises(redis.exceptions.ConnectionError) as caught:  # AuthenticationError is one
+            await face.get(lock.acquire())
+        shown += [told(caught.value), repr(client), str(client), repr(lock), repr(vars(client))]
+    client = face.client(url)
+    lock = client.lock("app:a")
+    await face.get(lock.acquire())
+    with pytest.raises(redis.exceptions.NoPermissionError) as refused:
+        await face.get(client.lock("other").acquire())
+    shown += [told(refused.value), repr(client), repr(vars(client)), repr(lock), repr(lock.lease)]
+    shown.append(str(await face.get(client.server_info())))
+    await face.get(lock.release())
+    await face.get(client.close())
+    with pytest.raises(fastlock.ClientClosedError) as closed:
+        await face.get(lock.acquire())
+    shown += [told(closed.value), repr(client), caplog.text]
+    everything_shown = "\n".join(shown)
+    assert SECRET not in everything_shown and WRONG not in everything_shown
+    assert server.path in everything_shown, "where the server is may be said, and helps"

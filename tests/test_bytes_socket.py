@@ -1,0 +1,492 @@
+"""The bytes layer on real sockets, both implementations: partial sends, the end of a stream, signals, threads that flush at once.
+
+What is asserted is what must never happen: a byte lost or doubled, a reply in a slot that is not its own, a pipe that was
+interrupted half-way and does not say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import random
+import signal
+import socket
+import ssl
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from typing import Any
+
+import hiredis
+import pytest
+from support import resp
+
+from fastlock import _impl
+
+LONG = 30.0  # seconds: a wait that must not run out
+
+
+@pytest.fixture
+def layer(impl: str) -> ModuleType:
+    """The implementation under test."""
+    return _impl.load(impl)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two connected sockets: one for the pipe (not blocking, small buffers), one for the test (blocking)."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    ours.setblocking(False)
+    theirs.settimeout(LONG)
+    with ours, theirs:
+        yield ours, theirs
+
+
+class Echo:
+    """A server that answers each command with its last word, in order, in its own thread."""
+
+    def __init__(self, sock: socket.socket, chunk: int = 1 << 16) -> None:
+        self.heard: list[bytes] = []
+        self.sock, self.chunk = sock, chunk
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        framer = resp.Framer(resp.command_end)
+        while data := self.sock.recv(self.chunk):
+            words = [resp.words(frame)[-1] for frame in framer.feed(data)]
+            self.heard += words
+            self.sock.sendall(b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
+
+    def __enter__(self) -> Echo:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.thread.join(LONG)
+        assert not self.thread.is_alive()
+
+
+class Slot:
+    """Notes what it got; more than one reply would show."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any) -> None:
+        self.got.append(reply)
+
+
+def beside(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+# ------------------------------------------------------------------------------------------------------------- sending
+
+
+def test_what_the_socket_takes_in_parts_arrives_whole(layer: ModuleType, ends: Any) -> None:
+    pipe, dice = layer.Pipe(ends[0]), random.Random(3)
+    words = [dice.randbytes(dice.choice((1, 100, 5000, 60_000))) for _ in range(60)]
+    slots = [Slot() for _ in words]
+
+    def read() -> None:
+        while not slots[-1].got:
+            assert pipe.receive(LONG, 0.0)
+
+    with Echo(ends[1], chunk=3000) as echo:
+        reader = beside(read)
+        for word, slot in zip(words, slots, strict=True):
+            pipe.put_command(slot, (b"ECHO", b"x" * dice.choice((1, 400_000)), word))
+            pipe.flush(LONG)
+        reader.join(LONG)
+        assert echo.heard == words
+    assert [slot.got for slot in slots] == [[word] for word in words]
+    assert (pipe.unsent, pipe.pending, pipe.broken) == (0, 0, False)
+
+
+def test_a_socket_that_takes_nothing_ends_in_a_timeout_and_a_broken_pipe(layer: ModuleType, ends: Any) -> None:
+    pipe, slot = layer.Pipe(ends[0]), Slot()
+    pipe.put_command(slot, (b"SET", b"x" * 2_000_000))
+    with pytest.raises(TimeoutError, match="takes no more"):
+        pipe.flush(0.02)
+    assert pipe.broken
+    assert pipe.drain() == [slot]
+
+
+def test_sending_to_a_closed_peer_is_an_error_and_no_signal(layer: ModuleType, ends: Any) -> None:
+    pipe = layer.Pipe(ends[0])
+    ends[1].close()
+    pipe.put_command(None, (b"PING",))
+    with pytest.raises(OSError, match=r"(?i)broken pipe|reset") as caught:
+        pipe.flush(LONG)
+    assert caught.value.errno in (errno.EPIPE, errno.ECONNRESET)
+    assert pipe.broken
+
+
+def test_nothing_queued_is_nothing_sent(layer: ModuleType, ends: Any) -> None:
+    pipe = layer.Pipe(ends[0])
+    pipe.flush(0.0)
+    assert not pipe.broken
+    ends[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ends[1].recv(1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_that_queue_and_flush_at_once_lose_nothing_and_keep_order(
+    layer: ModuleType, ends: Any, seed: int
+) -> None:
+    """Order of slots and order of bytes are one order: else a reply reaches a stranger."""
+    pipe, each, switch = layer.Pipe(ends[0]), 700, sys.getswitchinterval()
+    slots: dict[bytes, Slot] = {}
+
+    def work(number: int) -> None:
+        dice = random.Random(seed * 100 + number)
+        for count in range(each):
+            word = b"%d:%d:" % (number, count) + b"x" * dice.choice((0, 0, 9, 2000))
+            slots[word] = slot = Slot()
+            pipe.put_command(slot, (b"ECHO", word))
+            if dice.random() < 0.7:
+                pipe.flush(LONG)
+        pipe.flush(LONG)
+
+    try:
+        sys.setswitchinterval(1e-6)
+        with Echo(ends[1]) as echo:
+            threads = [beside(lambda number=number: work(number)) for number in range(4)]
+            while len(echo.heard) < 4 * each or pipe.pending:
+                assert pipe.receive(LONG, 0.0)
+            for thread in threads:
+                thread.join(LONG)
+    finally:
+        sys.setswitchinterval(switch)
+    assert len(slots) == len(echo.heard) == 4 * each
+    assert [word for word, slot in slots.items() if slot.got != [word]] == []
+    assert (pipe.unsent, pipe.pending, pipe.broken) == (0, 0, False)
+
+
+def test_a_flush_beside_a_stuck_one_returns_and_its_bytes_go_out_in_turn(layer: ModuleType, ends: Any) -> None:
+    pipe = layer.Pipe(ends[0])
+    pipe.put_command(None, (b"ECHO", b"x" * 500_000, b"a"))
+    stuck = beside(lambda: pipe.flush(LONG))
+    assert ends[1].recv(1, socket.MSG_PEEK)  # it is sending, and cannot go on until somebody reads
+    pipe.put_command(None, (b"ECHO", b"b"))
+    pipe.flush(0.0)
+    with Echo(ends[1]) as echo:
+        while pipe.pending:
+            assert pipe.receive(LONG, 0.0)
+        stuck.join(LONG)
+        assert not stuck.is_alive()
+    assert echo.heard == [b"a", b"b"]
+
+
+# ----------------------------------------------------------------------------------------------------------- receiving
+
+
+@pytest.mark.parametrize("spin", [0.0, 1e-4])
+def test_receive_tells_nothing_from_the_end(layer: ModuleType, ends: Any, spin: float) -> None:
+    pipe, ticket = layer.Pipe(ends[0]), layer.Ticket()
+    pipe.put_command(ticket, (b"GET",))
+    assert pipe.receive(0.0, spin) is False
+    assert pipe.receive(0.002, spin) is False
+    ends[1].sendall(b"$4\r\nab")
+    assert pipe.receive(LONG, spin) is True
+    assert not ticket.ready
+    ends[1].sendall(b"cd\r\n")
+    assert pipe.receive(LONG, spin) is True
+    assert ticket.reply == b"abcd"
+    ends[1].close()
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            pipe.receive(LONG, spin)
+
+
+def test_a_reset_is_an_error(layer: ModuleType) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
+        theirs = listener.accept()[0]
+        ours.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        pipe = layer.Pipe(ours)
+        pipe.put_command(None, (b"GET",))
+        with pytest.raises(ConnectionResetError):
+            pipe.receive(LONG, 0.0)
+
+
+def test_bytes_that_nobody_asked_for_are_heard_by_silent(layer: ModuleType, ends: Any) -> None:
+    pipe = layer.Pipe(ends[0])
+    assert pipe.silent() is True
+    ends[1].sendall(b":1\r\n")
+    assert pipe.silent() is False
+    assert pipe.silent() is False  # looking takes nothing away
+    with pytest.raises(hiredis.ProtocolError):
+        pipe.receive(LONG, 0.0)
+    assert pipe.silent() is True
+    ends[1].close()
+    assert pipe.silent() is False
+
+
+def test_exchange_reads_until_its_own_ticket_and_serves_those_before_it(layer: ModuleType, ends: Any) -> None:
+    pipe, ticket, later = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket()
+    before = Slot()
+    with Echo(ends[1], chunk=7):
+        pipe.put_calls(before, [(b"ECHO", b"a"), (b"ECHO", b"b")])
+        pipe.put_command(ticket, (b"ECHO", b"c"))
+        assert pipe.exchange(ticket, LONG, 0.0) is True
+        assert (before.got, ticket.reply) == ([[b"a", b"b"]], b"c")
+        assert pipe.exchange(ticket, 0.0, 0.0) is True  # it is there already
+    pipe.put_command(later, (b"ECHO", b"d"))
+    with pytest.raises((EOFError, OSError)):
+        pipe.exchange(later, LONG, 0.0)
+
+
+def test_exchange_ends_when_its_time_is_over_and_leaves_the_slot(layer: ModuleType, ends: Any) -> None:
+    pipe, ticket = layer.Pipe(ends[0]), layer.Ticket()
+    pipe.put_command(ticket, (b"GET",))
+    for timeout in (0.0, 0.003, -1.0):
+        assert pipe.exchange(ticket, timeout, 0.0) is False
+    assert (pipe.pending, pipe.unsent, pipe.broken) == (1, 0, False)
+    ends[1].sendall(b":7\r\n")
+    assert pipe.exchange(ticket, LONG, 0.0) is True
+    assert ticket.reply == 7
+
+
+@pytest.mark.parametrize("timeout", [2.0**31 / 1000 + 1, 1e10, 1e15, 1e300])
+def test_a_timeout_of_many_years_is_a_timeout(layer: ModuleType, ends: Any, timeout: float) -> None:
+    pipe, ticket, word = layer.Pipe(ends[0]), layer.Ticket(), b"x" * 50_000
+    with Echo(ends[1]):
+        pipe.put_command(ticket, (b"ECHO", word))  # more than the socket takes at once: sending waits as well
+        assert pipe.exchange(ticket, timeout, 1e-4) is True
+    assert ticket.reply == word
+
+
+# ----------------------------------------------------------------------------------------------------------------- TLS
+
+
+def anonymous(side: int) -> ssl.SSLContext:
+    """TLS without certificates: enough for the framing, which is what is tested here."""
+    context = ssl.SSLContext(side)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
+    return context
+
+
+def test_half_a_tls_record_is_waited_for() -> None:
+    """A wake-up that brings no reply is not the end of the wait."""
+    layer = _impl.load("python")
+    ours, theirs = socket.socketpair()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = anonymous(ssl.PROTOCOL_TLS_SERVER).wrap_bio(incoming, outgoing, server_side=True)
+
+    def shake_hands() -> None:
+        while True:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                server.do_handshake()
+                theirs.sendall(outgoing.read())
+                return
+            theirs.sendall(outgoing.read())
+            incoming.write(theirs.recv(1 << 16))
+
+    with ours, theirs:
+        hands = beside(shake_hands)
+        client = anonymous(ssl.PROTOCOL_TLS_CLIENT).wrap_socket(ours)
+        hands.join(LONG)
+        client.setblocking(False)
+        pipe, ticket = layer.Pipe(client), layer.Ticket()
+        pipe.put_command(ticket, (b"GET",))
+        pipe.flush(LONG)
+        server.write(b"$3\r\nabc\r\n")
+        record = outgoing.read()
+        pieces, real = iter([record[:9], record[9:20], record[20:]]), client.recv
+
+        def recv(*args: Any) -> bytes:
+            try:
+                return real(*args)
+            except ssl.SSLWantReadError:  # each look that finds nothing brings the next piece
+                theirs.sendall(next(pieces))
+                raise
+
+        client.recv = recv  # type: ignore[method-assign]
+        assert pipe.exchange(ticket, LONG, 0.0) is True
+        assert ticket.reply == b"abc"
+        client.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+
+
+class Interrupt(BaseException):
+    """What the test's signal handler raises, as KeyboardInterrupt is raised by the usual one."""
+
+
+@contextlib.contextmanager
+def interrupting() -> Iterator[Callable[[threading.Event], None]]:
+    """Gives a function that sends signals to this thread until an event is set; their handler raises Interrupt."""
+    main = threading.get_ident()
+    assert threading.current_thread() is threading.main_thread()
+    armed = threading.Event()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if armed.is_set():
+            armed.clear()
+            raise Interrupt
+
+    def bother(over: threading.Event) -> None:
+        armed.set()
+        while not over.wait(0.01):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield bother
+    finally:
+        armed.clear()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("verb", ["receive", "exchange"])
+def test_a_signal_that_raises_while_waiting_leaves_the_pipe_in_step(
+    layer: ModuleType, ends: Any, verb: str
+) -> None:
+    pipe, tickets = layer.Pipe(ends[0]), [layer.Ticket() for _ in range(4)]
+    for ticket in tickets:
+        pipe.put_command(ticket, (b"GET",))
+    pipe.flush(LONG)
+    ends[1].sendall(b":0\r\n$8\r\nhalf")
+    assert pipe.receive(LONG, 0.0)
+    over = threading.Event()
+    with interrupting() as bother:
+        thread = beside(lambda: bother(over))
+        with pytest.raises(Interrupt):
+            pipe.receive(LONG, 0.0) if verb == "receive" else pipe.exchange(tickets[3], LONG, 0.0)
+        over.set()
+        thread.join(LONG)
+    assert not pipe.broken
+    ends[1].sendall(b"half\r\n:2\r\n:3\r\n")
+    assert pipe.exchange(tickets[3], LONG, 0.0)
+    assert [ticket.reply for ticket in tickets] == [0, b"halfhalf", 2, 3]
+
+
+def test_a_signal_that_raises_while_sending_breaks_the_pipe(layer: ModuleType, ends: Any) -> None:
+    pipe, slot = layer.Pipe(ends[0]), Slot()
+    pipe.put_command(slot, (b"SET", b"x" * 2_000_000))
+    over = threading.Event()
+    with interrupting() as bother:
+        thread = beside(lambda: bother(over))
+        with pytest.raises(Interrupt):
+            pipe.flush(LONG)
+        over.set()
+        thread.join(LONG)
+    assert pipe.broken  # half a command is out: nothing may follow it
+    assert pipe.drain() == [slot]
+
+
+def test_a_signal_that_does_not_raise_interrupts_nothing(layer: ModuleType, ends: Any) -> None:
+    pipe, ticket, heard = layer.Pipe(ends[0]), layer.Ticket(), threading.Event()
+    pipe.put_command(ticket, (b"GET",))
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.set())
+    main = threading.get_ident()
+
+    def bother() -> None:
+        while not heard.wait(0.01):
+            signal.pthread_kill(main, signal.SIGUSR1)
+        ends[1].sendall(b":1\r\n")
+
+    try:
+        thread = beside(bother)
+        assert pipe.exchange(ticket, LONG, 0.0) is True
+        thread.join(LONG)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ticket.reply == 1
+
+
+def raise_at(step: int, file: str, call: Callable[[], Any]) -> bool:
+    """Run `call` and raise Interrupt at the n-th bytecode executed in `file`. Returns whether it came to that."""
+    left = step
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != file:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_at_any_bytecode_of_receive_shifts_no_reply() -> None:
+    """In Python an interrupt can come between any two steps; what it may not do is put a reply into another's slot."""
+    layer = _impl.load("python")
+    stream = b":0\r\n>1\r\n+push\r\n:1\r\n:2\r\n"
+    for step in itertools.count(1):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            pipe, tickets = layer.Pipe(ours), [layer.Ticket() for _ in range(5)]
+            pipe.put_command(tickets[0], (b"GET",))
+            pipe.put_command(tickets[1], (b"GET",))
+            for ticket in tickets[2:]:
+                pipe.put_command(ticket, (b"GET",))
+            theirs.sendall(stream)
+            interrupted = raise_at(step, str(layer.__file__), lambda pipe=pipe: pipe.receive(LONG, 0.0))
+            if not pipe.broken:
+                theirs.sendall(b":3\r\n:4\r\n")
+                while not tickets[4].ready and pipe.receive(0.0, 0.0):
+                    pass
+                assert all(ticket.ready for ticket in tickets), f"bytecode {step}"
+            assert [t.reply for t in tickets if t.ready] == [n for n, t in enumerate(tickets) if t.ready], f"{step}"
+            if not interrupted:
+                assert step > 100
+                break
+
+
+def test_an_interrupt_at_any_bytecode_of_flush_loses_no_command_in_silence() -> None:
+    layer = _impl.load("python")
+    for step in itertools.count(1):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            pipe = layer.Pipe(ours)
+            pipe.put_command(None, (b"ONE",))
+            interrupted = raise_at(step, str(layer.__file__), lambda pipe=pipe: pipe.flush(LONG))
+            if not pipe.broken:
+                pipe.put_command(None, (b"TWO",))
+                pipe.flush(LONG)
+                assert theirs.recv(1000) == resp.encode("ONE") + resp.encode("TWO"), f"bytecode {step}"
+            if not interrupted:
+                assert step > 30
+                break
+
+
+def test_a_pipe_without_a_socket_says_so(layer: ModuleType) -> None:
+    pipe = layer.Pipe()
+    pipe.put_command(None, (b"PING",))
+    with pytest.raises((OSError, AttributeError)):
+        pipe.flush(0.0)

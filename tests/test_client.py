@@ -1,0 +1,360 @@
+"""A client from its making to its closing: options, connections, loops, and what it tells those who wait when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall
+
+import fastlock
+import fastlock.asyncio
+from fastlock.embedded import Server
+
+LOOPS = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+
+
+async def seen(face: Face, proxy: FaultProxy, word: bytes, count: int) -> None:
+    """Return when so many commands with this word have passed."""
+
+    def holds(proxy: FaultProxy) -> bool:
+        return sum(word in words for words in proxy.commands) >= count
+
+    await (asyncio.to_thread(proxy.wait_for, holds) if face.is_async else face.get(proxy.wait_for(holds)))
+
+
+def named(probe: redis.Redis, name: str) -> int:
+    """How many connections the server has from clients of this name."""
+    return [client["name"] for client in probe.client_list()].count(name)
+
+
+# ------------------------------------------------------------------------------------------------------- the server
+
+CAPABILITIES = {"redis 7": ["set-nx-get"], "redis 6": [], "valkey 9": ["delifeq", "set-ifeq", "set-nx-get"]}
+
+
+async def test_server_info_says_who_the_server_is(face: Face, server: Server) -> None:
+    info = await face.get(face.client(server.url).server_info())
+    assert sorted(info) == ["capabilities", "maxmemory_policy", "mode", "role", "server", "version"]
+    known = set(CAPABILITIES[f"{server.kind} {server.version[0]}"])
+    assert info["capabilities"] == sorted(info["capabilities"]) and known <= set(info["capabilities"])
+    if server.kind == "redis":
+        assert info["capabilities"] == sorted(known)
+    del info["capabilities"]
+    assert info == {
+        "server": server.kind,
+        "version": server.version,
+        "mode": "standalone",
+        "role": "master",
+        "maxmemory_policy": "noeviction",
+    }
+
+
+async def test_a_server_that_may_evict_locks_is_warned_about_once(
+    face: Face, server: Server, server_config: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    server_config(maxmemory_policy="allkeys-lru")
+    with caplog.at_level(logging.DEBUG):
+        client = face.client(server.unix_url, max_connections=4)
+        await face.together([lambda n=n: client.lock(f"n{n}").locked() for n in range(4)])
+        assert (await face.get(client.server_info()))["maxmemory_policy"] == "allkeys-lru"
+    (record,) = [each for each in caplog.records if each.name.startswith("fastlock")]
+    assert record.levelno == logging.WARNING
+    assert "allkeys-lru" in record.getMessage() and server.path in record.getMessage()
+
+
+async def test_a_server_that_keeps_its_keys_is_not_warned_about(
+    face: Face, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "fastlock"):
+        assert await face.get(face.client(server.unix_url).lock("a").locked()) is False
+    assert [each for each in caplog.records if each.name.startswith("fastlock")] == []
+
+
+# ------------------------------------------------------------------------------------------------------- connections
+
+
+async def test_nothing_connects_before_it_is_needed(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url, client_name="early")
+    client.lock("a")
+    client.locked("a{x}")
+    assert named(probe, "early") == 0
+    await face.get(client.server_info())
+    assert named(probe, "early") == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_there_are_never_more_connections_than_allowed(
+    face: Face, server: Server, probe: redis.Redis, limit: int
+) -> None:
+    client = face.client(server.unix_url, max_connections=limit, client_name="busy")
+    most = []
+
+    async def work(number: int) -> None:
+        lock = client.lock(f"n{number}")
+        for _ in range(10):
+            assert await face.get(lock.acquire(blocking=False))
+            await face.get(lock.release())
+
+    for _ in range(5):
+        assert await face.together([lambda n=n: work(n) for n in range(12)]) == [None] * 12
+        most.append(named(probe, "busy"))
+    assert 1 <= max(most) <= (1 if face.is_async else limit)
+
+
+@pytest.mark.parametrize("how", ["url", "option", "override"])
+async def test_the_database_is_the_one_that_was_chosen(
+    face: Face, server: Server, probe: redis.Redis, how: str
+) -> None:
+    url = {"url": f"unix://{server.path}?db=3", "option": f"unix://{server.path}", "override": f"{server.unix_url}"}[
+        how
+    ]
+    client = face.client(url, **({} if how == "url" else {"db": 3}))
+    lock = client.lock("a")
+    await face.get(lock.acquire())
+    with redis.Redis(unix_socket_path=server.path, db=3) as chosen:
+        assert chosen.keys() == [b"a"] and probe.keys() == []
+    assert "db 3" in repr(client)
+    await face.get(lock.release())
+    with pytest.raises(redis.exceptions.ResponseError, match="DB index"):
+        await face.get(face.client(server.unix_url, db=12345).lock("a").acquire())
+
+
+async def test_a_name_for_the_connections_is_seen_by_the_server(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url, client_name="check:out/1")
+    await face.get(client.server_info())
+    assert named(probe, "check:out/1") == 1
+    for bad in ("two words", "new\nline", "ünï"):
+        with pytest.raises(ValueError, match="client_name"):
+            face.client(server.unix_url, client_name=bad)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "word"),
+    [
+        ({"hots": "x"}, TypeError, "hots"),
+        ({"port": "6379"}, TypeError, "port"),
+        ({"port": 70_000}, ValueError, "port"),
+        ({"port": True}, TypeError, "port"),
+        ({"db": -1}, ValueError, "db"),
+        ({"db": 1.0}, TypeError, "db"),
+        ({"max_connections": 0}, ValueError, "max_connections"),
+        ({"max_connections": "2"}, TypeError, "max_connections"),
+        ({"connect_timeout": 0}, ValueError, "connect_timeout"),
+        ({"reply_timeout": float("inf")}, ValueError, "reply_timeout"),
+        ({"socket_timeout": float("nan")}, ValueError, "reply_timeout"),
+        ({"reply_timeout": True}, TypeError, "reply_timeout"),
+        ({"host": ""}, ValueError, "host"),
+        ({"host": 5}, TypeError, "host"),
+        ({"host": "a b"}, ValueError, "host"),
+        ({"impl": "rust"}, ValueError, "rust"),
+    ],
+    ids=repr,
+)
+async def test_an_option_that_makes_no_sense_is_refused_by_name(
+    face: Face, options: dict[str, Any], error: type[Exception], word: str
+) -> None:
+    with pytest.raises(error, match=word):
+        face.module.Client(**{"impl": face.impl, **options})
+
+
+async def test_nobody_there_is_a_connection_error_that_says_where(
+    face: Face, tmp_path: Any, server: Server, proxy: FaultProxy
+) -> None:
+    proxy.refuse()
+    for url, place in ((f"unix://{tmp_path}/none.sock", "none.sock"), (proxy.url, proxy.url[7:].partition("?")[0])):
+        client = face.client(url)
+        for call in (client.lock("a").acquire, client.server_info, lambda client=client: client.acquire_many(["a"])):
+            with pytest.raises(redis.exceptions.ConnectionError) as caught:
+                await face.get(call())
+            assert place in str(caught.value) and not isinstance(caught.value, fastlock.ClientClosedError)
+    proxy.admit()
+    assert await face.get(client.lock("a").locked()) is False, "a client whose first try failed is still of use"
+
+
+async def test_a_server_that_hangs_up_is_asked_once_at_first(face: Face, proxy: FaultProxy) -> None:
+    """Before there ever was a connection an error is a wrong setting, no outage to be waited out."""
+    proxy.hanging_up = True
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await face.get(face.client(proxy.url).lock("a").acquire())
+    assert proxy.accepted == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- closing
+
+
+async def test_closing_tells_everybody_who_waits_for_a_lock(face: Face, server: Server, proxy: FaultProxy) -> None:
+    holder = face.client(server.unix_url).lock("a", timeout=None)
+    await face.get(holder.acquire())
+    client = face.client(proxy.url)
+    jobs = [face.start(lambda: client.lock("a", sleep=3600).acquire()) for _ in range(4)]
+    await seen(face, proxy, b"a", 8)  # each has looked once, and has asked how long the holder may have it
+    await face.get(client.close())
+    for job in jobs:
+        with pytest.raises(fastlock.ClientClosedError):
+            await job.get(10)
+    await face.get(holder.release())
+
+
+@VALKEY
+async def test_closing_tells_everybody_who_waits_for_a_reply(face: Face, server: Server, proxy: FaultProxy) -> None:
+    client = face.client(proxy.url, max_connections=2, reply_timeout=3600, connect_timeout=3600)
+    await face.get(client.server_info())
+    armed = proxy.arm(stall())
+    jobs = [face.start(lambda n=n: client.lock(f"n{n}").acquire()) for n in range(4)]
+    await seen(face, proxy, b"HELLO" if not face.is_async else b"n3", 1)
+    await face.get(client.close())
+    armed.resume()
+    for job in jobs:
+        with pytest.raises(fastlock.ClientClosedError):
+            await job.get(10)
+
+
+@VALKEY
+async def test_closing_tells_everybody_who_waits_for_a_connection(
+    face: Face, server: Server, proxy: FaultProxy
+) -> None:
+    client = face.client(proxy.url, max_connections=1, connect_timeout=3600)
+    armed = proxy.arm(stall())
+    jobs = [face.start(lambda n=n: client.lock(f"n{n}").acquire()) for n in range(3)]
+    await seen(face, proxy, b"HELLO", 1)
+    await face.get(client.close())
+    armed.resume()
+    for job in jobs:
+        with pytest.raises(fastlock.ClientClosedError):
+            await job.get(10)
+
+
+async def test_a_closed_client_says_so_and_locks_stay_held(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.unix_url, client_name="closing")
+    lock, leases = client.lock("a"), await face.get(client.acquire_many(["b"]))
+    await face.get(lock.acquire())
+    for _ in range(2):
+        await face.get(client.close())
+    calls: list[Callable[[], Any]] = [
+        client.lock("c").acquire,
+        lock.locked,
+        lock.owned,
+        lock.release,
+        lock.reacquire,
+        lambda: lock.extend(5),
+        client.server_info,
+        lambda: client.acquire_many(["c"]),
+        lambda: client.release_many(leases),
+    ]
+    for call in calls:
+        with pytest.raises(fastlock.ClientClosedError, match="closed") as caught:
+            await face.get(call())
+        assert isinstance(caught.value, redis.exceptions.ConnectionError)
+    assert sorted(probe.keys()) == [b"a", b"b"], "closing releases nothing"
+    while named(probe, "closing"):
+        await face.checkpoint()
+
+
+async def test_a_client_that_never_connected_closes_too(face: Face, server: Server) -> None:
+    client = face.client(server.unix_url)
+    await face.get(client.close())
+    with pytest.raises(fastlock.ClientClosedError):
+        await face.get(client.lock("a").acquire())
+
+
+async def test_with_closes_the_client_of_its_own_face_only(face: Face, server: Server) -> None:
+    client = face.client(server.unix_url)
+    with pytest.raises(TypeError, match=r"fastlock\.Client" if face.is_async else r"fastlock\.asyncio\.Client"):
+        if face.is_async:
+            with client:
+                pytest.fail("entered")
+        else:
+            async with client:
+                pytest.fail("entered")
+    assert await face.enter(client) is client
+    assert await face.get(client.lock("a").locked()) is False
+    await face.leave(client, ValueError("of the body"))
+    with pytest.raises(fastlock.ClientClosedError):
+        await face.get(client.lock("a").locked())
+
+
+@VALKEY
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+def test_a_forgotten_client_ends_its_connections(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = fastlock.Client.from_url(server.unix_url, impl=face.impl, client_name="forgotten")
+    assert client.lock("a").acquire(blocking=False) and named(probe, "forgotten") == 1
+    del client
+    while named(probe, "forgotten"):
+        pass
+
+
+# ------------------------------------------------------------------------------------------------------- event loops
+
+
+@LOOPS
+@VALKEY
+def test_a_client_of_another_loop_is_refused_and_stays_of_use_in_its_own(face: Face, server: Server) -> None:
+    async def body() -> None:
+        client = face.client(server.unix_url)
+        assert await client.lock("a").acquire()
+        refusals: list[str] = []
+
+        def elsewhere() -> None:
+            for call in (client.lock("b").acquire, client.lock("b").locked, client.server_info):
+                with pytest.raises(RuntimeError, match="another event loop") as caught:
+                    asyncio.run(call())
+                refusals.append(str(caught.value))
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        assert len(refusals) == 3
+        assert await client.lock("a").locked() is True and await client.lock("b").locked() is False
+
+    face.run(body())
+
+
+@LOOPS
+@VALKEY
+@pytest.mark.filterwarnings("ignore:unclosed")  # of the event loop, which was closed under an open connection
+def test_a_client_whose_loop_is_closed_says_so(face: Face, server: Server) -> None:
+    client = fastlock.asyncio.Client.from_url(server.unix_url, impl=face.impl)
+
+    async def use() -> None:
+        assert await client.lock("a").locked() is False
+
+    face.run(use())
+    with pytest.raises(RuntimeError, match="another event loop"):
+        face.run(use())
+    face.run(client.close())
+
+
+@LOOPS
+@VALKEY
+async def test_both_kinds_of_loops_do_the_same(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    for url in (server.unix_url, server.tcp_url):
+        client = face.client(url)
+        assert ("uvloop" in type(asyncio.get_running_loop()).__module__) is face.uvloop
+
+        async def worker(client: Any = client) -> None:
+            for _ in range(20):
+                async with client.lock("a", sleep=0.001) as lease:
+                    assert await asyncio.to_thread(probe.get, "a") == lease.token
+
+        assert await face.together([worker] * 4) == [None] * 4
+        leases = await client.acquire_many([f"n{i}" for i in range(200)])
+        assert await client.release_many(leases) == [True] * 200
+
+
+def test_an_asyncio_client_can_be_made_outside_of_a_loop(impl: str) -> None:
+    """A module may keep one; even the lock may be made there."""
+    client = fastlock.asyncio.Client(unix_socket_path="/nowhere", impl=impl)
+    lock = client.lock("a")
+    assert lock.lease is None and "a" in repr(lock)
+    with pytest.raises(redis.exceptions.ConnectionError) as caught:
+        asyncio.run(lock.acquire())
+    assert "/nowhere" in "".join(traceback.format_exception(caught.value))

@@ -1,0 +1,325 @@
+"""Callers that are torn away: Ctrl-C in threads, cancellation in asyncio. What they may have got is given back.
+
+Threads: real SIGINTs at seeded random moments in a program of its own (support/interrupted.py). asyncio: cancelled at
+every step of the event loop in turn. What must never happen: a key that stays although nobody owns it, a reply for the
+wrong caller, a task or an error left behind, anybody who hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall
+from support.servers import leftovers
+
+import fastlock
+import fastlock.asyncio
+from fastlock.embedded import Server
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "sku"
+MARK = b"\r\nsku\r\n"
+STEPS = 60  # of the event loop; an uncontended operation over a unix socket is over before
+asyncio_only = pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def no_unheard_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Futures and tasks whose exceptions nobody looked at are logged when they are collected."""
+    yield
+    gc.collect()
+    bad = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 30]
+    assert not bad
+
+
+# -------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+@pytest.mark.parametrize("mode", ["pair", "wait", "lead", "with", "connect", "asyncio"])
+def test_ctrl_c_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
+    """pair: acquire and release; wait: somebody else holds it; lead: one connection with other threads on it."""
+    hits = {"lead": 150, "asyncio": 100}.get(mode, 200)
+    program = [sys.executable, str(ROOT / "tests/support/interrupted.py"), server.unix_url, impl, mode, "7", str(hits)]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(program, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["wrong"] == [] and report["leaks"] == 0 and report["hits"] == hits, report
+    # Leaving a `with` can be interrupted between the last line of its body and the release: that lease runs out.
+    owned = [key for key, _ in leftovers(probe)]
+    assert len(owned) <= (hits if mode == "with" else 0), owned
+
+
+# ------------------------------------------------------------------------------------------------- cancelled at any step
+
+
+class Subject:
+    """One operation to be cancelled, and what may be left of it."""
+
+    def __init__(self, client: Any, probe: redis.Redis, operation: str) -> None:
+        self.client, self.probe, self.operation = client, probe, operation
+        self.lock = client.lock(NAME, thread_local=False, sleep=0.0002, fence=operation == "fenced")
+        self.leases: list[Any] = []
+
+    async def prepare(self) -> None:
+        self.probe.delete(NAME)
+        if self.operation == "wait":
+            self.probe.set(NAME, "another")
+        elif self.operation in ("release", "extend"):
+            assert await self.lock.acquire()
+        elif self.operation == "release many":
+            self.leases = await self.client.acquire_many([NAME, "b", "c"])
+
+    async def run(self) -> None:
+        if self.operation in ("acquire", "fenced", "wait"):
+            await self.lock.acquire()
+        elif self.operation == "release":
+            await self.lock.release()
+        elif self.operation == "extend":
+            await self.lock.extend(5)
+        elif self.operation == "with":
+            async with self.lock as lease:
+                assert lease.valid
+                await asyncio.sleep(0)
+        elif self.operation == "many":
+            self.leases = await self.client.acquire_many([NAME, "b", "c"])
+        else:
+            await self.client.release_many(self.leases)
+
+    async def settle(self) -> None:
+        """Whoever finds that he owns something lets it go; a release can be repeated without an error."""
+        if self.lock.lease is not None:
+            await self.lock.release()
+        if self.operation in ("many", "release many"):
+            await self.client.release_many(self.leases)
+        await self.client.lock("barrier").locked()
+        if self.operation == "wait":
+            assert self.probe.get(NAME) == b"another"
+            self.probe.delete(NAME)
+        assert not self.probe.exists(NAME, "b", "c")
+
+
+async def cancelled_after(steps: int, call: Callable[[], Awaitable[Any]], times: int = 1) -> bool:
+    """Run it as a task, cancel it after so many steps of the loop (and after each further one); whether that hit."""
+    task = asyncio.ensure_future(call())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
+    return outcome is not None
+
+
+@both_loops
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    "operation", ["acquire", "fenced", "wait", "release", "extend", "with", "many", "release many"]
+)
+async def test_cancelled_at_any_step(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, times: int
+) -> None:
+    no_leaks.allow("fastlock:fence:*")
+    client = face.client(server.unix_url)
+    await client.server_info()
+    subject = Subject(client, probe, operation)
+    hits = 0
+    for steps in range(STEPS):
+        await subject.prepare()
+        hits += await cancelled_after(steps, subject.run, times)
+        await subject.settle()
+    assert hits > 2
+    assert len(probe.client_list()) == 2, "no cancellation costs a connection"
+
+
+@both_loops
+@pytest.mark.parametrize("operation", ["acquire", "with", "many"])
+async def test_cancelled_at_any_step_of_connecting(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str
+) -> None:
+    for steps in range(0, STEPS, 2):
+        async with fastlock.asyncio.Client.from_url(server.unix_url, impl=face.impl) as client:
+            subject = Subject(client, probe, operation)
+            await cancelled_after(steps, subject.run)
+            await subject.settle()
+
+
+@both_loops
+async def test_cancelled_caller_gets_away_at_once_and_the_rest_stay_in_step(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """With its reply held back: the cancelled one does not wait for it, the others get theirs."""
+    client = face.client(proxy.url, reply_timeout=20)
+    await client.server_info()
+    for _ in range(3):
+        armed = proxy.arm(stall(), after=MARK, times=1)
+        gone = [asyncio.ensure_future(client.lock(NAME).acquire()) for _ in range(2)]
+        locks = [client.lock(f"other:{number}", thread_local=False) for number in range(4)]
+        others = [asyncio.ensure_future(lock.acquire(token=f"token {n}")) for n, lock in enumerate(locks)]
+        while not armed.fired:
+            await asyncio.sleep(0.001)
+        for task in gone:
+            task.cancel()
+        assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*gone, return_exceptions=True))
+        assert not any(task.done() for task in others)
+        armed.resume()
+        assert await asyncio.gather(*others) == [True] * 4
+        assert [probe.get(lock.name) for lock in locks] == [b"token %d" % number for number in range(4)]
+        for lock in locks:
+            await lock.release()
+        assert not probe.exists(NAME)
+    assert len(proxy.links) == 1
+
+
+@asyncio_only
+async def test_release_that_was_cancelled_can_be_repeated(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Executed or not, it is the caller's until it was told so: no error from a second try."""
+    client = face.client(proxy.url, reply_timeout=20)
+    lock = client.lock(NAME, thread_local=False)
+    for side in ("request", "reply"):
+        await lock.acquire()
+        armed = proxy.arm(stall(side), after=MARK, times=1)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(lock.release())
+        while not armed.fired:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        armed.resume()
+        if lock.lease is not None:
+            await lock.release()
+        assert not probe.exists(NAME) and lock.lease is None
+
+
+# ---------------------------------------------------------------------------------- the ways in which asyncio cancels
+
+
+@both_loops
+async def test_timeout_of_asyncio(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    client = face.client(proxy.url, reply_timeout=20)
+    await client.server_info()
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            async with client.lock(NAME):
+                raise AssertionError("its reply is held back")
+    armed.resume()
+    probe.set("held", "another")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await client.lock("held", sleep=0.001).acquire()
+    assert not await client.lock(NAME).locked()
+    probe.delete("held")
+
+
+@both_loops
+async def test_failure_in_a_task_group(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    """One task fails: those that wait, hold and release are cancelled, and all of it is given back."""
+    client = face.client(server.unix_url)
+
+    async def user(number: int) -> None:
+        while True:
+            async with client.lock(f"group:{number % 5}", sleep=0.001):
+                await asyncio.sleep(0)
+
+    async def fail_after(steps: int) -> None:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    for steps in range(1, 40, 3):
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as group:
+                for number in range(20):
+                    group.create_task(user(number))
+                group.create_task(fail_after(steps))
+        assert caught.group_contains(ZeroDivisionError) and len(caught.value.exceptions) == 1
+        assert not await client.lock("barrier").locked()
+        assert not probe.exists(*(f"group:{number}" for number in range(5)))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the client is left open on purpose
+@pytest.mark.parametrize("uvloop", [False, True], ids=["asyncio", "uvloop"])
+def test_run_that_ends_while_tasks_wait(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any, uvloop: bool
+) -> None:
+    """asyncio.run cancels what still waits, before it closes the loop."""
+    face = Face("asyncio", impl, uvloop=uvloop)
+    probe.set("held", "another")
+    waiting = []
+
+    async def main() -> None:
+        client = fastlock.asyncio.Client.from_url(server.unix_url, impl=impl)
+        await client.server_info()
+        waiting.extend(asyncio.ensure_future(client.lock("held").acquire()) for _ in range(3))
+        waiting.append(asyncio.ensure_future(client.lock(NAME, timeout=60).acquire()))
+        await asyncio.sleep(0)
+        main.client = client  # type: ignore[attr-defined]
+
+    with asyncio.Runner(loop_factory=_factory(face)) as runner:
+        runner.run(main())
+        runner.run(asyncio.sleep(0.01))
+        probe.delete(NAME)  # it may have been acquired before the loop was closed
+    assert all(task.done() for task in waiting)
+    assert main.client.retired  # type: ignore[attr-defined]
+    del main.client, waiting[:]  # type: ignore[attr-defined]
+    gc.collect()
+    probe.delete("held")
+
+
+def _factory(face: Face) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if not face.uvloop:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
+
+
+def test_loop_that_is_closed_under_a_client(server: Server, impl: str) -> None:
+    """Without any good-bye: the client is retired, its use elsewhere is refused clearly, nothing crashes."""
+    loop = asyncio.new_event_loop()
+    client = fastlock.asyncio.Client.from_url(server.unix_url, impl=impl)
+
+    async def connect() -> asyncio.BaseTransport:
+        await client.server_info()
+        return client._wire._link.transport  # type: ignore[no-any-return,union-attr]
+
+    transport = loop.run_until_complete(connect())
+    transport.abort()  # type: ignore[attr-defined]
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert client.retired
+
+    async def use() -> None:
+        with pytest.raises((RuntimeError, redis.exceptions.ConnectionError)):
+            await client.lock(NAME).acquire()
+
+    asyncio.run(use())
+
+
+@asyncio_only
+async def test_client_closed_under_its_waiters(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    probe.set("held", "another")
+    for steps in range(0, 30, 2):
+        client = fastlock.asyncio.Client.from_url(server.unix_url, impl=face.impl)
+        tasks = [asyncio.ensure_future(client.lock("held").acquire()) for _ in range(5)]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await client.close()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(outcome, fastlock.ClientClosedError) for outcome in outcomes), outcomes
+    probe.delete("held")

@@ -1,0 +1,39 @@
+"""The abandonment storm in small, in every cell; and that the program which runs it by the hundred thousand works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from soak import Pairs, Storm
+from support.faces import Face
+
+from fastlock.embedded import Server
+
+COUNT = 2_000
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_storm_of_abandoned_acquires(face: Face, server: Server, probe: redis.Redis) -> None:
+    probe.connection_pool.disconnect()  # the storm counts connections
+    storm = Storm(server.unix_url, face.name, face.impl, COUNT, seed=1).run()
+    assert not storm.wrong, storm.wrong
+    assert storm.counts["acquired"] and storm.counts["timed out"] and storm.counts["cancelled"] or face.name == "threads"
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_pairs_leave_no_memory_behind(face: Face, server: Server) -> None:
+    """A small run finds a leak of some bytes a pair: 20,000 times 64 bytes are more than a MiB."""
+    assert Pairs(server.unix_url, face.name, face.impl).run(20_000) < 1 << 20
+
+
+def test_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.soak", "--face", "asyncio", "--impl", "python", "--count", "10500"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "500 acquires" in done.stdout and "10000 to go" in done.stdout and "WRONG" not in done.stdout
