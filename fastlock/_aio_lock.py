@@ -21,9 +21,13 @@ class BaseLock(Terms):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
 
     def _me(self) -> Any:
-        # With the loop given: looking the running one up asks the system for the process id each time (until Python
-        # 3.12)
-        return asyncio.current_task(self._wire.loop) if self.thread_local else None
+        if not self.thread_local:
+            return None
+        try:
+            # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
+            return asyncio.current_task(self._wire.loop)
+        except RuntimeError:  # no loop runs: shown in a log, or a debugger
+            return None
 
     def _orphaned(self) -> Lease | None:
         # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own

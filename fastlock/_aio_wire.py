@@ -7,6 +7,7 @@ tombstone, so replies never shift. Never here: decisions about locks, the conten
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
 from asyncio import current_task
@@ -152,7 +153,8 @@ class Link(asyncio.Protocol):
             self._watch.cancel()
             self._watch = None
         if self.transport is not None:
-            self.transport.abort()
+            with contextlib.suppress(RuntimeError):  # the loop was closed before
+                self.transport.abort()
         final = isinstance(error, errors.ClientClosedError)
         patience = self.wire.settings.reply_timeout
         for slot in self.pipe.drain():
@@ -238,10 +240,10 @@ class Wire:
             try:
                 answer = await self._perform(step)
             except BaseException as error:
-                left = steps.throw(error)  # which raises, unless the operation leaves an undo
-                self.undo(left)
-                steps.close()
-                raise
+                undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
+                while True:
+                    self.undo(undo)
+                    undo = steps.send(None)
 
     async def _perform(self, step: Any) -> Any:
         kind = type(step)
@@ -267,6 +269,8 @@ class Wire:
             return Lost(known, self.settings.reply_timeout, sent=False, final=final)
         if type(ask) is Capabilities:
             return link.session
+        if link.dead is not None:  # since the connecting ended, a tick ago
+            return Lost(link.dead, self.settings.reply_timeout, sent=False)
         future = link.ask(ask)
         timer = None
         if ask.until is not None:
@@ -295,6 +299,8 @@ class Wire:
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
+        if self.closed:
+            return
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(seconds, _wake, future)

@@ -14,8 +14,8 @@ from typing import Any
 NAME, TOKEN, MS = 0, 1, 2
 
 # Verbs: the index of a form in a dialect.
-ACQUIRE, ACQUIRE_ENDLESS, RELEASE, EXTEND, EXTEND_SCRIPT, ADD, RELEASE_SCRIPT, UNDO, PTTL, GET, EXISTS = range(11)
-ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT, UNDO_SCRIPT = 11, 12, 13
+ACQUIRE, ACQUIRE_ENDLESS, RELEASE, EXTEND, EXTEND_SCRIPT, RELEASE_SCRIPT, UNDO, PTTL, GET, EXISTS = range(10)
+ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT, UNDO_SCRIPT = 10, 11, 12
 
 # What to say instead where a server (or what stands before it) refuses the native form that its handshake promised.
 SCRIPTED = {
@@ -24,10 +24,6 @@ SCRIPTED = {
     RELEASE: RELEASE_SCRIPT,
     EXTEND: EXTEND_SCRIPT,
 }
-# After these a caller who is gone may hold, or may still have to let go: what undoes them is one and the same.
-UNDONE_BY_RELEASE = frozenset(
-    (ACQUIRE, ACQUIRE_ENDLESS, ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT, RELEASE, RELEASE_SCRIPT)
-)
 
 # Capabilities, as `Client.server_info()` shows them.
 SET_NX_GET = "set-nx-get"  # SET ... NX GET: Redis 7.0, every Valkey
@@ -72,8 +68,7 @@ def dialect(capabilities: frozenset[str]) -> tuple[Form, ...]:
         ACQUIRE_SCRIPT: ACQUIRE_LUA.form(NAME, TOKEN, MS),
         ACQUIRE_ENDLESS_SCRIPT: ACQUIRE_LUA.form(NAME, TOKEN, b"0"),
         RELEASE_SCRIPT: RELEASE_LUA.form(NAME, TOKEN),
-        EXTEND_SCRIPT: EXTEND_LUA.form(NAME, TOKEN, MS, b"1"),
-        ADD: EXTEND_LUA.form(NAME, TOKEN, MS, b"0"),
+        EXTEND_SCRIPT: EXTEND_LUA.form(NAME, TOKEN, MS),
         # by its text, which no server can have forgotten: nobody waits for the reply to load the script and ask again
         UNDO_SCRIPT: (b"EVAL", RELEASE_LUA.text, b"1", NAME, TOKEN),
         PTTL: (b"PTTL", NAME),

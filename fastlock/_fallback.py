@@ -339,21 +339,22 @@ class Pipe:
             try:
                 with self._turn:
                     data = self._sock.recv(_CHUNK)
+                self._usual += (time.monotonic() - start - self._usual) / 4
+                if data:
+                    self.feed(data)
+                break
             except _AGAIN:
-                if time.monotonic() - start < spin and not slept:
-                    continue
-                if slept or not _wait(self._sock, select.POLLIN, timeout):
-                    return False
-                slept = True
-                continue
+                pass
             except BaseException:  # interrupted: whether bytes were taken from the socket, nobody knows
                 self.broken = True
                 raise
-            break
-        self._usual += (time.monotonic() - start - self._usual) / 4
+            if time.monotonic() - start < spin and not slept:
+                continue
+            if slept or not _wait(self._sock, select.POLLIN, timeout):
+                return False
+            slept = True
         if not data:
             raise EOFError("the server closed the connection")
-        self.feed(data)
         return True
 
     def exchange(self, ticket: Ticket, timeout: float, spin: float) -> bool:

@@ -197,7 +197,7 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
             yield from _heal(ask, answer, trial)
         elif answer is LATE:
             return LATE
-        elif type(answer) in _SHAPES[ask.verb]:
+        elif type(answer) in (_SHAPES[ask.verb] if ask.kind != MANY else (list,)):
             ask.stale = ()
             return answer
         else:
@@ -211,13 +211,13 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
 _NULL = type(None)
 _SHAPES: dict[int, tuple[type, ...]] = {
     **dict.fromkeys((say.ACQUIRE, say.ACQUIRE_ENDLESS, say.ACQUIRE_SCRIPT, say.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)),
-    **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND_SCRIPT, say.ADD, say.PTTL, say.EXISTS), (int,)),
+    **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND_SCRIPT, say.PTTL, say.EXISTS), (int,)),
     **{say.EXTEND: (_NULL, bytes, int), say.GET: (_NULL, bytes), -1: (list,)},
 }
 
 
 _COMPARES = {
-    **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT, say.ADD), 0),
+    **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT), 0),
     say.GET: None,
 }
 
@@ -286,13 +286,22 @@ class Acquire(Ask):
                 if lease.valid:
                     return lease
                 # granted, but its time was over before the reply came: not a success; undone before it is tried again
-                undo = Ask(say.RELEASE, self.key, self.token)
-                yield from settle(undo, (yield undo), Trial(clock))
+                yield from self._withdraw(clock)
             if not self.blocking or self._late(clock):
                 return None
             if lease is None:
                 yield from self._wait_turn(clock)
             answer = yield self
+
+    def _withdraw(self, clock: Clock) -> Steps:
+        undo = Ask(say.RELEASE, self.key, self.token)
+        try:
+            yield from settle(undo, (yield undo), Trial(clock))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield Undo([self.key], [self.token], math.inf, undo.stale)
+            raise
 
     def _late(self, clock: Clock) -> bool:
         """Whether there is no time for another look."""
@@ -331,7 +340,7 @@ class Acquire(Ask):
         that."""
         if not self.ms:
             return self._lease(self.sent, fence)
-        sent = yield from extend(self.key, self.token, self.ms, clock=clock)
+        sent = yield from extend(self.key, self.token, self.ms, clock)
         return None if sent is None else self._lease(sent, fence)
 
     def _wait_turn(self, clock: Clock) -> Steps:
@@ -387,13 +396,19 @@ class Release(Ask):
         return bool(answer) or lease.release_doubted
 
 
-def extend(key: bytes, token: bytes, ms: int, *, add: bool = False, clock: Clock) -> Steps:
-    """A new lease of `ms`, or with `add` what is left and `ms` more. Returns when it was sent, None: not the
-    caller's."""
-    ask = Ask(say.ADD if add else say.EXTEND, key, token, ms)
+def extend(key: bytes, token: bytes, ms: int, clock: Clock) -> Steps:
+    """A new lease of `ms`. Returns when it was sent, None: not the caller's."""
+    ask = Ask(say.EXTEND, key, token, ms)
     answer = yield ask
     if answer != b"OK" and answer != 1:
-        answer = yield from settle(ask, answer, Trial(clock))
+        try:
+            answer = yield from settle(ask, answer, Trial(clock))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if ask.stale:  # given up: what was sent must not shorten or prolong the lease later
+                yield Undo([], [], math.inf, ask.stale)
+            raise
     return ask.sent if answer == b"OK" or answer == 1 else None
 
 
@@ -403,12 +418,13 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost
     reply does not add twice. Until the server answered, the earlier of the two ends holds.
     """
-    left = lease.remaining
     if replace:
         lease.deadline = min(lease.deadline, clock() + ms / 1000)
-    elif left:
+    elif left := lease.remaining:
         ms += int(left * 1000)
-    sent = yield from extend(lease.key, lease.token, ms, add=not replace and not left, clock=clock)
+    else:  # a token from elsewhere, or a lease that the server lets live a moment longer: it knows
+        ms += max(0, (yield from inspect(say.PTTL, lease.key, clock)))
+    sent = yield from extend(lease.key, lease.token, ms, clock)
     if sent is None:
         return False
     lease.deadline = sent + ms / 1000

@@ -158,7 +158,11 @@ def _check_url(url: str) -> None:
         db = unquote(parts.path).strip("/")
         if not (db.isascii() and db.isdigit()):
             raise ValueError("url: the db must be a number (in a password, / is written %2F and # is written %23)")
-    for name, values in parse_qs(parts.query, keep_blank_values=True).items():
+    try:
+        options = parse_qs(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else {}
+    except ValueError:
+        raise ValueError("url: an option has no value (in a password, ? is written %3F)") from None
+    for name, values in options.items():
         if len(values) > 1:
             raise ValueError(f"url: option {name!r} is given twice")
 

@@ -56,7 +56,7 @@ def queue(pipe: Any, forms: tuple[Any, ...], ask: Any, slot: Any) -> None:
         pipe.put_many(forms[ask.verb], slot, ask.names, ask.tokens, ask.ms)
     elif kind == law.CALLS:
         pipe.put_calls(slot, ask.calls)
-    else:
+    elif ask.names:
         pipe.put_many(forms[say.UNDO_SCRIPT if ask.scripted else say.UNDO], ask, ask.names, ask.tokens, 0)
 
 
@@ -298,9 +298,10 @@ class Wire:
             try:
                 answer = self._perform(step)
             except BaseException as error:
-                self._perform(steps.throw(error))  # which raises, unless the operation leaves an undo
-                steps.close()
-                raise
+                undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
+                while True:
+                    self._perform(undo)
+                    undo = steps.send(None)
 
     def _perform(self, step: Any) -> Any:
         kind = type(step)

@@ -1,5 +1,5 @@
-"""The bytes layer, compiled and in Python: what goes out is what hiredis would pack, what comes in is what hiredis reads,
-and every reply reaches its slot, in order, however the stream is cut. One body for both implementations; no sockets here.
+"""The bytes layer, compiled and in Python: what goes out is what hiredis would pack, what comes in is what hiredis
+reads, and every reply reaches its slot, in order, however the stream is cut. One body for both; no sockets here.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def read_plainly(stream: bytes) -> tuple[list[Any], list[Any]]:
 
 
 def asked(layer: ModuleType, replies: list[Any], kinds: random.Random) -> tuple[Any, list[Any], list[Any], list[Any]]:
-    """A pipe that waits for these replies in slots of all kinds; with it the log, what the log must be, and the tickets."""
+    """A pipe that waits for these replies in slots of all kinds; the log, what it must become, and the tickets."""
     pipe, log, expected, tickets = layer.Pipe(), [], [], []
     get, left = layer.Template(b"GET", 0), deque(map(shown, replies))
     for number in itertools.count():
@@ -335,12 +335,13 @@ def test_a_value_may_hold_what_looks_like_a_protocol(layer: ModuleType) -> None:
 # ------------------------------------------------------------------------------------------- what must not be believed
 
 GARBAGE = [
-    *(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x28", b"\0", b"\r\n", b"220 ftp\r\n"),
+    *(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x28", b"\0", b"\r\n"),
     *(b":12a\r\n", b"#x\r\n", b",x\r\n", b"(1x\r\n", b"*-5\r\n", b"$-2\r\n", b"*x\r\n", b"_x\r\n", b"!5\r\nERR x\r\n"),
-    *(b"*4294967295\r\n", b"%4611686018427387904\r\n", b"*2147483647\r\n", b"~99999999\r\n", b">99999999\r\n", b"|99999\r\n"),
-    *(b"-a\n$5\r\n*10000000\r\n", b"+a\n$5\r\n*10000000\r\n", b"*" + b"9" * 5000 + b"\r\n", b"$" + b"9" * 5000 + b"\r\n"),
-    *(b"*" + b"9" * 40 + b"\r\n", b"*1\r\n*1000000\r\n", b"%1\r\n*1\r\n:1\r\n:2\r\n", b"*1\r\n" * 9 + b":1\r\n", b"*1\r\n" * 16_000 + b":1\r\n"),
-]  # fmt: skip
+    *(b"*4294967295\r\n", b"%4611686018427387904\r\n", b"*2147483647\r\n", b"~99999999\r\n", b">99999999\r\n"),
+    *(b"-a\n$5\r\n*10000000\r\n", b"+a\n$5\r\n*10000000\r\n", b"|99999\r\n", b"*1\r\n*1000000\r\n"),
+    *(b"*" + b"9" * 40 + b"\r\n", b"*" + b"9" * 5000 + b"\r\n", b"$" + b"9" * 5000 + b"\r\n"),
+    *(b"%1\r\n*1\r\n:1\r\n:2\r\n", b"*1\r\n" * 9 + b":1\r\n", b"*1\r\n" * 16_000 + b":1\r\n"),
+]
 
 
 def memory() -> int:
@@ -520,7 +521,13 @@ def test_a_ticket_wakes_its_sleeper_once_and_only_when_its_reply_is_there(layer:
         def release(self) -> None:
             woken.append((ticket.ready, ticket.done(), ticket.reply, ticket.wake))
 
-    assert (ticket.reply, ticket.wake, ticket.ready, ticket.abandoned, ticket.done()) == (None, None, False, False, False)
+    assert (ticket.reply, ticket.wake, ticket.ready, ticket.abandoned, ticket.done()) == (
+        None,
+        None,
+        False,
+        False,
+        False,
+    )
     ticket.wake = Wake()
     ticket.set_result(False)
     ticket.set_result(5)

@@ -1,12 +1,13 @@
-"""The bytes layer on real sockets, both implementations: partial sends, the end of a stream, signals, threads that flush at once.
+"""The bytes layer on real sockets, both implementations: partial sends, the end of a stream, signals, many threads.
 
-What is asserted is what must never happen: a byte lost or doubled, a reply in a slot that is not its own, a pipe that was
-interrupted half-way and does not say so.
+What is asserted is what must never happen: a byte lost or doubled, a reply in a slot that is not its own, a pipe that
+was interrupted half-way and does not say so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import errno
 import itertools
 import random
@@ -357,9 +358,7 @@ def interrupting() -> Iterator[Callable[[threading.Event], None]]:
 
 
 @pytest.mark.parametrize("verb", ["receive", "exchange"])
-def test_a_signal_that_raises_while_waiting_leaves_the_pipe_in_step(
-    layer: ModuleType, ends: Any, verb: str
-) -> None:
+def test_a_signal_that_raises_while_waiting_leaves_the_pipe_in_step(layer: ModuleType, ends: Any, verb: str) -> None:
     pipe, tickets = layer.Pipe(ends[0]), [layer.Ticket() for _ in range(4)]
     for ticket in tickets:
         pipe.put_command(ticket, (b"GET",))
@@ -413,34 +412,45 @@ def test_a_signal_that_does_not_raise_interrupts_nothing(layer: ModuleType, ends
     assert ticket.reply == 1
 
 
+CHECKS = (
+    "CALL",
+    "JUMP_BACKWARD",
+    "POP_JUMP_BACKWARD",
+    "RESUME",
+)  # where the interpreter looks for signals, 3.11 to 3.13
+
+
 def raise_at(step: int, file: str, call: Callable[[], Any]) -> bool:
-    """Run `call` and raise Interrupt at the n-th bytecode executed in `file`. Returns whether it came to that."""
-    left = step
+    """Run `call`; raise Interrupt at the n-th point of `file` where a signal's handler could. Whether it came to it."""
+    left, last = step, (None, "")
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal left
+        nonlocal left, last
         if frame.f_code.co_filename != file:
             return None
         frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        if event == "opcode":
-            left -= 1
+        if event == "call":
+            last = (frame, "RESUME")
+        elif event == "opcode":
+            before, last = last, (frame, dis.opname[frame.f_code.co_code[frame.f_lasti]])
+            left -= before[0] is frame and before[1].startswith(CHECKS)
             if left == 0:
+                left = -1
                 raise Interrupt
         return trace
 
-    before = sys.gettrace()
+    previous = sys.gettrace()
     try:
         sys.settrace(trace)
         call()
     except Interrupt:
         return True
     finally:
-        sys.settrace(before)
+        sys.settrace(previous)
     return False
 
 
-def test_an_interrupt_at_any_bytecode_of_receive_shifts_no_reply() -> None:
+def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
     """In Python an interrupt can come between any two steps; what it may not do is put a reply into another's slot."""
     layer = _impl.load("python")
     stream = b":0\r\n>1\r\n+push\r\n:1\r\n:2\r\n"
@@ -459,14 +469,14 @@ def test_an_interrupt_at_any_bytecode_of_receive_shifts_no_reply() -> None:
                 theirs.sendall(b":3\r\n:4\r\n")
                 while not tickets[4].ready and pipe.receive(0.0, 0.0):
                     pass
-                assert all(ticket.ready for ticket in tickets), f"bytecode {step}"
+                assert all(ticket.ready for ticket in tickets), f"point {step}"
             assert [t.reply for t in tickets if t.ready] == [n for n, t in enumerate(tickets) if t.ready], f"{step}"
             if not interrupted:
-                assert step > 100
+                assert step > 25
                 break
 
 
-def test_an_interrupt_at_any_bytecode_of_flush_loses_no_command_in_silence() -> None:
+def test_an_interrupt_at_any_point_of_flush_loses_no_command_in_silence() -> None:
     layer = _impl.load("python")
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
@@ -479,9 +489,9 @@ def test_an_interrupt_at_any_bytecode_of_flush_loses_no_command_in_silence() -> 
             if not pipe.broken:
                 pipe.put_command(None, (b"TWO",))
                 pipe.flush(LONG)
-                assert theirs.recv(1000) == resp.encode("ONE") + resp.encode("TWO"), f"bytecode {step}"
+                assert theirs.recv(1000) == resp.encode("ONE") + resp.encode("TWO"), f"point {step}"
             if not interrupted:
-                assert step > 30
+                assert step > 8
                 break
 
 

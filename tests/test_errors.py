@@ -271,7 +271,9 @@ async def everything(face: Face, client: Any, number: int) -> None:
     assert await face.get(client.release_many(leases)) == [True] * 3
 
 
-async def test_scripts_flushed_between_operations(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_scripts_flushed_between_operations(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
     no_leaks.allow("fastlock:fence:*")
     client = face.client(server.unix_url)
     for number in range(10):

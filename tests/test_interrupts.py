@@ -173,7 +173,9 @@ async def test_cancelled_caller_gets_away_at_once_and_the_rest_stay_in_step(
             await asyncio.sleep(0.001)
         for task in gone:
             task.cancel()
-        assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*gone, return_exceptions=True))
+        assert all(
+            isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*gone, return_exceptions=True)
+        )
         assert not any(task.done() for task in others)
         armed.resume()
         assert await asyncio.gather(*others) == [True] * 4

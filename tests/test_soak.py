@@ -22,7 +22,8 @@ def test_storm_of_abandoned_acquires(face: Face, server: Server, probe: redis.Re
     probe.connection_pool.disconnect()  # the storm counts connections
     storm = Storm(server.unix_url, face.name, face.impl, COUNT, seed=1).run()
     assert not storm.wrong, storm.wrong
-    assert storm.counts["acquired"] and storm.counts["timed out"] and storm.counts["cancelled"] or face.name == "threads"
+    assert storm.counts["acquired"] and storm.counts["timed out"]
+    assert storm.counts["cancelled"] or face.name == "threads"
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

@@ -1,0 +1,557 @@
+"""The law, by canned replies: what each operation asks, and what it makes of every answer. No I/O, a clock by hand.
+
+The same operations against a server that loses, delays and reorders at random: test_law_model.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from support.play import After, Clock, Played, Raise, error, lost, play
+
+import fastlock._law as law
+import fastlock._lease as leases
+from fastlock import _commands as say
+from fastlock import _errors as errors
+from fastlock._lease import Lease
+from fastlock._session import Session
+
+MINE, OTHER = b"m" * 32, b"o" * 32
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the law and of the leases."""
+    clock = Clock()
+    monkeypatch.setattr(leases, "now", clock)
+    monkeypatch.setattr(law, "now", clock)
+    return clock
+
+
+def acquire(ms: int = 10_000, **terms: Any) -> law.Acquire:
+    op = law.Acquire("name", b"name", MINE, ms, terms.pop("fenced", False))
+    for name, value in terms.items():
+        setattr(op, name, value)
+    return op
+
+
+def lease_of(clock: Clock, seconds: float = 10.0, key: bytes = b"name") -> Lease:
+    return Lease("name", key, MINE, clock() + seconds)
+
+
+def undone(undo: law.Undo) -> tuple[list[bytes], list[bytes]]:
+    return undo.names, undo.tokens
+
+
+def verbs(played: Played) -> list[int]:
+    return [ask.verb for ask in played.asks]
+
+
+# ------------------------------------------------------------------------------------------------------------- acquire
+
+
+def test_free_is_granted_from_the_time_it_was_sent(clock: Clock) -> None:
+    sent = clock()
+    played = play(clock, acquire(), After(3.0, None))
+    assert played.outcome.deadline == sent + 10
+    assert (played.outcome.name, played.outcome.key, played.outcome.token) == ("name", b"name", MINE)
+    assert played.outcome.remaining == 7
+    assert [type(step) for step in played.steps] == [law.Acquire]
+
+
+def test_the_hot_path_counts_as_the_long_one_does(clock: Clock) -> None:
+    terms, sent = acquire(), clock()
+    clock.go(9.99)
+    lease = law.granted(None, terms, MINE, sent)
+    assert lease is not None
+    assert (lease.deadline, lease.token, lease.key) == (sent + 10, MINE, b"name")
+    clock.go(0.02)
+    assert law.granted(None, terms, MINE, sent) is None
+    for answer in (OTHER, MINE, law.LATE, lost(), error("ERR"), False, 0, b"", [], [None]):
+        assert law.granted(answer, terms, MINE, clock()) is None
+
+
+def test_without_end_there_is_no_deadline(clock: Clock) -> None:
+    played = play(clock, acquire(ms=0), After(1e9, None))
+    assert played.outcome.deadline == math.inf
+    assert verbs(played) == [say.ACQUIRE_ENDLESS]
+
+
+@pytest.mark.parametrize("holder", [OTHER, MINE, b""])
+def test_held_is_not_granted(clock: Clock, holder: bytes) -> None:
+    """Its own token, where no reply was lost, is somebody else's use of the same token."""
+    played = play(clock, acquire(), holder)
+    assert (played.outcome, played.raised, played.undos, len(played.asks)) == (None, None, [], 1)
+
+
+def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(clock: Clock) -> None:
+    played = play(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, None)
+    assert verbs(played) == [say.ACQUIRE, say.RELEASE, say.ACQUIRE]
+    assert played.outcome.deadline == clock() + 0.05
+    played = play(clock, acquire(ms=50), After(0.05, None), 1)
+    assert (played.outcome, verbs(played)) == (None, [say.ACQUIRE, say.RELEASE])
+
+
+def test_the_wires_late_is_no_lease(clock: Clock) -> None:
+    op = acquire(blocking=True, until=clock() + 1)
+    played = play(clock, op, After(1.0, law.LATE))
+    assert (played.outcome, played.undos, played.raised) == (None, [], None)  # the wire undoes what it gave up on
+
+
+def test_after_a_lost_reply_free_means_granted_from_the_second_send(clock: Clock) -> None:
+    played = play(clock, acquire(), After(2.0, lost(session="one")), After(1.0, None))
+    assert played.outcome.deadline == clock() - 1 + 10
+    assert played.stales == [(), ("one",)]
+    assert played.undos == []
+
+
+def test_after_a_lost_reply_the_own_token_is_extended_and_counts_from_then(clock: Clock) -> None:
+    played = play(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
+    assert verbs(played) == [say.ACQUIRE, say.ACQUIRE, say.EXTEND]
+    assert (played.asks[2].key, played.asks[2].token, played.asks[2].ms) == (b"name", MINE, 10_000)
+    assert played.outcome.deadline == clock() - 1 + 10
+    assert played.undos == []
+
+
+@pytest.mark.parametrize("reply", [None, 0])
+def test_after_a_lost_reply_the_own_token_that_cannot_be_extended_is_not_held(clock: Clock, reply: Any) -> None:
+    played = play(clock, acquire(), lost(), MINE, reply)
+    assert played.outcome is None
+
+
+def test_without_end_the_own_token_is_enough(clock: Clock) -> None:
+    played = play(clock, acquire(ms=0), lost(), MINE)
+    assert played.outcome.deadline == math.inf
+
+
+def test_after_a_lost_reply_another_holder_is_no_doubt(clock: Clock) -> None:
+    played = play(clock, acquire(), lost(), OTHER)
+    assert (played.outcome, played.undos) == (None, [])
+
+
+def test_nothing_sent_is_nothing_doubted(clock: Clock) -> None:
+    played = play(clock, acquire(), lost(sent=False), MINE)
+    assert (played.outcome, played.undos) == (None, [])
+    played = play(clock, acquire(), lost(sent=False, final=True))
+    assert isinstance(played.raised, errors.ConnectionError)
+    assert played.undos == []
+
+
+def test_who_gives_up_in_doubt_leaves_an_undo_and_every_broken_session(clock: Clock) -> None:
+    played = play(clock, acquire(), lost(session="one"), lost(session="two"), After(6.0, lost(sent=False)))
+    assert isinstance(played.raised, errors.ConnectionError)
+    assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+    assert set(played.undos[0].stale) >= {"one", "two"}
+    assert played.stales[2] == ("one", "two")
+    assert all(pause >= 0 for pause in played.sleeps)
+
+
+@pytest.mark.parametrize("gone", [KeyboardInterrupt(), SystemExit(), ValueError("cancelled")])
+def test_who_is_gone_in_doubt_leaves_an_undo(clock: Clock, gone: BaseException) -> None:
+    played = play(clock, acquire(), lost(session="one"), Raise(gone))
+    assert played.raised is gone
+    assert [(undone(undo), undo.stale) for undo in played.undos] == [(([b"name"], [MINE]), ("one",))]
+
+
+def test_who_runs_out_of_time_in_doubt_leaves_an_undo(clock: Clock) -> None:
+    op = acquire(blocking=True, until=clock() + 1)
+    played = play(clock, op, After(1.5, lost(session="one")))
+    assert (played.outcome, played.raised) == (None, None)
+    assert [undo.stale for undo in played.undos] == [("one",)]
+    op = acquire(blocking=True, until=clock() + 1)
+    played = play(clock, op, lost(session="one"), After(2.0, law.LATE))
+    assert played.outcome is None
+    assert len(played.undos) == 1
+
+
+def test_an_error_after_a_lost_reply_leaves_an_undo(clock: Clock) -> None:
+    played = play(clock, acquire(), lost(), error("READONLY You can't write against a read only replica."))
+    assert isinstance(played.raised, errors.from_reply(error("READONLY x")).__class__)
+    assert len(played.undos) == 1
+
+
+def test_an_extension_that_is_given_up_leaves_an_undo(clock: Clock) -> None:
+    played = play(clock, acquire(), lost(), MINE, lost(final=True, session="two"))
+    assert isinstance(played.raised, errors.ConnectionError)
+    assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+
+
+# ---------------------------------------------------------------------------------------------------- errors and shapes
+
+
+def test_forgotten_scripts_are_loaded_and_the_command_asked_again(clock: Clock) -> None:
+    played = play(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 5, None)
+    assert played.outcome is not None
+    assert played.asks[1].calls == [script.load for script in say.SCRIPTS]
+    assert verbs(played)[0] == verbs(played)[2]
+
+
+def test_scripts_that_do_not_stay_are_not_loaded_for_ever(clock: Clock) -> None:
+    again = [error("NOSCRIPT No matching script."), [b"sha"] * 5]
+    played = play(clock, acquire(), *again, *again, error("NOSCRIPT No matching script."))
+    assert isinstance(played.raised, errors.ResponseError)
+    assert len(played.asks) == 5
+
+
+def test_scripts_that_must_not_be_loaded_are_the_error_that_is_raised(clock: Clock) -> None:
+    played = play(clock, acquire(), error("NOSCRIPT x"), [error("NOPERM this user has no permissions")])
+    assert isinstance(played.raised, errors.from_reply(error("NOPERM x")).__class__)
+
+
+def test_a_connection_that_breaks_while_scripts_are_loaded_is_healed_too(clock: Clock) -> None:
+    played = play(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 5, None)
+    assert played.outcome is not None
+
+
+@pytest.mark.parametrize("text", ["ERR unknown command 'X', with args", "ERR syntax error", "NOPERM no permissions"])
+@pytest.mark.parametrize("verb", sorted(say.SCRIPTED))
+def test_a_native_form_that_is_refused_is_said_by_script(clock: Clock, verb: int, text: str) -> None:
+    operation: Any = {
+        say.ACQUIRE: lambda: acquire(),
+        say.ACQUIRE_ENDLESS: lambda: acquire(ms=0),
+        say.RELEASE: lambda: law.Release(lease_of(clock)),
+        say.EXTEND: lambda: law.extend(b"name", MINE, 5, clock=clock),
+    }[verb]()
+    reply = None if verb in (say.ACQUIRE, say.ACQUIRE_ENDLESS) else 1
+    asked: list[int] = []
+
+    def note(answer: Any) -> Any:
+        return lambda ask: asked.append(ask.verb) or answer
+
+    played = play(clock, operation, note(error(text)), note(reply))
+    assert played.raised is None
+    assert played.outcome
+    assert asked == [verb, say.SCRIPTED[verb]]
+
+
+def test_a_full_server_extends_by_script(clock: Clock) -> None:
+    played = play(clock, law.extend(b"n", MINE, 5, clock=clock), error("OOM command not allowed"), After(1, 1))
+    assert played.outcome == clock() - 1
+    assert verbs(played) == [say.EXTEND_SCRIPT] * 2  # one object, asked twice
+    played = play(clock, acquire(), error("OOM command not allowed when used memory > 'maxmemory'."))
+    assert isinstance(played.raised, errors.ResponseError)
+
+
+@pytest.mark.parametrize("text", ["ERR something else", "LOADING", "MISCONF x", "BUSY", "", "WRONGTYPE x", "MOVED 1"])
+def test_an_error_without_a_cure_is_raised_at_once(clock: Clock, text: str) -> None:
+    played = play(clock, acquire(), error(text))
+    assert isinstance(played.raised, errors.RedisError)
+    assert (len(played.asks), played.undos) == (1, [])
+
+
+@pytest.mark.parametrize("reply", [0, 1, True, False, 1.5, [], {}, [None], "OK", (None,)])
+def test_a_reply_of_the_wrong_shape_is_never_a_grant(clock: Clock, reply: Any) -> None:
+    played = play(clock, acquire(), reply, None)
+    assert played.outcome is not None  # asked again over another connection
+    assert [(type(step.ask), step.reply) for step in played.of(law.Distrust)] == [(law.Acquire, reply)]
+    assert played.stales[1] == ("distrusted",)
+    played = play(clock, acquire(), reply, reply)
+    assert isinstance(played.raised, errors.InvalidResponse)
+    assert len(played.undos) == 1
+    played = play(clock, acquire(), reply, MINE, 1)
+    assert played.outcome is not None
+
+
+WRONG: list[tuple[Any, list[Any]]] = [
+    (lambda clock: law.Release(lease_of(clock)), [None, b"OK", b"1", [1], 1.5, {}]),
+    (lambda clock: law.extend(b"n", MINE, 5, clock=clock), [[1], 1.5, {}, "OK"]),
+    (lambda clock: law.inspect(say.PTTL, b"n", clock), [None, b"5", [], 1.5, True]),
+    (lambda clock: law.inspect(say.EXISTS, b"n", clock), [None, b"1", [], False]),
+    (lambda clock: law.inspect(say.GET, b"n", clock), [1, [], {}, False]),
+    (lambda clock: acquire(fenced=True), [[None, None], [[None, b"1"]], [[None]], [[]], [[[None, 1]]], None, b"x", []]),
+]
+
+
+@pytest.mark.parametrize(("made", "replies"), WRONG, ids=["release", "extend", "pttl", "exists", "get", "fenced"])
+def test_replies_of_the_wrong_shape_are_distrusted(clock: Clock, made: Any, replies: list[Any]) -> None:
+    for reply in replies:
+        played = play(clock, made(clock), reply, reply)
+        assert isinstance(played.raised, errors.InvalidResponse), reply
+        assert len(played.of(law.Distrust)) == 2, reply
+
+
+def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
+    played = play(clock, acquire(fenced=True), [[None, 77]])
+    assert (played.outcome.fence, played.outcome.deadline) == (77, clock() + 10)
+    assert played.asks[0].calls == [say.acquire_fenced(b"name", MINE, 10_000)]
+    played = play(clock, acquire(fenced=True), [[OTHER, 77]])
+    assert played.outcome is None
+    played = play(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 5, [[None, 78]])
+    assert played.outcome.fence == 78
+    played = play(clock, acquire(fenced=True), lost(), [[MINE, 79]], 1)
+    assert played.outcome.fence == 79
+    played = play(clock, acquire(fenced=True), [error("ERR no")])
+    assert isinstance(played.raised, errors.ResponseError)
+
+
+# ------------------------------------------------------------------------------------------------------------- waiting
+
+
+@pytest.mark.parametrize(
+    ("left", "sleep", "pause"),
+    [
+        *((5000, 0.1, 0.1), (50, 0.1, 0.05), (0, 0.1, 0.001), (-2, 0.1, 0.001), (-1, 0.1, 0.1), (100, 0.0, 0.001)),
+        *((3, 7, 0.003), (-1, 0, 0.001), (9_000_000, 30.0, 30.0)),
+    ],
+)
+def test_a_waiter_looks_again_when_the_lease_ends_or_after_sleep(
+    clock: Clock, left: int, sleep: float, pause: float
+) -> None:
+    played = play(clock, acquire(blocking=True, sleep=sleep), OTHER, left, None)
+    assert played.sleeps == [pytest.approx(pause)]
+    assert verbs(played) == [say.ACQUIRE, say.PTTL, say.ACQUIRE]
+    assert played.outcome.deadline == clock() + 10
+
+
+def test_a_waiter_never_sleeps_past_its_time(clock: Clock) -> None:
+    start = clock()
+    op = acquire(blocking=True, until=start + 0.25)
+    played = play(clock, op, *[OTHER, 60_000] * 3, OTHER)
+    assert played.outcome is None
+    assert clock() <= start + 0.25
+    assert sum(played.sleeps) > 0.2
+    assert len(played.asks) == 7
+
+
+def test_whoever_does_not_block_looks_once(clock: Clock) -> None:
+    played = play(clock, acquire(until=clock() + 5), OTHER)
+    assert (played.outcome, played.sleeps, len(played.asks)) == (None, [], 1)
+
+
+def test_a_waiter_interrupted_without_doubt_leaves_nothing(clock: Clock) -> None:
+    for answers in ([OTHER, 50, Raise(KeyboardInterrupt())], [OTHER, Raise(KeyboardInterrupt())]):
+        played = play(clock, acquire(blocking=True), *answers)
+        assert isinstance(played.raised, KeyboardInterrupt)
+        assert played.undos == []
+
+
+def test_a_waiters_doubt_ends_with_the_answer_that_ended_it(clock: Clock) -> None:
+    """The lost command was answered by the next; its own token, later, is not a leftover of it."""
+    played = play(clock, acquire(blocking=True), lost(), OTHER, 50, error("ERR broken"))
+    assert isinstance(played.raised, errors.ResponseError)
+    assert played.undos == []
+
+
+# ------------------------------------------------------------------------------------------------------------- release
+
+
+def test_release_says_whether_it_was_ours(clock: Clock) -> None:
+    assert play(clock, law.Release(lease_of(clock)), 1).outcome is True
+    assert play(clock, law.Release(lease_of(clock)), 0).outcome is False
+
+
+def test_gone_after_a_lost_reply_is_the_work_of_the_lost_command(clock: Clock) -> None:
+    played = play(clock, law.Release(lease_of(clock)), lost(session="one"), 0)
+    assert (played.outcome, played.stales[1], played.undos) == (True, ("one",), [])
+    assert play(clock, law.Release(lease_of(clock)), lost(), 1).outcome is True
+    assert play(clock, law.Release(lease_of(clock)), lost(sent=False), 0).outcome is False
+
+
+def test_gone_after_a_lost_reply_is_not_ours_if_the_lease_was_over(clock: Clock) -> None:
+    assert play(clock, law.Release(lease_of(clock, -0.001)), lost(), 0).outcome is False
+    played = play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0)
+    assert played.outcome is False  # nothing left before the lease had ended
+    assert play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost()), 0).outcome is True
+
+
+def test_a_release_given_up_is_undone_and_may_be_repeated(clock: Clock) -> None:
+    lease = lease_of(clock)
+    played = play(clock, law.Release(lease), lost(session="one"), lost(final=True, session="two"))
+    assert isinstance(played.raised, errors.ConnectionError)
+    assert [(undone(undo), set(undo.stale)) for undo in played.undos] == [(([b"name"], [MINE]), {"one", "two"})]
+    assert play(clock, law.Release(lease), 0).outcome is True
+
+
+def test_a_release_interrupted_in_flight_may_be_repeated(clock: Clock) -> None:
+    lease = lease_of(clock)
+    op = law.Release(lease)
+    played = play(clock, op, Raise(KeyboardInterrupt()))
+    assert isinstance(played.raised, KeyboardInterrupt)
+    assert undone(op.undo()) == ([b"name"], [MINE])  # as the wire asks for
+    assert play(clock, law.Release(lease), 0).outcome is True
+
+
+def test_a_release_that_never_left_changes_nothing(clock: Clock) -> None:
+    lease = lease_of(clock)
+    played = play(clock, law.Release(lease), lost(sent=False, final=True))
+    assert isinstance(played.raised, errors.ConnectionError)
+    assert (played.undos, lease.release_doubted) == ([], False)
+
+
+# -------------------------------------------------------------------------------------------------------------- extend
+
+
+def test_replacing_counts_from_the_send(clock: Clock) -> None:
+    lease, sent = lease_of(clock), clock()
+    played = play(clock, law.prolong(lease, 30_000, True, clock), After(2.0, b"OK"))
+    assert (played.outcome, lease.deadline) == (True, sent + 30)
+    assert verbs(played) == [say.EXTEND]
+
+
+def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -> None:
+    lease = lease_of(clock, 10)
+    played = play(clock, law.prolong(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
+    assert [ask.ms for ask in played.asks] == [15_000, 15_000]
+    assert (played.outcome, lease.deadline) == (True, clock() - 1 + 15)
+
+
+def test_adding_to_a_lease_that_ended_here_asks_the_server(clock: Clock) -> None:
+    lease = lease_of(clock, -1)
+    played = play(clock, law.prolong(lease, 5_000, False, clock), After(1.0, 1))
+    assert (verbs(played), played.asks[0].ms) == ([say.ADD], 5_000)
+    assert lease.deadline == clock() - 1 + 5
+
+
+@pytest.mark.parametrize(("ms", "replace", "held"), [(2_000, True, 2.0), (60_000, True, 10.0), (5_000, False, 10.0)])
+def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, replace: bool, held: float) -> None:
+    lease, start, seen = lease_of(clock, 10), clock(), []
+
+    def note(ask: Any) -> Any:
+        seen.append(lease.deadline - start)
+        return lost()
+
+    played = play(clock, law.prolong(lease, ms, replace, clock), note, note, Raise(KeyboardInterrupt()))
+    assert isinstance(played.raised, KeyboardInterrupt)
+    assert seen == [held, held]
+    assert lease.deadline - start == held
+
+
+@pytest.mark.parametrize("reply", [None, 0])
+def test_what_is_not_ours_is_not_extended(clock: Clock, reply: Any) -> None:
+    lease = lease_of(clock, 10)
+    before = lease.deadline
+    played = play(clock, law.prolong(lease, 60_000, True, clock), reply)
+    assert (played.outcome, lease.deadline) == (False, before)
+
+
+# ---------------------------------------------------------------------------------------------------------------- many
+
+
+def many(clock: Clock, count: int = 3, ms: int = 10_000) -> Any:
+    keys = [b"n%d" % i for i in range(count)]
+    return law.acquire_many([key.decode() for key in keys], keys, MINE, ms, clock)
+
+
+def test_each_name_of_a_batch_has_its_own_outcome(clock: Clock) -> None:
+    sent = clock()
+    played = play(clock, many(clock), After(1.0, [None, OTHER, None]))
+    assert [lease and lease.key for lease in played.outcome] == [b"n0", None, b"n2"]
+    assert {lease.deadline for lease in played.outcome if lease} == {sent + 10}
+    assert played.undos == []
+
+
+def test_an_error_in_a_batch_is_asked_again_alone_and_undoes_the_rest(clock: Clock) -> None:
+    played = play(clock, many(clock), [None, error("ERR no"), None], error("ERR no"))
+    assert isinstance(played.raised, errors.ResponseError)
+    assert [undone(undo) for undo in played.undos] == [([b"n0", b"n1", b"n2"], [MINE] * 3)]
+    played = play(clock, many(clock), [None, error("NOSCRIPT x"), None], error("NOSCRIPT x"), [b"s"] * 5, None)
+    assert [lease and lease.key for lease in played.outcome] == [b"n0", b"n1", b"n2"]
+
+
+@pytest.mark.parametrize("odd", [error("ERR no"), 5, [], False])
+def test_the_own_token_in_a_batch_is_ours(clock: Clock, odd: Any) -> None:
+    """Its token is made for this batch alone: whatever the first reply said, nobody else can have set it."""
+    played = play(clock, many(clock, 1), [odd], MINE, After(1.0, 1))
+    assert [lease.deadline for lease in played.outcome] == [clock() - 1 + 10]
+    played = play(clock, many(clock, 2), lost(), [MINE, OTHER], MINE, After(1.0, 1))
+    assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
+
+
+def test_a_batch_given_up_in_doubt_is_undone_behind_all_that_broke(clock: Clock) -> None:
+    played = play(clock, many(clock, 2), lost(session="one"), lost(session="two", final=True))
+    assert [set(undo.stale) for undo in played.undos] == [{"one", "two"}]
+    played = play(clock, many(clock, 2), [None, 5], lost(session="three"), lost(session="four", final=True))
+    assert [set(undo.stale) for undo in played.undos] == [{"three", "four"}]
+    assert undone(played.undos[0]) == ([b"n0", b"n1"], [MINE] * 2)
+
+
+def test_a_batch_that_comes_after_its_leases_is_undone(clock: Clock) -> None:
+    played = play(clock, many(clock, 2, ms=100), After(0.1, [None, OTHER]))
+    assert (played.outcome, len(played.undos)) == ([None, None], 1)
+
+
+def test_a_batch_with_too_few_or_odd_replies_is_never_a_grant(clock: Clock) -> None:
+    for answer in (b"O", 5, [], [None, None], None):
+        played = play(clock, many(clock, 1), answer, answer)
+        assert isinstance(played.raised, errors.InvalidResponse)
+        assert len(played.undos) == 1
+
+
+SESSION = Session({}, frozenset(), b"1", b"a", "")
+NATIVE = Session({}, frozenset({say.DELIFEQ, say.SET_NX_GET}), b"1", b"a", "")
+
+
+def held(clock: Clock, count: int) -> list[Lease]:
+    return [lease_of(clock, key=b"n%d" % i) for i in range(count)]
+
+
+def test_releasing_many_natively_is_one_flush(clock: Clock) -> None:
+    played = play(clock, law.release_many(held(clock, 250), clock), NATIVE, [1] * 249 + [0])
+    assert played.outcome == [True] * 249 + [False]
+    assert (played.asks[0].names, played.asks[0].tokens) == ([b"n%d" % i for i in range(250)], [MINE] * 250)
+
+
+def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> None:
+    played = play(clock, law.release_many(held(clock, 250), clock), SESSION, [[1] * 100, [0] * 100, [1] * 50])
+    assert played.outcome == [True] * 100 + [False] * 100 + [True] * 50
+    assert [call[2] for call in played.asks[0].calls] == [b"100", b"100", b"50"]
+    names = [name for call in played.asks[0].calls for name in call[3 : 3 + int(call[2])]]
+    assert names == [b"n%d" % i for i in range(250)]
+
+
+@pytest.mark.parametrize(
+    "answer", [lost(), [[1, 1], error("NOSCRIPT x")], [error("ERR")] * 2, 5, [[1] * 99], [b"\1" * 120]]
+)
+def test_what_the_flush_did_not_settle_is_asked_one_by_one(clock: Clock, answer: Any) -> None:
+    played = play(clock, law.release_many(held(clock, 120), clock), SESSION, answer, *[1] * 119, 0)
+    assert played.outcome == [True] * 119 + [isinstance(answer, law.Lost)]
+
+
+def test_a_lost_flush_releases_what_is_gone(clock: Clock) -> None:
+    played = play(clock, law.release_many(held(clock, 3), clock), NATIVE, lost(), 0, 1, 0)
+    assert played.outcome == [True] * 3
+
+
+# ------------------------------------------------------------------------------------------------------------ patience
+
+
+def test_the_first_retry_is_at_once_and_later_ones_back_off_up_to_a_second(clock: Clock) -> None:
+    longest = []
+    for failures in range(2, 30):
+        found = []
+        for _ in range(100):
+            trial = law.Trial(clock)
+            trial.pause(lost(patience=100))
+            pauses = [trial.pause(lost(patience=100)) for _ in range(failures - 1)]
+            found.append(pauses[-1])
+        assert all(0 <= pause <= 1.0 for pause in found)
+        longest.append(max(found))
+    assert longest[0] <= 0.04
+    assert max(longest) > 0.9
+    assert law.Trial(clock).pause(lost()) == 0.0
+
+
+def test_patience_ends_when_its_seconds_are_over(clock: Clock) -> None:
+    start = clock()
+    played = play(clock, law.inspect(say.GET, b"n", clock), After(0.5, lost(sent=False, patience=5.0)), ...)
+    assert isinstance(played.raised, errors.ConnectionError)
+    assert 5.0 <= clock() - start <= 5.0 + 1.0 + 0.5 + 1.0
+    assert len(played.asks) >= 5
+
+
+def test_a_failure_that_took_longer_than_patience_is_tried_once_more(clock: Clock) -> None:
+    played = play(clock, law.inspect(say.GET, b"n", clock), After(60.0, lost(patience=5.0)), b"x")
+    assert played.outcome == b"x"
+
+
+def test_who_was_never_connected_gives_up_at_once(clock: Clock) -> None:
+    for operation in (acquire(), law.Release(lease_of(clock)), law.look(clock), many(clock)):
+        played = play(clock, operation, lost(sent=False, final=True))
+        assert isinstance(played.raised, errors.ConnectionError)
+        assert played.sleeps == []
+
+
+def test_look_waits_for_a_session(clock: Clock) -> None:
+    assert play(clock, law.look(clock), lost(sent=False), lost(sent=False), SESSION).outcome is SESSION
