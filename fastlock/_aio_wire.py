@@ -73,8 +73,14 @@ class Link(asyncio.Protocol):
             raise replies.error
         self.session = session.read_greeting([hello.result(), *replies])
         self.forms = templates(self.wire.impl, self.session.capabilities)
-        if scripts := say.scripts_of(self.session.capabilities):
-            self.pipe.put_calls(None, [script.load for script in scripts])
+        if scripts := say.scripts_of(
+            self.session.capabilities
+        ):  # waited for: on an idle connection nothing may be pending
+            loaded = self._future()
+            self.pipe.put_calls(loaded, [script.load for script in scripts])
+            self.schedule()
+            if type(lost := await loaded) is Lost:
+                raise lost.error
 
     def put(self, verb: int, key: bytes, token: bytes, ms: int) -> asyncio.Future[Any]:
         """Queue one command; the future gets its answer, or `Lost`."""

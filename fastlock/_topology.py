@@ -17,6 +17,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.asyncio.connection import SSLConnection
 from redis.connection import parse_url
 
+from fastlock import _errors as errors
+
 SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 
 # redis-py's options that mean something else, or nothing, to a client that speaks RESP3 and reconnects by itself.
@@ -197,12 +199,12 @@ def from_options(options: dict[str, Any]) -> Settings:
 
 def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
     """redis-py's TLS options as a context: certificate and host name are verified unless told otherwise."""
-    allowed = {
-        name: value
-        for name, value in options.items()
-        if not name.startswith("ssl_validate_ocsp") and "ocsp" not in name
-    }
-    return SSLConnection(**allowed).ssl_context.get()
+    allowed = {name: value for name, value in options.items() if "ocsp" not in name}
+    try:
+        return SSLConnection(**allowed).ssl_context.get()
+    except (errors.RedisError, OSError) as error:  # a file that is missing or no certificate, a word that means nothing
+        names = ", ".join(sorted(allowed))
+        raise ValueError(f"TLS options ({names}): {error}") from None
 
 
 def from_pool(pool: Any) -> Settings:

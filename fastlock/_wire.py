@@ -76,6 +76,7 @@ class Connection:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
+        self.patience = wire.settings.reply_timeout
         self.dead: Exception | None = None
         self.leader: Any = None  # the ticket of the thread that reads
         self.users = 0
@@ -105,32 +106,39 @@ class Connection:
             session.refused(hello.reply)
             raise
         found = session.read_greeting([hello.reply, *rest.reply])
-        if scripts := say.scripts_of(found.capabilities):
-            self.pipe.put_calls(None, [script.load for script in scripts])
+        if scripts := say.scripts_of(found.capabilities):  # waited for: on an idle connection nothing may be pending
+            loaded = self.impl.Ticket()
+            self.pipe.put_calls(loaded, [script.load for script in scripts])
+            if not self.pipe.exchange(loaded, settings.connect_timeout, 0.0):
+                raise TimeoutError("no reply to SCRIPT LOAD")
         return found
 
     def ask(self, ask: Ask, spin: float) -> Any:
         """Send a step and wait. Returns its answer, `Lost`, or LATE when `ask.until` passed first."""
         ticket = self.impl.Ticket()
+        pipe = self.pipe
         entered = False
         try:
             with self.mutex:
-                if self.dead is not None or not (self.pipe.pending or self.pipe.silent()):
+                if self.dead is not None or not (pipe.pending or pipe.silent()):
                     raise EOFError("the server spoke unasked, or closed the connection")
                 entered = True
                 self.users += 1
                 ask.sent = now()
-                queue(self.pipe, self.forms, ask, ticket)
+                queue(pipe, self.forms, ask, ticket)
                 if self.leader is None:
                     self.leader = ticket
                 else:
                     ticket.wake = threading.Lock()
                     ticket.wake.acquire()
-            self._wait(ticket, ask.until, spin)
+            if self.leader is not ticket or ask.until is not None:
+                self._wait(ticket, ask.until)
+            elif not pipe.exchange(ticket, self.patience, spin):
+                raise TimeoutError(f"no reply within {self.patience} s")
         except _BROKEN as error:
             self.fail(error)
             if not entered:
-                return Lost(self.dead or as_error(error, ""), self.wire.settings.reply_timeout, sent=False)
+                return Lost(self.dead or as_error(error, ""), self.patience, sent=False)
         except BaseException:
             if entered:
                 self._leave(ticket, ask)
@@ -144,21 +152,18 @@ class Connection:
             return LATE
         return ticket.reply
 
-    def _wait(self, ticket: Any, until: float | None, spin: float) -> None:
-        patience = limit = self.wire.settings.reply_timeout
-        if until is not None:
-            patience = max(0.0, min(limit, until - now()))
+    def _wait(self, ticket: Any, until: float | None) -> None:
+        """Wait as a follower, until the reply is there or leadership comes; or as a leader with a time limit."""
+        patience = self.patience if until is None else max(0.0, min(self.patience, until - now()))
         end = now() + patience
         wake = ticket.wake
         if wake is not None and self.leader is not ticket:
             self.pipe.flush(patience)
             wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
-            spin = 0.0
-            patience = max(0.0, end - now())
         if self.leader is ticket:
-            self.pipe.exchange(ticket, patience, spin)
+            self.pipe.exchange(ticket, max(0.0, end - now()), 0.0)
         if not ticket.ready and (until is None or now() < until):
-            raise TimeoutError(f"no reply within {limit} s")
+            raise TimeoutError(f"no reply within {self.patience} s")
 
     def _leave(self, ticket: Any, ask: Any) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same
@@ -212,20 +217,19 @@ class Connection:
             if not self.users:
                 self.sock.close()
         final = isinstance(error, errors.ClientClosedError)
-        patience = self.wire.settings.reply_timeout
         for slot in slots:
             if type(slot) is Undo:
                 slot.stale = (*slot.stale, self.session)
                 self.wire.debts.append(slot)
             elif slot is not None:
-                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))
+                slot.set_result(Lost(self.dead, self.patience, sent=True, final=final, session=self.session))
         self.wire.discard(self)
 
     def distrust(self, step: Distrust) -> Lost:
         """A reply that cannot be true: nothing that is in flight here can be believed."""
         error = errors.InvalidResponse(f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
         self.fail(error)
-        return Lost(error, self.wire.settings.reply_timeout, sent=True, session=self.session)
+        return Lost(error, self.patience, sent=True, session=self.session)
 
 
 class Wire:

@@ -4,7 +4,7 @@
     python -m tests.soak --pairs 1000000 --face asyncio        # memory: what a million pairs leave behind
 
 Everybody who survives checks that he got the reply to his own question: tokens are unique, and `owned()` compares. In
-the end no key may be left and no connection may have been lost. Prints progress and a summary; exit code 1: a violation.
+the end no key may be left and no connection have been lost. Prints progress and a summary; exit code 1: a violation.
 """
 
 from __future__ import annotations

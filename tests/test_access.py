@@ -59,7 +59,7 @@ async def everything(face: Face, client: Any, probe: redis.Redis) -> None:
     endless = client.lock("app:endless", timeout=None)
     assert await face.get(endless.acquire())
     await face.get(endless.release())
-    ended = client.lock("app:ended", timeout=0.01)
+    ended = client.lock("app:ended", timeout=0.15)
     assert await face.get(ended.acquire())
     probe.persist("app:ended")
     probe.pexpire("app:ended", 10_000)

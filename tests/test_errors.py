@@ -72,7 +72,7 @@ async def one_among_many(face: Face, client: Any, bad: str, good: int = 12) -> l
     return [error]
 
 
-# ------------------------------------------------------------------------------------------ the error and its one caller
+# ----------------------------------------------------------------------------------------- the error and its one caller
 
 
 @pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
@@ -256,7 +256,7 @@ async def test_no_room_for_another_client(face: Face, own: Own) -> None:
     await assert_in_step(face, client)
 
 
-# -------------------------------------------------------------------------------------------------- scripts that are gone
+# ------------------------------------------------------------------------------------------------ scripts that are gone
 
 
 async def everything(face: Face, client: Any, number: int) -> None:
@@ -324,7 +324,7 @@ async def test_extend_by_script_after_a_flush_adds_once(face: Face, server: Serv
     await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------ promises that a server does not keep
+# --------------------------------------------------------------------------------- promises that a server does not keep
 
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
@@ -362,7 +362,7 @@ async def test_abandoned_acquire_is_undone_although_the_promised_command_is_unkn
     assert not probe.exists("sku")
 
 
-# ----------------------------------------------------------------------------------------------------- hostile replies
+# ------------------------------------------------------------------------------------------------------ hostile replies
 
 HELLOS = {
     "no proto": b"%2\r\n+server\r\n+redis\r\n+version\r\n+7.0.0\r\n",

@@ -1,6 +1,6 @@
 """A forked child owns nothing of its parent's: not its leases, not its connections; and the parent notices nothing.
 
-The parent's connections run through a proxy, which sees every byte on them and every end. Children do their work, report
+The connections of the parent run through a proxy, which sees every byte and every end. Children do their work, report
 through a pipe as JSON and leave by os._exit, so that nothing of pytest runs twice.
 """
 
@@ -95,7 +95,7 @@ def traffic(proxy: FaultProxy) -> list[tuple[int, int, bool]]:
     return [(len(link.requests), len(link.replies), link.dead) for link in proxy.links]
 
 
-# --------------------------------------------------------------------------------------------------------- what is owned
+# -------------------------------------------------------------------------------------------------------- what is owned
 
 
 async def test_child_owns_no_lock_of_its_parent(
@@ -173,7 +173,7 @@ async def test_child_and_parent_exclude_each_other(
     await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------------------- the connections
+# ------------------------------------------------------------------------------------------------------ the connections
 
 
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "fresh"])
@@ -237,7 +237,8 @@ async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, prob
     lock = client.lock(NAME, thread_local=False)
     armed = proxy.arm(stall(), after=MARK, times=1)
     waiter = face.start(lambda: lock.acquire(blocking=False))
-    while not armed.fired:
+    (link,) = proxy.links
+    while not (link.held and MARK in link.requests):
         await asyncio.sleep(0.001) if face.is_async else armed.wait()
     before = traffic(proxy)
 

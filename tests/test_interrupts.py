@@ -62,7 +62,7 @@ def test_ctrl_c_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mod
     assert len(owned) <= (hits if mode == "with" else 0), owned
 
 
-# ------------------------------------------------------------------------------------------------- cancelled at any step
+# ---------------------------------------------------------------------------------------------- cancelled at any step
 
 
 class Subject:

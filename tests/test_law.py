@@ -94,6 +94,13 @@ def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(c
     assert (played.outcome, verbs(played)) == (None, [say.ACQUIRE, say.RELEASE])
 
 
+@pytest.mark.parametrize("problem", [lost(final=True), lost(sent=False, final=True), error("ERR"), Raise(SystemExit())])
+def test_a_late_grant_that_cannot_be_let_go_leaves_an_undo(clock: Clock, problem: Any) -> None:
+    played = play(clock, acquire(ms=50), After(0.06, None), problem)
+    assert played.raised is not None
+    assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+
+
 def test_the_wires_late_is_no_lease(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
     played = play(clock, op, After(1.0, law.LATE))

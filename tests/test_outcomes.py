@@ -29,7 +29,7 @@ NAME = "sku"
 MARK = b"\r\nsku\r\n"  # in every command about that name, and in no handshake
 PATIENT, HASTY = 20.0, 0.15  # seconds: a reply_timeout that never strikes, and one that does
 ROUNDING = 0.001  # seconds: servers count in milliseconds
-# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts for it all.
+# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts.
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 
 
@@ -76,7 +76,7 @@ def standstill() -> Callable[[Server], Any]:
     return stopped
 
 
-# ------------------------------------------------------------------------------------------------- acquire, reply lost
+# -------------------------------------------------------------------------------------------------- acquire, reply lost
 
 
 @two_servers
@@ -244,7 +244,7 @@ async def test_messages_in_crumbs(face: Face, proxy: FaultProxy, probe: redis.Re
         armed.disarm()
 
 
-# ------------------------------------------------------------------------------------------------------- late and slow
+# -------------------------------------------------------------------------------------------------------- late and slow
 
 
 @two_servers
@@ -462,7 +462,7 @@ async def test_extend_of_a_token_from_elsewhere_adds_once(
     await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------------ bytes out of the order
+# ----------------------------------------------------------------------------------------------- bytes out of the order
 
 STRAYS = {
     "status": b"+OK\r\n",

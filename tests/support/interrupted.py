@@ -2,7 +2,7 @@
 
     python interrupted.py URL IMPL MODE SEED HITS
 
-Each attempt acquires and releases one lock; whatever it owns after a KeyboardInterrupt it releases, as a `finally` would.
+Each attempt acquires and releases one lock; what it owns after a KeyboardInterrupt it releases, as a `finally` would.
 Prints a JSON object: attempts, hits, leaks (keys that stay although nobody owns them), wrong (what must never happen).
 """
 

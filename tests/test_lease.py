@@ -1,0 +1,197 @@
+"""What is owned: a lease's time, told without I/O by a clock that the test turns; and the tokens that prove it.
+
+Leases as the faces hand them out, and what a forked child makes of them, are tested with the faces.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+import pickle
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.play import Clock
+
+import fastlock._lease as leases
+from fastlock._lease import Lease, new_token, now
+
+TOKEN = b"0123456789abcdef" * 2
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that leases look at."""
+    clock = Clock()
+    monkeypatch.setattr(leases, "now", clock)
+    return clock
+
+
+def test_a_lease_is_valid_until_its_deadline_and_not_a_moment_longer(clock: Clock) -> None:
+    lease = Lease("name", b"name", TOKEN, clock() + 2.0, fence=7)
+    assert (lease.name, lease.key, lease.token, lease.fence) == ("name", b"name", TOKEN, 7)
+    assert (lease.remaining, lease.valid) == (2.0, True)
+    clock.go(1.5)
+    assert (lease.remaining, lease.valid) == (0.5, True)
+    clock.go(0.5)
+    assert (lease.remaining, lease.valid) == (0.0, False)
+    clock.go(1e9)
+    assert (lease.remaining, lease.valid) == (0.0, False)
+
+
+def test_a_lease_without_end_does_not_end(clock: Clock) -> None:
+    lease = Lease("name", b"name", TOKEN, math.inf)
+    clock.go(1e12)
+    assert (lease.remaining, lease.valid, lease.fence) == (math.inf, True, None)
+
+
+def test_a_lease_is_asked_without_waiting_or_allocating_state(clock: Clock) -> None:
+    lease = Lease("name", b"name", TOKEN, clock() + 1)
+    assert not hasattr(lease, "__dict__")
+    with pytest.raises(AttributeError):
+        lease.remaining = 5.0  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        lease.valid = True  # type: ignore[misc]
+
+
+def test_a_doubted_release_counts_only_if_it_left_before_the_end(clock: Clock) -> None:
+    lease = Lease("name", b"name", TOKEN, clock() + 1)
+    assert lease.release_doubted is False
+    lease.doubt_release(clock() + 1)
+    assert lease.release_doubted is False
+    lease.doubt_release(clock() + 0.999)
+    lease.doubt_release(clock() + 5)
+    assert lease.release_doubted is True
+
+
+def test_the_childs_copy_of_a_lease_owns_nothing(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    mine = Lease("name", b"name", TOKEN, math.inf)
+    monkeypatch.setattr(leases, "_generation", leases._generation + 1)  # what a fork does, without one
+    after = Lease("name", b"name", TOKEN, math.inf)
+    assert (mine.inherited, mine.valid, mine.remaining) == (True, False, 0.0)
+    assert (after.inherited, after.valid, after.remaining) == (False, True, math.inf)
+
+
+def test_the_token_is_never_shown(clock: Clock) -> None:
+    for name, deadline in (("n\r\n", clock() + 1.23456), (b"\0", math.inf), ("x", clock() - 1)):
+        lease = Lease(name, b"key", TOKEN, deadline)
+        for text in (repr(lease), str(lease), f"{lease}", f"{[lease]}"):
+            assert TOKEN.decode() not in text
+            assert repr(name) in text
+            assert "\n" not in text
+    assert repr(Lease("x", b"x", TOKEN, clock() + 1.2344)) == "<Lease of 'x': 1.234 s left>"
+    assert repr(Lease("x", b"x", TOKEN, clock())) == "<Lease of 'x': ended>"
+    assert repr(Lease("x", b"x", TOKEN, math.inf)) == "<Lease of 'x': without end>"
+
+
+def test_leases_are_told_apart_by_identity(clock: Clock) -> None:
+    one, other = (Lease("x", b"x", TOKEN, 1.0) for _ in range(2))
+    assert one != other
+    assert len({one, other}) == 2
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
+def test_a_copy_of_a_lease_claims_no_more_than_the_lease(clock: Clock, how: object) -> None:
+    lease = Lease("x", b"x", TOKEN, clock() + 2)
+    twin = how(lease)  # type: ignore[operator]
+    assert twin.deadline <= lease.deadline
+    assert twin.remaining <= 2
+
+
+def test_the_clock_cannot_be_set_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    first = now()
+    assert first <= now()
+    if hasattr(time, "CLOCK_BOOTTIME"):  # the one that counts a suspended machine's time
+        assert first <= time.clock_gettime(time.CLOCK_BOOTTIME) <= now()
+
+
+# -------------------------------------------------------------------------------------------------------------- tokens
+
+
+def test_tokens_are_32_hexadecimal_digits_and_never_come_twice() -> None:
+    tokens = [new_token() for _ in range(100_000)]
+    assert len(set(tokens)) == len(tokens)
+    assert all(type(token) is bytes and re.fullmatch(rb"[0-9a-f]{32}", token) for token in tokens)
+
+
+def test_tokens_use_all_their_bits() -> None:
+    tokens = [int(new_token(), 16) for _ in range(4000)]
+    for bit in range(128):
+        ones = sum(token >> bit & 1 for token in tokens)
+        assert 1600 < ones < 2400  # 12 standard deviations
+
+
+def test_threads_never_get_the_same_token() -> None:
+    found: list[list[bytes]] = [[] for _ in range(8)]
+    gate = threading.Barrier(len(found))
+
+    def take(mine: list[bytes]) -> None:
+        gate.wait(30)
+        mine.extend(new_token() for _ in range(5000))
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({token for mine in found for token in mine}) == 8 * 5000
+
+
+def test_a_fork_forgets_the_stock_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_stock", [])
+    monkeypatch.setattr(leases, "_generation", 0)
+    new_token()
+    inherited = set(leases._stock)
+    assert inherited
+    leases.forget_parent()  # as the interpreter calls it in the child
+    assert not inherited & {new_token() for _ in range(1000)}
+    assert leases._generation == 1
+
+
+def token_sources(text: str) -> set[str]:
+    """Modules and names that a source of randomness could come from, as far as `text` uses them to make tokens."""
+    tree = ast.parse(text)
+    bad = {"random", "uuid", "secrets", "numpy", "hashlib"}
+    found = {
+        (alias.name if isinstance(node, ast.Import) else str(node.module)).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    } & bad
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and "token" in node.name:
+            calls = [ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)]
+            found |= {call for call in calls if call.startswith(("time.", "random.", "uuid.", "now", "id", "hash"))}
+            found |= set() if "os.urandom" in calls else {"no os.urandom"}
+    return found
+
+
+def test_tokens_come_from_the_systems_randomness_only() -> None:
+    assert token_sources(Path(leases.__file__).read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import random\ndef new_token(): return os.urandom(16)",
+        "from uuid import uuid4\ndef new_token(): return os.urandom(16)",
+        "def new_token(): return os.urandom(8) + str(time.time())",
+        "def new_token(): return b'0' * 32",
+    ],
+)
+def test_the_rule_for_tokens_sees(text: str) -> None:
+    assert len(token_sources(text)) == 1
+
+
+def test_only_the_lease_module_makes_tokens() -> None:
+    package = Path(leases.__file__).parent
+    tools = ("embedded.py", "_flash_sale", "_cli.py", "_console.py")  # these acquire through the client, as anybody
+    makers = [
+        path.name for path in package.glob("*.py") if re.search(r"urandom|uuid|token_(hex|bytes)", path.read_text())
+    ]
+    assert [name for name in makers if not name.startswith(tools)] == ["_lease.py"]

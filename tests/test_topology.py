@@ -1,0 +1,369 @@
+"""Where a server is and how to get in: URLs, options, redis-py's pools, TLS; and that no secret is ever shown.
+
+Values only: nothing connects here. What redis-py makes of a URL is what fastlock makes of it, wherever both take it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import ssl
+import traceback
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.connection import parse_url
+
+import fastlock
+import fastlock.asyncio
+from fastlock import _topology as topology
+from fastlock._topology import Settings, from_options, from_pool, from_url
+
+SECRET = "s3cr3t-pa55"
+
+# ---------------------------------------------------------------------------------------------------------------- URLs
+
+URLS: list[tuple[str, dict[str, Any]]] = [
+    ("redis://", {"host": "localhost", "port": 6379, "db": 0, "path": None, "tls": None}),
+    ("redis://db.example", {"host": "db.example", "port": 6379}),
+    ("redis://db.example:1234/7", {"host": "db.example", "port": 1234, "db": 7}),
+    ("valkey://db.example:1234/7", {"host": "db.example", "port": 1234, "db": 7, "tls": None}),
+    ("redis://[::1]:7/1", {"host": "::1", "port": 7, "db": 1}),
+    ("redis://127.0.0.1/0?", {"host": "127.0.0.1"}),
+    ("redis://?db=3", {"host": "localhost", "db": 3}),
+    ("redis://h/1?db=5", {"db": 5}),
+    ("redis://h/%31/", {"db": 1}),
+    ("redis://user@h", {"username": "user", "password": None}),
+    ("redis://:pa55@h", {"username": None, "password": "pa55"}),
+    ("redis://us%40er:p%40%2F%3A%23%3F%25%20%C3%A9@h", {"username": "us@er", "password": "p@/:#?% é"}),
+    ("redis://h?username=u&password=p", {"username": "u", "password": "p"}),
+    ("unix:///run/x.sock", {"path": "/run/x.sock", "db": 0}),
+    ("unix:///run/x.sock?db=3", {"path": "/run/x.sock", "db": 3}),
+    ("unix://u:p%40@/run/a%20b.sock?db=1", {"path": "/run/a b.sock", "username": "u", "password": "p@", "db": 1}),
+    ("redis://h?socket_timeout=2.5&socket_connect_timeout=1", {"reply_timeout": 2.5, "connect_timeout": 1.0}),
+    ("redis://h?max_connections=4", {"max_connections": 4}),
+    ("redis://h?client_name=shop", {"client_name": "shop"}),
+    ("redis://h?socket_keepalive=no", {"keepalive": False}),
+    ("redis://h?socket_keepalive=yes", {"keepalive": True}),
+]
+
+
+@pytest.mark.parametrize(("url", "expected"), URLS, ids=[url for url, _ in URLS])
+def test_a_url_says_what_it_says_to_redis_py(url: str, expected: dict[str, Any]) -> None:
+    found = from_url(url)
+    assert {name: getattr(found, name) for name in expected} == expected
+    theirs = parse_url(url.replace("valkey://", "redis://"))
+    for name in ("host", "port", "db", "username", "password", "path"):
+        if name in theirs:
+            assert getattr(found, name) == theirs[name], name
+
+
+IGNORED = (
+    "decode_responses=yes protocol=2 health_check_interval=5 timeout=2 retry_on_timeout=1 encoding=latin-1 lib_name=x"
+)
+
+
+@pytest.mark.parametrize("option", IGNORED.split())
+def test_options_that_mean_nothing_here_are_taken(option: str) -> None:
+    assert from_url(f"redis://h?{option}") == from_url("redis://h")
+
+
+def test_keywords_win_over_the_url() -> None:
+    found = from_url("redis://u:p@h:1/2?socket_timeout=3", db=9, password="other", reply_timeout=1, max_connections=2)
+    assert (found.host, found.port, found.db, found.username, found.password) == ("h", 1, 9, "u", "other")
+    assert found.max_connections == 2
+
+
+BAD_URLS: list[tuple[Any, Any, str]] = [
+    *((url, ValueError, "url must start with one of redis://") for url in ("", "h:6379", "http://h", "redis:/h")),
+    *((url, TypeError, "url must be a str") for url in (None, b"redis://h", 5)),
+    *((f"redis://h:{port}", ValueError, "port") for port in ("x", "65536", "-1", "6379x", "6379:1")),
+    *((f"redis://h/{db}", ValueError, "db") for db in ("x", "-1", "1/2", "1.5", "0x1", "%D9%A1", "99999999999")),
+    ("redis://h?db=x", ValueError, "db"),
+    ("redis://h?db=1&db=2", ValueError, "'db' is given twice"),
+    ("redis://h?wat=1", TypeError, "'wat'"),
+    ("redis://h?max_conections=1", TypeError, "'max_conections'"),
+    *((f"redis://h?{name}=1", (ValueError, TypeError), name) for name in ("ssl", "tls", "locate", "keepalive_options")),
+    *((f"redis://h?{name}=1", (ValueError, TypeError), name) for name in ("impl", "settings", "credential_provider")),
+    *((f"redis://h?{name}=x", (ValueError, TypeError), name) for name in ("socket_timeout", "max_connections", "port")),
+    *((f"redis://h?{name}=x", (ValueError, TypeError), name) for name in ("reply_timeout", "connect_timeout")),
+    *((f"redis://h?{name}=0", ValueError, "timeout") for name in ("socket_timeout", "socket_connect_timeout")),
+    ("redis://h?max_connections=0", ValueError, "max_connections must be between 1"),
+    ("redis://h?client_name=a%20b", ValueError, "client_name"),
+    ("redis://h?client_name=%0d%0aQUIT", ValueError, "client_name"),
+    ("redis://a b", ValueError, "host"),
+    ("redis://h%0a", ValueError, "host"),
+    *((url, ValueError, "path") for url in ("unix://", "unix://?db=1", "unix:///x%00y")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "kind", "words"), BAD_URLS, ids=[repr(url) for url, _, _ in BAD_URLS])
+@pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
+def test_a_url_that_cannot_be_right_is_refused_in_words(url: Any, kind: Any, words: str, module: Any) -> None:
+    with pytest.raises(kind, match=words):
+        module.Client.from_url(url)
+
+
+@pytest.mark.parametrize("url", ["rediss://h?ssl_cert_reqs=wat", "rediss://h?ssl_ca_certs=/no/such/file"])
+def test_tls_options_that_cannot_be_right_are_a_value_error_that_names_them(url: str) -> None:
+    with pytest.raises(ValueError, match="ssl"):
+        from_url(url)
+
+
+# ------------------------------------------------------------------------------------------------------------- secrets
+
+
+def texts_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)) + repr(error) + repr(error.args)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://:{SECRET}@h",
+        f":{SECRET}@h:6379",
+        f"redis://:{SECRET}@h:x",
+        f"redis://:{SECRET}@h:99999",
+        f"redis://:{SECRET}@h/x",
+        f"redis://:{SECRET}@h?db=x",
+        f"redis://:{SECRET}@h?socket_timeout=x",
+        f"redis://:{SECRET}@h?wat=1",
+        f"redis://:{SECRET}@a b",
+        f"redis://:{SECRET}@h?max_connections=0",
+        f"redis://:{SECRET}@h?db=1&db=2",
+        f"redis://:12/{SECRET}@h/0",
+        f"redis://:12?{SECRET}@h/0",
+        f"redis://:12#{SECRET}@h/0",
+        f"redis://user:12/{SECRET}@h",
+        f"redis://:ab/{SECRET}@h/0",
+        f"redis://:[{SECRET}@h/0",
+        f"unix://:{SECRET}@",
+        f"redis://h?password={SECRET}&password=x",
+        f"redis://h?password={SECRET}&db=x",
+    ],
+)
+def test_no_error_repeats_a_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises((ValueError, TypeError)) as caught:
+        from_url(url)
+    lines = [line for line in texts_of(caught.value).splitlines() if SECRET in line]
+    assert [line for line in lines if "from_url(" not in line and url not in line] == []
+    assert SECRET not in str(caught.value)
+    assert SECRET not in caplog.text
+
+
+class Provider(redis.CredentialProvider):
+    """Knows the password when it is asked."""
+
+    def __init__(self, *found: str) -> None:
+        self.found = found
+
+    def get_credentials(self) -> Any:
+        return self.found
+
+    def __repr__(self) -> str:
+        return f"Provider{self.found}"
+
+
+@pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
+def test_no_repr_shows_a_secret(module: Any) -> None:
+    made = [
+        from_url(f"redis://user:{SECRET}@h"),
+        from_url("redis://h", password=SECRET),
+        from_options({"credential_provider": Provider("u", SECRET)}),
+        from_url(f"rediss://:{SECRET}@h", ssl_password=SECRET),
+    ]
+    for each in made:
+        client = module.Client(settings=each)
+        for thing in (each, each.place, client, client.lock("x"), client._wire):
+            assert SECRET not in repr(thing) + str(thing) + f"{thing}"
+
+
+def test_credentials_are_asked_for_each_time() -> None:
+    assert from_url("redis://u:p@h").credentials() == ("u", "p")
+    assert from_url("redis://h").credentials() == (None, None)
+    provider = Provider(SECRET)
+    found = from_options({"credential_provider": provider})
+    assert found.credentials() == (None, SECRET)
+    provider.found = ("u", "next")
+    assert found.credentials() == ("u", "next")
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception]]] = [
+    *(({name: value}, TypeError) for name in ("connect_timeout", "reply_timeout") for value in ("1", True, [])),
+    *(({name: value}, ValueError) for name in ("connect_timeout", "reply_timeout") for value in (0, -1, float("nan"))),
+    *(({name: float("inf")}, ValueError) for name in ("connect_timeout", "reply_timeout")),
+    *(({name: value}, TypeError) for name in ("port", "db", "max_connections") for value in ("1", True, 1.0)),
+    *(({name: -1}, ValueError) for name in ("port", "db", "max_connections")),
+    *(({"port": 65536}, ValueError), ({"db": 2**31}, ValueError), ({"max_connections": 10_001}, ValueError)),
+    *(({"host": value}, ValueError) for value in ("", " ", "a b", "h\r\n", "h\0")),
+    *(({"host": value}, TypeError) for value in (b"h", 5)),
+    *(({"path": value}, ValueError) for value in ("", "a\0b")),
+    *(({"client_name": value}, ValueError) for value in ("a b", "a\n", "é", "\x7f")),
+]
+
+
+@pytest.mark.parametrize(("options", "kind"), BAD_OPTIONS, ids=[repr(options) for options, _ in BAD_OPTIONS])
+def test_an_option_that_cannot_be_right_is_refused_by_name(options: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=next(iter(options))):
+        from_options(options)
+    assert from_options({}) == Settings()
+
+
+def test_an_option_that_is_none_is_not_given() -> None:
+    names = (
+        "host",
+        "port",
+        "db",
+        "password",
+        "socket_timeout",
+        "unix_socket_path",
+        "ssl",
+        "client_name",
+        "max_connections",
+    )
+    assert from_options(dict.fromkeys(names)) == Settings()
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(AttributeError):
+        from_url("redis://h").host = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("given", [{}, {"socket_keepalive_options": {}}])
+def test_silence_is_probed_unless_told_otherwise(given: dict[str, Any]) -> None:
+    assert dict(from_options(given).socket_options()) == topology._KEEPALIVE
+    told = from_options({"socket_keepalive_options": {4: 10}, "socket_keepalive": True})
+    assert told.socket_options() == [(4, 10)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- TLS
+
+
+@pytest.mark.parametrize("url", ["rediss://h", "valkeys://h", "rediss://h:1/2?ssl_min_version=771"])
+def test_tls_verifies_certificate_and_name_by_default(url: str) -> None:
+    context = from_url(url).tls
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "verify", "name"),
+    [
+        ("ssl_cert_reqs=none", {}, ssl.CERT_NONE, False),
+        ("ssl_check_hostname=false", {}, ssl.CERT_REQUIRED, False),
+        ("", {"ssl_cert_reqs": ssl.CERT_NONE}, ssl.CERT_NONE, False),
+        ("ssl_cert_reqs=none", {"ssl_cert_reqs": "required"}, ssl.CERT_REQUIRED, True),
+        ("ssl_cert_reqs=required", {}, ssl.CERT_REQUIRED, True),
+    ],
+)
+def test_tls_options_are_honoured(query: str, options: Any, verify: ssl.VerifyMode, name: bool) -> None:
+    context = from_url(f"rediss://h?{query}", **options).tls
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (verify, name)
+
+
+def test_tls_by_keyword_and_its_versions() -> None:
+    context = from_options({"ssl": True, "ssl_min_version": ssl.TLSVersion.TLSv1_3}).tls
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert from_options({"ssl": False, "ssl_cert_reqs": "none"}).tls is None
+    assert from_url("redis://h?ssl_cert_reqs=required").tls is None
+
+
+def test_verification_turned_off_by_a_url_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    from_url("rediss://h?ssl_cert_reqs=required")
+    assert not caplog.records
+    from_url("rediss://h?ssl_cert_reqs=none")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+# --------------------------------------------------------------------------------------------------------------- pools
+
+
+def pools(**options: Any) -> list[Any]:
+    """redis-py's pools of both kinds, made with the same options."""
+    return [
+        redis.ConnectionPool(**options),
+        redis.BlockingConnectionPool(**options),
+        redis.Redis(**options).connection_pool,
+        redis.asyncio.ConnectionPool(**options),
+        redis.asyncio.Redis(**options).connection_pool,
+    ]
+
+
+def test_a_plain_pool_says_where_and_who() -> None:
+    options = {
+        "host": "h",
+        "port": 1,
+        "db": 2,
+        "username": "u",
+        "password": "p",
+        "client_name": "c",
+        "socket_timeout": 3,
+    }
+    for pool in pools(**options, socket_connect_timeout=4, socket_keepalive=True, decode_responses=True):
+        found = from_pool(pool)
+        assert (found.host, found.port, found.db, found.username, found.password) == ("h", 1, 2, "u", "p")
+        assert (found.client_name, found.reply_timeout, found.connect_timeout) == ("c", 3, 4)
+        assert (found.tls, found.path, found.keepalive) == (None, None, True)
+
+
+def test_a_default_pool_is_a_default_client() -> None:
+    for pool in pools():
+        found = from_pool(pool)
+        assert (found.host, found.port, found.db, found.password) == ("localhost", 6379, 0, None)
+        assert found.max_connections == Settings().max_connections
+
+
+def test_the_size_of_their_pool_is_not_the_size_of_ours() -> None:
+    assert from_pool(redis.ConnectionPool(max_connections=1)).max_connections == Settings().max_connections
+
+
+@pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
+def test_pools_of_urls(module: Any) -> None:
+    found = from_pool(module.ConnectionPool.from_url("unix://u:p@/run/x.sock?db=3"))
+    assert (found.path, found.db, found.username, found.password) == ("/run/x.sock", 3, "u", "p")
+    found = from_pool(module.Redis(unix_socket_path="/run/y.sock", db=1).connection_pool)
+    assert (found.path, found.db) == ("/run/y.sock", 1)
+    found = from_pool(module.Redis.from_url("rediss://:p@h:5/1").connection_pool)
+    assert found.tls is not None
+    assert (found.host, found.port, found.db, found.password) == ("h", 5, 1, "p")
+    assert (found.tls.verify_mode, found.tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+    found = from_pool(module.Redis(ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False).connection_pool)
+    assert found.tls is not None
+    assert found.tls.verify_mode == ssl.CERT_NONE
+    assert from_pool(module.Redis(ssl=False, ssl_cert_reqs="none").connection_pool).tls is None
+
+
+@pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
+def test_every_option_that_redis_py_has_is_taken(module: Any) -> None:
+    """A drop-in takes whatever client it is given; an option that redis-py adds later must not break it."""
+    given = {"socket_timeout": 7, "health_check_interval": 3, "protocol": 3, "lib_name": "x"}
+    own = {"retry_on_error": [OSError], "encoding": "latin-1", "single_connection_client": False, "client_name": "c"}
+    known = inspect.signature(module.Redis.__init__).parameters
+    options = {name: value for name, value in {**given, **own}.items() if name in known}
+    assert from_pool(module.Redis(**options).connection_pool).reply_timeout == 7
+    pool = module.ConnectionPool(host="h")
+    pool.connection_kwargs.update(an_option_of_tomorrow=1, ssl_option_of_tomorrow=2)
+    assert from_pool(pool).host == "h"
+
+
+@pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
+def test_a_pools_credential_provider_is_asked(module: Any) -> None:
+    found = from_pool(module.Redis(credential_provider=Provider("u", SECRET)).connection_pool)
+    assert found.credentials() == ("u", SECRET)
+    assert SECRET not in repr(found)
+
+
+def test_a_sentinels_pool_is_refused_in_words() -> None:
+    from redis.sentinel import Sentinel
+
+    pool = Sentinel([("h", 1)]).master_for("m").connection_pool
+    with pytest.raises(TypeError, match="Sentinel"):
+        from_pool(pool)
