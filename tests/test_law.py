@@ -219,7 +219,7 @@ def test_a_native_form_that_is_refused_is_said_by_script(clock: Clock, verb: int
         say.ACQUIRE: lambda: acquire(),
         say.ACQUIRE_ENDLESS: lambda: acquire(ms=0),
         say.RELEASE: lambda: law.Release(lease_of(clock)),
-        say.EXTEND: lambda: law.extend(b"name", MINE, 5, clock=clock),
+        say.EXTEND: lambda: law.extend(b"name", MINE, 5, clock),
     }[verb]()
     reply = None if verb in (say.ACQUIRE, say.ACQUIRE_ENDLESS) else 1
     asked: list[int] = []
@@ -234,7 +234,7 @@ def test_a_native_form_that_is_refused_is_said_by_script(clock: Clock, verb: int
 
 
 def test_a_full_server_extends_by_script(clock: Clock) -> None:
-    played = play(clock, law.extend(b"n", MINE, 5, clock=clock), error("OOM command not allowed"), After(1, 1))
+    played = play(clock, law.extend(b"n", MINE, 5, clock), error("OOM command not allowed"), After(1, 1))
     assert played.outcome == clock() - 1
     assert verbs(played) == [say.EXTEND_SCRIPT] * 2  # one object, asked twice
     played = play(clock, acquire(), error("OOM command not allowed when used memory > 'maxmemory'."))
@@ -263,7 +263,7 @@ def test_a_reply_of_the_wrong_shape_is_never_a_grant(clock: Clock, reply: Any) -
 
 WRONG: list[tuple[Any, list[Any]]] = [
     (lambda clock: law.Release(lease_of(clock)), [None, b"OK", b"1", [1], 1.5, {}]),
-    (lambda clock: law.extend(b"n", MINE, 5, clock=clock), [[1], 1.5, {}, "OK"]),
+    (lambda clock: law.extend(b"n", MINE, 5, clock), [[1], 1.5, {}, "OK"]),
     (lambda clock: law.inspect(say.PTTL, b"n", clock), [None, b"5", [], 1.5, True]),
     (lambda clock: law.inspect(say.EXISTS, b"n", clock), [None, b"1", [], False]),
     (lambda clock: law.inspect(say.GET, b"n", clock), [1, [], {}, False]),
@@ -404,11 +404,22 @@ def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -
     assert (played.outcome, lease.deadline) == (True, clock() - 1 + 15)
 
 
-def test_adding_to_a_lease_that_ended_here_asks_the_server(clock: Clock) -> None:
+@pytest.mark.parametrize(("left", "ms"), [(700, 5_700), (-1, 5_000), (-2, 5_000), (0, 5_000)])
+def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: Clock, left: int, ms: int) -> None:
     lease = lease_of(clock, -1)
-    played = play(clock, law.prolong(lease, 5_000, False, clock), After(1.0, 1))
-    assert (verbs(played), played.asks[0].ms) == ([say.ADD], 5_000)
-    assert lease.deadline == clock() - 1 + 5
+    played = play(clock, law.prolong(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
+    assert verbs(played) == [say.PTTL, say.EXTEND, say.EXTEND]
+    assert [ask.ms for ask in played.asks[1:]] == [ms, ms]
+    assert lease.deadline == clock() - 1 + ms / 1000
+
+
+def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
+    """Else it may be carried out after the next extension, and shorten what that one promised."""
+    for last in (lost(final=True, session="two"), Raise(KeyboardInterrupt()), error("ERR no")):
+        played = play(clock, law.prolong(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
+        assert played.raised is not None
+        ended = [session for undo in played.of(law.Undo) for session in undo.stale]
+        assert ended == ["one", "two"] if isinstance(last, law.Lost) else ["one"]
 
 
 @pytest.mark.parametrize(("ms", "replace", "held"), [(2_000, True, 2.0), (60_000, True, 10.0), (5_000, False, 10.0)])
@@ -479,8 +490,8 @@ def test_a_batch_that_comes_after_its_leases_is_undone(clock: Clock) -> None:
     assert (played.outcome, len(played.undos)) == ([None, None], 1)
 
 
-def test_a_batch_with_too_few_or_odd_replies_is_never_a_grant(clock: Clock) -> None:
-    for answer in (b"O", 5, [], [None, None], None):
+def test_a_reply_to_a_batch_that_is_no_list_is_never_a_grant(clock: Clock) -> None:
+    for answer in (b"OK", 5, None, {}):
         played = play(clock, many(clock, 1), answer, answer)
         assert isinstance(played.raised, errors.InvalidResponse)
         assert len(played.undos) == 1

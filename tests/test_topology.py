@@ -344,7 +344,7 @@ def test_pools_of_urls(module: Any) -> None:
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
 def test_every_option_that_redis_py_has_is_taken(module: Any) -> None:
     """A drop-in takes whatever client it is given; an option that redis-py adds later must not break it."""
-    given = {"socket_timeout": 7, "health_check_interval": 3, "protocol": 3, "lib_name": "x"}
+    given = {"socket_timeout": 7, "health_check_interval": 3, "protocol": 3}
     own = {"retry_on_error": [OSError], "encoding": "latin-1", "single_connection_client": False, "client_name": "c"}
     known = inspect.signature(module.Redis.__init__).parameters
     options = {name: value for name, value in {**given, **own}.items() if name in known}

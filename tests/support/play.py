@@ -72,7 +72,8 @@ class Played:
 
     @property
     def undos(self) -> list[law.Undo]:
-        return self.of(law.Undo)
+        """Those that undo something; without names they only end broken sessions."""
+        return [undo for undo in self.of(law.Undo) if undo.names]
 
     @property
     def sleeps(self) -> list[float]:
@@ -113,9 +114,10 @@ def _drive(clock: Clock, operation: Any, left: deque[Any], played: Played) -> An
             return end.value
         answer = _answer(clock, step, left, played)
         if isinstance(answer, Raise):
-            played.steps.append(steps.throw(answer.error))  # raises, unless the operation leaves an undo
-            steps.close()
-            raise answer.error
+            undo = steps.throw(answer.error)  # raises it again, after what it leaves to be undone
+            while True:
+                played.steps.append(undo)
+                undo = steps.send(None)
 
 
 def _answer(clock: Clock, step: Any, left: deque[Any], played: Played) -> Any:

@@ -35,7 +35,7 @@ class World:
         self.flight: dict[int, list[Callable[[], Any]]] = {}  # what each session was told and has not read yet
         self.live: list[int] = []
         self.released_at: float | None = None  # when a command of ours deleted a key of ours
-        self.sent = 0
+        self.doubted = False  # whether a command with a token was sent whose reply never came
         self.scripts = self.dice.random() < 0.7
         self.native = self.dice.random() < 0.5
         self.trouble = self.dice.choice((0.05, 0.3, 0.6))
@@ -53,7 +53,7 @@ class World:
         return self.keys[key][1]
 
     def execute(self, verb: int, key: bytes, token: bytes, ms: int) -> Any:
-        scripted = verb in (say.ADD, *say.SCRIPTED.values()) or (not self.native and verb in say.SCRIPTED)
+        scripted = verb in say.SCRIPTED.values() or (not self.native and verb in say.SCRIPTED)
         if scripted and not self.scripts:
             return error("NOSCRIPT No matching script. Please use EVAL.")
         held, now = self.holder(key), self.clock()
@@ -65,11 +65,10 @@ class World:
             return -2 if held is None else -1 if self.end(key) == math.inf else math.ceil((self.end(key) - now) * 1000)
         if verb in (say.RELEASE, say.RELEASE_SCRIPT):
             return self.delete(key, token)
-        assert verb in (say.EXTEND, say.EXTEND_SCRIPT, say.ADD)
+        assert verb in (say.EXTEND, say.EXTEND_SCRIPT)
         if held != token:
             return None if verb == say.EXTEND and self.native else 0
-        left = self.end(key) - now if verb == say.ADD else 0
-        self.keys[key] = token, now + left + ms / 1000
+        self.keys[key] = token, now + ms / 1000
         return b"OK" if verb == say.EXTEND and self.native else 1
 
     def delete(self, key: bytes, token: bytes) -> int:
@@ -168,9 +167,9 @@ class World:
             return law.Lost(errors.ConnectionError("refused"), 5.0, sent=False, final=final)
         session = self.session()
         ask.sent = self.clock()
-        self.sent += 1
         self.flight[session].append(self.perform(ask))
         self.trace.append(f"{vars(ask)} over {session}")
+        self.doubted |= fate < self.trouble * 0.75 and ask.kind != law.CALLS
         if fate < self.trouble / 2:
             if self.dice.random() < 0.5:
                 self.read(session)
@@ -225,6 +224,7 @@ class World:
                 break
         else:
             answer = Raise(Gone())
-        self.answer(operation.throw(answer.error))  # raises, unless the operation leaves an undo
-        operation.close()
-        raise answer.error
+        undo = operation.throw(answer.error)  # raises it again, after what it leaves to be undone
+        while True:
+            self.answer(undo)
+            undo = operation.send(None)
