@@ -145,5 +145,10 @@ class Client:
 
     def __exit__(self, *exc: object) -> None: ...
 
+    def __del__(self) -> None:
+        wire = getattr(self, "_wire", None)
+        if wire is not None:
+            wire.abandon()
+
     def __repr__(self) -> str:
         return f"<fastlock.asyncio.Client of {self._settings.place}, db {self._settings.db}>"

@@ -420,6 +420,13 @@ class Wire:
             link.fail(errors.ClientClosedError("this client was closed"))
         await asyncio.sleep(0)  # the transport closes its socket in the next tick
 
+    def abandon(self) -> None:
+        """Nobody holds the client any more, in whatever thread that came out: its loop closes the connection."""
+        link, self.closed = self._link, True
+        if link is not None and link.dead is None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed before
+                link.loop.call_soon_threadsafe(link.fail, errors.ClientClosedError("nobody holds this client"))
+
     def forget_parent(self) -> None:
         """In a forked child: the parent's connection, debts and loop are not ours; nothing is said on its socket."""
         link = self._link

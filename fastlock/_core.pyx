@@ -57,7 +57,7 @@ cdef extern from *:
     void fastlock_relax() nogil
 
 IMPLEMENTATION = "cython"
-ABI = 1  # raise it here and in _fallback.py when the interface changes: a stale build is then refused
+ABI = 2  # raise it here and in _fallback.py when the interface changes: a stale build is then refused
 BUILD = FASTLOCK_BUILD.decode()
 
 MAX_REPLY = 65536  # bytes: a reply to a lock command is tiny; what grows past this is not one
@@ -120,6 +120,10 @@ cdef class Template:
         return 0
 
 
+class Unasked(OSError):
+    """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
+
+
 @cython.final
 @cython.freelist(64)
 cdef class Ticket:
@@ -171,6 +175,7 @@ cdef class Pipe:
     cdef int fd
     cdef int64_t usual
     cdef unsigned int probes
+    cdef object leader  # the ticket of the thread that reads
     cdef readonly list pushes
     cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 
@@ -580,6 +585,49 @@ cdef class Pipe:
             if left <= 0:
                 return False
             self.receive(left * 1e-9, spin)  # a wake-up may bring nothing: half a TLS record, or a false alarm
+        return True
+
+    # who reads, among threads
+
+    def lead(self, Ticket ticket, wake):
+        """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
+        if self.leader is None:
+            self.leader = ticket
+            return True
+        ticket.wake = wake
+        return False
+
+    def leads(self, Ticket ticket):
+        """Whether the caller is the one who reads."""
+        return self.leader is ticket
+
+    def resign(self, Ticket ticket):
+        """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
+        cdef Ticket leader
+        if self.leader is ticket:
+            self.leader = self.heir()
+        leader = self.leader
+        if leader is not None and leader.wake is not None:
+            wake, leader.wake = leader.wake, None
+            wake.release()
+
+    def ask(self, Template template, Ticket ticket, bytes name, bytes token, int64_t ms, double timeout, double spin):
+        """put and exchange in one, for a caller who has the pipe for itself. False: others use it, nothing is done.
+
+        Unasked: the server spoke unasked or went away, nothing was sent. TimeoutError: no reply within `timeout`
+        seconds. Errors as in flush and receive.
+        """
+        if self.leader is not None or self.pending_:
+            return False
+        if not self.silent():
+            raise Unasked("the server spoke unasked, or closed the connection")
+        self.leader = ticket
+        try:
+            self.put(template, ticket, name, token, ms)
+            if not self.exchange(ticket, timeout, spin):
+                raise TimeoutError(f"no reply within {timeout} s")
+        finally:
+            self.resign(ticket)
         return True
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from hiredis import ProtocolError, PushNotification, Reader
 
 IMPLEMENTATION = "python"
-ABI = 1
+ABI = 2
 BUILD = "release"
 MAX_REPLY = 65536
 MAX_DEPTH = 8
@@ -62,6 +62,10 @@ class Template:
             value = values[hole]
             filled += (len(value), value)
         return self._format % tuple(filled)
+
+
+class Unasked(OSError):
+    """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
 
 
 class Ticket:
@@ -112,6 +116,7 @@ class Pipe:
         self._head = b""  # of a line that is not complete yet
         self._skip = 0  # bytes of a string that are still to come
         self._sending = False
+        self._leader: Ticket | None = None  # the ticket of the thread that reads
         self._sock = sock
         self._turn = threading.Lock()  # a TLS socket must not send and receive at once
         self._usual = 0.0
@@ -190,11 +195,14 @@ class Pipe:
     def heir(self) -> Ticket | None:
         """The first waiting ticket that sleeps and could read in its turn, or None."""
         with self._mutex:
-            for slot in self._slots:
-                if type(slot) is _Many:
-                    slot = slot.slot
-                if type(slot) is Ticket and slot.wake is not None and not slot.abandoned:
-                    return slot
+            return self._heir()
+
+    def _heir(self) -> Ticket | None:
+        for slot in self._slots:
+            if type(slot) is _Many:
+                slot = slot.slot
+            if type(slot) is Ticket and slot.wake is not None and not slot.abandoned:
+                return slot
         return None
 
     # replies
@@ -247,7 +255,7 @@ class Pipe:
             line = self._head + data[start:end]
             self._head = b""
             start = end + 1
-            if line[:1] in _SIZED and line[1:-1].isdigit():
+            if line[:1] in _SIZED and line[1:-1].isdigit() and len(line) < 24:
                 announced = int(line[1:-1])
                 if announced > (MAX_REPLY if line[:1] in _STRINGS else MAX_ITEMS):
                     raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
@@ -367,6 +375,53 @@ class Pipe:
             if left <= 0:
                 return False
             self.receive(left, spin)  # a wake-up may bring nothing: half a TLS record, or a mistake of the system
+        return True
+
+    # who reads, among threads
+
+    def lead(self, ticket: Ticket, wake: Any) -> bool:
+        """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
+        with self._mutex:
+            if self._leader is None:
+                self._leader = ticket
+                return True
+            ticket.wake = wake
+            return False
+
+    def leads(self, ticket: Ticket) -> bool:
+        """Whether the caller is the one who reads."""
+        return self._leader is ticket
+
+    def resign(self, ticket: Ticket) -> None:
+        """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
+        with self._mutex:
+            if self._leader is ticket:
+                self._leader = self._heir()
+            leader = self._leader
+            if leader is not None and leader.wake is not None:
+                leader.wake.release()
+                leader.wake = None
+
+    def ask(
+        self, template: Template, ticket: Ticket, name: bytes, token: bytes, ms: int, timeout: float, spin: float
+    ) -> bool:
+        """put and exchange in one, for a caller who has the pipe for itself. False: others use it, nothing is done.
+
+        Unasked: the server spoke unasked or went away, nothing was sent. TimeoutError: no reply within `timeout`
+        seconds. Errors as in flush and receive.
+        """
+        with self._mutex:
+            if self._leader is not None or self._slots:
+                return False
+            self._leader = ticket
+        try:
+            if not self.silent():
+                raise Unasked("the server spoke unasked, or closed the connection")
+            self.put(template, ticket, name, token, ms)
+            if not self.exchange(ticket, timeout, spin):
+                raise TimeoutError(f"no reply within {timeout} s")
+        finally:
+            self.resign(ticket)
         return True
 
 

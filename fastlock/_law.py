@@ -396,9 +396,11 @@ class Release(Ask):
         return bool(answer) or lease.release_doubted
 
 
-def extend(key: bytes, token: bytes, ms: int, clock: Clock) -> Steps:
+def extend(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps:
     """A new lease of `ms`. Returns when it was sent, None: not the caller's."""
     ask = Ask(say.EXTEND, key, token, ms)
+    if lease is not None:
+        ask.stale, lease.stale = lease.stale, ()
     answer = yield ask
     if answer != b"OK" and answer != 1:
         try:
@@ -407,6 +409,8 @@ def extend(key: bytes, token: bytes, ms: int, clock: Clock) -> Steps:
             raise
         except BaseException:
             if ask.stale:  # given up: what was sent must not shorten or prolong the lease later
+                if lease is not None:
+                    lease.stale = ask.stale
                 yield Undo([], [], math.inf, ask.stale)
             raise
     return ask.sent if answer == b"OK" or answer == 1 else None
@@ -424,7 +428,7 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
         ms += int(left * 1000)
     else:  # a token from elsewhere, or a lease that the server lets live a moment longer: it knows
         ms += max(0, (yield from inspect(say.PTTL, lease.key, clock)))
-    sent = yield from extend(lease.key, lease.token, ms, clock)
+    sent = yield from extend(lease.key, lease.token, ms, clock, lease)
     if sent is None:
         return False
     lease.deadline = sent + ms / 1000

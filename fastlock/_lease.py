@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 __all__ = ["Lease", "forget_parent", "new_token", "now"]
 
@@ -29,7 +30,7 @@ class Lease:
     `remaining` and `valid` need no I/O and may be asked often. A lease is not shared with a forked child.
     """
 
-    __slots__ = ("_generation", "deadline", "fence", "key", "name", "release_doubted", "token")
+    __slots__ = ("_generation", "deadline", "fence", "key", "name", "release_doubted", "stale", "token")
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
         self.name = name  # as the caller wrote it
@@ -38,6 +39,7 @@ class Lease:
         self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
         self.deadline = deadline  # on the clock `now`
         self.release_doubted = False
+        self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = _generation
 
     @property

@@ -41,8 +41,8 @@ class BaseLock(Terms):
         """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
 
         blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two
-        looks at a name that is held. None takes the lock's own setting. token: proof of ownership (fresh for each acquire) instead of a random
-        one.
+        looks at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random
+        one; it must be fresh for each acquire.
 
         Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
         answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
@@ -127,7 +127,6 @@ class Lock(BaseLock):
     ) -> None:
         self.redis = redis
         client = dropin.client_of(redis)
-        encoding = redis.get_encoder().encoding
         super().__init__(
             client,
             name,
@@ -137,9 +136,8 @@ class Lock(BaseLock):
             blocking_timeout,
             bool(thread_local),
             raise_on_release_error,
-            False,
-            encoding,
         )
+        self._encoding = redis.get_encoder().encoding  # of tokens; names go out as UTF-8 in redis-py, whatever it says
 
     @property
     def local(self) -> Local:

@@ -78,13 +78,12 @@ class Connection:
         self.wire = wire
         self.patience = wire.settings.reply_timeout
         self.dead: Exception | None = None
-        self.leader: Any = None  # the ticket of the thread that reads
-        self.users = 0
-        self.mutex = threading.Lock()
+        self.mutex = threading.Lock()  # that nothing is owed to a connection which has just failed
         self.sock = open_socket(wire.settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
         self.pipe = self.impl.Pipe(self.sock)
+        self._ticket = self.impl.Ticket
         try:
             self.session = self._greet(wire.settings)
         except BaseException:
@@ -115,53 +114,55 @@ class Connection:
 
     def ask(self, ask: Ask, spin: float) -> Any:
         """Send a step and wait. Returns its answer, `Lost`, or LATE when `ask.until` passed first."""
-        ticket = self.impl.Ticket()
-        pipe = self.pipe
-        entered = False
+        ticket = self._ticket()
+        ask.sent = now()
         try:
-            with self.mutex:
-                if self.dead is not None or not (pipe.pending or pipe.silent()):
-                    raise EOFError("the server spoke unasked, or closed the connection")
-                entered = True
-                self.users += 1
-                ask.sent = now()
-                queue(pipe, self.forms, ask, ticket)
-                if self.leader is None:
-                    self.leader = ticket
-                else:
-                    ticket.wake = threading.Lock()
-                    ticket.wake.acquire()
-            if self.leader is not ticket or ask.until is not None:
-                self._wait(ticket, ask.until)
-            elif not pipe.exchange(ticket, self.patience, spin):
-                raise TimeoutError(f"no reply within {self.patience} s")
+            # The hot path: one command, with nobody else on this connection; all else is `_share`
+            if (
+                ask.kind != law.ONE
+                or ask.until is not None
+                or ask.stale
+                or self.dead is not None
+                or not self.pipe.ask(self.forms[ask.verb], ticket, ask.key, ask.token, ask.ms, self.patience, spin)
+            ):
+                self._share(ticket, ask)
+        except self.impl.Unasked as error:
+            self.fail(error)
+            return Lost(self.dead or as_error(error, ""), self.patience, sent=False)
         except _BROKEN as error:
             self.fail(error)
-            if not entered:
-                return Lost(self.dead or as_error(error, ""), self.patience, sent=False)
-        except BaseException:
-            if entered:
-                self._leave(ticket, ask)
-            raise
-        finally:
-            if entered:
-                self._exit(ticket)
-        ask.link = self
-        if not ticket.ready:
+        except BaseException:  # interrupted, perhaps on the way out: the others must not pay for it
+            self.pipe.resign(ticket)
             self._leave(ticket, ask)
-            return LATE
-        return ticket.reply
+            raise
+        ask.link = self
+        if ticket.ready:
+            return ticket.reply
+        if self.dead is not None:
+            return Lost(self.dead, self.patience, sent=True, session=self.session)
+        self._leave(ticket, ask)
+        return LATE
 
-    def _wait(self, ticket: Any, until: float | None) -> None:
-        """Wait as a follower, until the reply is there or leadership comes; or as a leader with a time limit."""
+    def _share(self, ticket: Any, ask: Ask) -> None:
+        """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
+        pipe = self.pipe
+        if self.dead is not None or not (pipe.pending or pipe.silent()):
+            raise self.impl.Unasked("the connection is of no use any more")
+        until = ask.until
         patience = self.patience if until is None else max(0.0, min(self.patience, until - now()))
         end = now() + patience
-        wake = ticket.wake
-        if wake is not None and self.leader is not ticket:
-            self.pipe.flush(patience)
-            wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
-        if self.leader is ticket:
-            self.pipe.exchange(ticket, max(0.0, end - now()), 0.0)
+        wake = threading.Lock()
+        wake.acquire()
+        ask.sent = now()
+        queue(pipe, self.forms, ask, ticket)
+        try:
+            if not pipe.lead(ticket, wake):
+                pipe.flush(patience)
+                wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
+            if pipe.leads(ticket):
+                pipe.exchange(ticket, max(0.0, end - now()), 0.0)
+        finally:
+            pipe.resign(ticket)
         if not ticket.ready and (until is None or now() < until):
             raise TimeoutError(f"no reply within {self.patience} s")
 
@@ -183,26 +184,11 @@ class Connection:
                 undo.stale = (*undo.stale, self.session)
                 self.wire.debts.append(undo)
                 return
-            self.users += 1
             queue(self.pipe, self.forms, undo, undo)
         try:
             self.pipe.flush(0.0)
         except _BROKEN as error:
             self.fail(error)
-        finally:
-            self._exit(None)
-
-    def _exit(self, ticket: Any) -> None:
-        """Pass leadership on, if this thread has it; the last to leave a dead connection closes its socket."""
-        with self.mutex:
-            self.users -= 1
-            if ticket is not None and self.leader is ticket:
-                self.leader = self.pipe.heir() if self.pipe.pending else None
-                if self.leader is not None:
-                    wake, self.leader.wake = self.leader.wake, None
-                    wake.release()
-            if self.dead is not None and not self.users:
-                self.sock.close()
 
     def fail(self, error: BaseException) -> None:
         """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
@@ -212,10 +198,8 @@ class Connection:
                 return
             self.dead = as_error(error, self.wire.settings.place)
             slots = self.pipe.drain()
-            with contextlib.suppress(OSError):  # whoever reads wakes up; the number stays taken until all have left
+            with contextlib.suppress(OSError):  # whoever reads wakes up; closed when the last of them has let go of it
                 self.sock.shutdown(socket.SHUT_RDWR)
-            if not self.users:
-                self.sock.close()
         final = isinstance(error, errors.ClientClosedError)
         for slot in slots:
             if type(slot) is Undo:
@@ -224,6 +208,11 @@ class Connection:
             elif slot is not None:
                 slot.set_result(Lost(self.dead, self.patience, sent=True, final=final, session=self.session))
         self.wire.discard(self)
+
+    def __del__(self) -> None:
+        sock = getattr(self, "sock", None)
+        if sock is not None:
+            sock.close()
 
     def distrust(self, step: Distrust) -> Lost:
         """A reply that cannot be true: nothing that is in flight here can be believed."""

@@ -262,6 +262,26 @@ def test_exchange_ends_when_its_time_is_over_and_leaves_the_slot(layer: ModuleTy
     assert ticket.reply == 7
 
 
+def test_a_wake_up_that_brings_no_byte_is_not_the_end_of_the_wait(layer: ModuleType, ends: Any) -> None:
+    """Somebody else takes the bytes between the wake-up and the look, again and again."""
+    pipe, ticket = layer.Pipe(ends[0]), layer.Ticket()
+    pipe.put_command(ticket, (b"GET",))
+    ends[1].sendall(b"+")
+    assert pipe.receive(LONG, 0.0)
+
+    def tease() -> None:
+        for _ in range(3000):
+            ends[1].sendall(b"x")
+            with contextlib.suppress(BlockingIOError):
+                ends[0].recv(1)
+        ends[1].sendall(b"\r\n")
+
+    thread = beside(tease)
+    assert pipe.exchange(ticket, LONG, 0.0) is True
+    thread.join(LONG)
+    assert ticket.reply.strip(b"x") == b""
+
+
 @pytest.mark.parametrize("timeout", [2.0**31 / 1000 + 1, 1e10, 1e15, 1e300])
 def test_a_timeout_of_many_years_is_a_timeout(layer: ModuleType, ends: Any, timeout: float) -> None:
     pipe, ticket, word = layer.Pipe(ends[0]), layer.Ticket(), b"x" * 50_000
@@ -269,6 +289,101 @@ def test_a_timeout_of_many_years_is_a_timeout(layer: ModuleType, ends: Any, time
         pipe.put_command(ticket, (b"ECHO", word))  # more than the socket takes at once: sending waits as well
         assert pipe.exchange(ticket, timeout, 1e-4) is True
     assert ticket.reply == word
+
+
+# ------------------------------------------------------------------------------------------------------- who reads
+
+
+def asleep() -> threading.Lock:
+    """A lock to sleep on: held."""
+    wake = threading.Lock()
+    wake.acquire()
+    return wake
+
+
+def test_one_reads_and_who_resigns_wakes_the_first_who_sleeps_once(layer: ModuleType) -> None:
+    pipe, tickets = layer.Pipe(), [layer.Ticket() for _ in range(4)]
+    wakes = [asleep() for _ in tickets]
+    for ticket in tickets:
+        pipe.put_command(ticket, (b"GET",))
+    assert [pipe.lead(ticket, wake) for ticket, wake in zip(tickets, wakes, strict=True)] == [True, False, False, False]
+    assert tickets[0].wake is None
+    tickets[1].abandoned = True
+    assert [pipe.leads(ticket) for ticket in tickets] == [True, False, False, False]
+    pipe.resign(tickets[3])  # who does not read gives nothing away
+    assert pipe.leads(tickets[0])
+    for _ in range(2):
+        pipe.resign(tickets[0])
+        assert [pipe.leads(ticket) for ticket in tickets] == [False, False, True, False]
+        assert [wake.locked() for wake in wakes] == [True, True, False, True]
+    pipe.feed(b":1\r\n" * 4)
+    pipe.resign(tickets[2])
+    assert not any(pipe.leads(ticket) for ticket in tickets)
+    assert pipe.lead(layer.Ticket(), asleep()) is True
+
+
+def get(layer: ModuleType) -> Any:
+    return layer.Template(b"GET", 0)
+
+
+def test_ask_sends_and_waits_and_leaves_the_pipe_free(layer: ModuleType, ends: Any) -> None:
+    pipe = layer.Pipe(ends[0])
+    with Echo(ends[1]):
+        for word in (b"a", b"b" * 60_000):
+            ticket = layer.Ticket()
+            assert pipe.ask(get(layer), ticket, word, b"", 0, LONG, 0.0) is True
+            assert (ticket.reply, pipe.pending, pipe.leads(ticket)) == (word, 0, False)
+
+
+def test_ask_does_nothing_while_others_use_the_pipe(layer: ModuleType, ends: Any) -> None:
+    pipe, other, ticket = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket()
+    assert pipe.lead(other, asleep())
+    assert pipe.ask(get(layer), ticket, b"a", b"", 0, 0.0, 0.0) is False
+    assert (pipe.pending, pipe.unsent, pipe.leads(other)) == (0, 0, True)
+    pipe.resign(other)
+    pipe.put_command(other, (b"GET",))
+    before = pipe.unsent
+    assert pipe.ask(get(layer), ticket, b"a", b"", 0, 0.0, 0.0) is False
+    assert (pipe.pending, pipe.unsent, pipe.leads(ticket), ticket.ready) == (1, before, False, False)
+
+
+@pytest.mark.parametrize("found", [b":1\r\n", b"$3\r\nab", b""], ids=["a reply", "half a reply", "the end"])
+def test_ask_sends_nothing_where_the_server_spoke_unasked(layer: ModuleType, ends: Any, found: bytes) -> None:
+    pipe, ticket = layer.Pipe(ends[0]), layer.Ticket()
+    ends[1].sendall(found) if found else ends[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(layer.Unasked):
+        pipe.ask(get(layer), ticket, b"a", b"", 0, LONG, 0.0)
+    assert (pipe.pending, pipe.unsent, pipe.leads(ticket), ticket.ready) == (0, 0, False, False)
+    ends[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ends[1].recv(1)
+
+
+def test_ask_without_an_answer_times_out_and_keeps_its_place(layer: ModuleType, ends: Any) -> None:
+    pipe, ticket, next_one = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket()
+    with pytest.raises(TimeoutError, match="no reply"):
+        pipe.ask(get(layer), ticket, b"a", b"", 0, 0.005, 0.0)
+    assert (pipe.pending, pipe.leads(ticket), ticket.ready) == (1, False, False)
+    pipe.put_command(next_one, (b"GET",))
+    ends[1].sendall(b":1\r\n:2\r\n")
+    assert pipe.exchange(next_one, LONG, 0.0)
+    assert (ticket.reply, next_one.reply) == (1, 2)
+
+
+def test_who_queues_while_another_asks_is_woken_to_read(layer: ModuleType, ends: Any) -> None:
+    pipe, first, second, wake = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket(), asleep()
+    asking = beside(lambda: pipe.ask(get(layer), first, b"a", b"", 0, LONG, 0.0))
+    assert resp.words(ends[1].recv(1000)) == [b"GET", b"a"]
+    pipe.put_command(second, (b"GET", b"b"))
+    assert pipe.lead(second, wake) is False
+    ends[1].sendall(b":1\r\n")
+    assert wake.acquire(timeout=LONG)
+    asking.join(LONG)
+    assert (first.reply, second.ready, pipe.leads(second)) == (1, False, True)
+    ends[1].sendall(b":2\r\n")
+    assert pipe.exchange(second, LONG, 0.0)
+    pipe.resign(second)
+    assert (second.reply, pipe.pending) == (2, 0)
 
 
 # ----------------------------------------------------------------------------------------------------------------- TLS
@@ -500,3 +615,35 @@ def test_a_pipe_without_a_socket_says_so(layer: ModuleType) -> None:
     pipe.put_command(None, (b"PING",))
     with pytest.raises((OSError, AttributeError)):
         pipe.flush(0.0)
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["alone", "another sleeps"])
+def test_an_interrupt_at_any_point_of_ask_leaves_the_reading_to_others(queued: bool) -> None:
+    """As the wire does, whoever was interrupted resigns once more: then somebody reads, or anybody may."""
+    layer = _impl.load("python")
+    for step in itertools.count(1):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            pipe, ticket, other, wake = layer.Pipe(ours), layer.Ticket(), layer.Ticket(), asleep()
+
+            def ask(pipe: Any = pipe, ticket: Any = ticket) -> None:
+                with contextlib.suppress(TimeoutError):
+                    pipe.ask(get(layer), ticket, b"a", b"", 0, 0.0, 0.0)
+
+            def resign(pipe: Any = pipe, ticket: Any = ticket, other: Any = other, wake: Any = wake) -> None:
+                pipe.lead(ticket, None)
+                pipe.put_command(other, (b"GET",))
+                pipe.lead(other, wake)
+                pipe.resign(ticket)
+
+            interrupted = raise_at(step, str(layer.__file__), resign if queued else ask)
+            pipe.resign(ticket)
+            assert not pipe.leads(ticket), f"point {step}"
+            if pipe.leads(other):
+                assert not wake.locked(), f"point {step}"
+            else:
+                assert pipe.lead(layer.Ticket(), asleep()), f"point {step}"
+            if not interrupted:
+                assert step > 5
+                break
