@@ -17,7 +17,7 @@ from typing import Any
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
-from fastlock._commands import RELEASE
+from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
 from fastlock._law import LATE, Ask, Call, Capabilities, Distrust, Lost, Sleep, Steps, Undo, granted
 from fastlock._lease import Lease, new_token, now
 from fastlock._topology import Settings
@@ -33,11 +33,12 @@ class Link(asyncio.Protocol):
         self.pipe = wire.impl.Pipe()
         self.forms: tuple[Any, ...] = ()
         self._future = loop.create_future
-        self._put = self.pipe.put
+        self.pipe.serve(loop.create_future, self._flush_soon)
+        self.request = self.pipe.request
+        self.sent = 0.0  # by the law's clock: when the first command of the tick was queued, so before all of them left
         self.session: Any = None
         self.dead: Exception | None = None
         self.transport: Any = None
-        self._scheduled = False
         self._watch: asyncio.TimerHandle | None = None
         self._progress = 0.0  # when the server last said something, or was first asked
 
@@ -66,7 +67,7 @@ class Link(asyncio.Protocol):
         hello, rest = self._future(), self._future()
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])
-        self.schedule()
+        self.pipe.announce()
         replies = await rest
         if type(replies) is Lost:
             session.refused(hello.result())  # a server that is full says so unasked, and closes
@@ -78,17 +79,9 @@ class Link(asyncio.Protocol):
         ):  # waited for: on an idle connection nothing may be pending
             loaded = self._future()
             self.pipe.put_calls(loaded, [script.load for script in scripts])
-            self.schedule()
+            self.pipe.announce()
             if type(lost := await loaded) is Lost:
                 raise lost.error
-
-    def put(self, verb: int, key: bytes, token: bytes, ms: int) -> asyncio.Future[Any]:
-        """Queue one command; the future gets its answer, or `Lost`."""
-        future = self._future()
-        self._put(self.forms[verb], future, key, token, ms)
-        if not self._scheduled:
-            self.schedule()
-        return future
 
     def ask(self, ask: Any) -> asyncio.Future[Any]:
         """Queue a step; the future gets its answer, or `Lost`."""
@@ -96,19 +89,17 @@ class Link(asyncio.Protocol):
         ask.sent = now()
         future = self._future()
         queue(self.pipe, self.forms, ask, future)
-        if not self._scheduled:
-            self.schedule()
+        self.pipe.announce()
         return future
 
     def post(self, undo: Undo) -> None:
         """Queue an undo that nobody waits for."""
         undo.link = self
         queue(self.pipe, self.forms, undo, undo)
-        if not self._scheduled:
-            self.schedule()
+        self.pipe.announce()
 
     def asked(self, ask: Any, sent: float) -> Any:
-        """A step whose command was queued by `put`."""
+        """A step whose command was queued by `request`."""
         ask.link, ask.sent = self, sent
         return ask
 
@@ -124,12 +115,11 @@ class Link(asyncio.Protocol):
             undo.stale = (*undo.stale, self.session)
             self.wire.undo(undo)
 
-    def schedule(self) -> None:
-        self._scheduled = True
+    def _flush_soon(self) -> None:
+        self.sent = now()
         self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._scheduled = False
         if self.dead is not None:
             return
         if self._watch is None:
@@ -197,9 +187,11 @@ class Wire:
             link is None or lock.special or self.closed or (task := current_task(link.loop)) is None
         ):  # None: another loop runs
             return await self.run(lock.taking())  # type: ignore[no-any-return]
-        token, sent = new_token(), now()
+        token = new_token()
+        future = link.request(link.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, token, lock.ms)
+        sent = link.sent
         try:
-            answer = await link.put(lock.verb, lock.key, token, lock.ms)
+            answer = await future
         except BaseException:
             link.leave(lock.taking(token), sent)
             raise
@@ -220,16 +212,17 @@ class Wire:
         if lease is None:
             await self.run(lock.releasing())
             return
-        sent = now()
+        future = link.request(link.forms[RELEASE], lease.key, lease.token, 0)
+        sent = link.sent
         try:
-            answer = await link.put(RELEASE, lease.key, lease.token, 0)
+            answer = await future
         except BaseException:
             link.leave(lock.releasing(), sent)
             raise
-        if answer != 1:
-            await self.drive(link.asked(lock.releasing(), sent).rest(answer, now))
-        else:
+        if answer == 1:
             lock.leases.pop(owner, None)
+        else:
+            await self.drive(link.asked(lock.releasing(), sent).rest(answer, now))
 
     async def run(self, op: Any) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""

@@ -167,7 +167,8 @@ cdef class Pipe:
     cdef list ring
     cdef Py_ssize_t head, pending_, missing
     cdef Py_ssize_t partial
-    cdef bint sending
+    cdef bint sending, flushing
+    cdef object make_slot, flush_soon
     cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
     cdef int64_t announced  # by that header; -1: no size
     cdef Py_ssize_t skip  # bytes of a string that are still to come
@@ -202,6 +203,26 @@ cdef class Pipe:
         """Queue one command; its reply goes to `slot`."""
         self._encode(template, name, token, ms)
         self._push(slot)
+
+    def serve(self, make_slot, flush_soon):
+        """Name what `request` makes its slots with, and whom it tells when there is something to `take` again."""
+        self.make_slot = make_slot
+        self.flush_soon = flush_soon
+
+    def request(self, Template template, bytes name, bytes token, int64_t ms):
+        """Queue one command in a new slot, and return that."""
+        slot = self.make_slot()
+        self._encode(template, name, token, ms)
+        self._push(slot)
+        if not self.flushing:
+            self.announce()
+        return slot
+
+    def announce(self):
+        """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
+        if not self.flushing:
+            self.flushing = True
+            self.flush_soon()
 
     def put_many(self, Template template, slot, list names, list tokens, int64_t ms):
         """Queue one command per name; `slot` gets the list of replies, in order."""
@@ -240,6 +261,7 @@ cdef class Pipe:
     def take(self):
         """What is to be sent, as bytes; it is then the caller's."""
         cdef bytes data = PyBytes_FromStringAndSize(self.out, self.used)
+        self.flushing = False
         self._emptied()
         return data
 

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from hiredis import ProtocolError, PushNotification, Reader
@@ -115,7 +116,7 @@ class Pipe:
         self._partial = 0
         self._head = b""  # of a line that is not complete yet
         self._skip = 0  # bytes of a string that are still to come
-        self._sending = False
+        self._sending = self._flushing = False
         self._leader: Ticket | None = None  # the ticket of the thread that reads
         self._sock = sock
         self._turn = threading.Lock()  # a TLS socket must not send and receive at once
@@ -130,6 +131,25 @@ class Pipe:
         """Queue one command; its reply goes to `slot`."""
         data = template._encode(_bytes(name), _bytes(token), ms)
         self._queue(data, slot, 1)
+
+    def serve(self, make_slot: Callable[[], Any], flush_soon: Callable[[], object]) -> None:
+        """Name what `request` makes its slots with, and whom it tells when there is something to `take` again."""
+        self._make_slot = make_slot
+        self._flush_soon = flush_soon
+
+    def request(self, template: Template, name: bytes, token: bytes, ms: int) -> Any:
+        """Queue one command in a new slot, and return that."""
+        slot = self._make_slot()
+        self.put(template, slot, name, token, ms)
+        if not self._flushing:
+            self.announce()
+        return slot
+
+    def announce(self) -> None:
+        """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
+        if not self._flushing:
+            self._flushing = True
+            self._flush_soon()
 
     def put_many(self, template: Template, slot: Any, names: list[bytes], tokens: list[bytes], ms: int) -> None:
         """Queue one command per name; `slot` gets the list of replies, in order."""
@@ -165,6 +185,7 @@ class Pipe:
 
     def take(self) -> bytes:
         """What is to be sent, as bytes; it is then the caller's."""
+        self._flushing = False
         with self._mutex:
             data = b"".join(self._out)
             self._out.clear()

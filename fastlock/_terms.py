@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastlock import _checks as checks
-from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._lease import Lease, new_token, now
@@ -33,6 +32,8 @@ NOT_HELD = {
 
 class Terms:
     """A lock's name and settings, and the leases acquired through it."""
+
+    _encoding = "utf-8"
 
     def __init__(
         self,
@@ -57,17 +58,16 @@ class Terms:
         self.thread_local = thread_local
         self.raise_on_release_error = raise_on_release_error
         self.fence = fence
-        self._encoding = encoding
         self.key = checks.as_name(name, encoding)
         self.ms = 0 if timeout is None else checks.as_ms(timeout)
         self.leases: dict[Any, Lease] = {}
+        if encoding != "utf-8":
+            self._encoding = encoding
         if sleep.__class__ is not float or not 0.0 <= sleep < math.inf:
             checks.as_wait(sleep, "sleep")
         if blocking_timeout is not None:
             self._check_wait(blocking, blocking_timeout)
-        # for the hot path of the wires
-        self.verb = say.ACQUIRE if self.ms else say.ACQUIRE_ENDLESS
-        self.special = fence or blocking_timeout is not None
+        self.special = fence or blocking_timeout is not None  # not for the hot path of the wires
 
     def _me(self) -> Any:
         """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""

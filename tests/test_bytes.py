@@ -4,12 +4,17 @@ reads, and every reply reaches its slot, in order, however the stream is cut. On
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import random
+import sys
+import threading
+import time
 import tracemalloc
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -559,3 +564,54 @@ def test_a_slot_that_raises_breaks_the_pipe(layer: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         pipe.feed(b":1\r\n")
     assert pipe.broken  # nobody can tell which replies of the chunk were delivered
+
+
+@pytest.mark.parametrize("kind", ["command", "template", "many", "calls"])
+def test_order_holds_whatever_the_garbage_collector_runs(layer: ModuleType, kind: str) -> None:
+    """Finalizers and callbacks run in the middle of an allocation, and let other threads in."""
+    rounds, count = 60, 130
+    get, pipes = layer.Template(b"ECHO", 0), [layer.Pipe() for _ in range(rounds)]
+    logs: list[list[Any]] = [[] for _ in pipes]
+    words = [b"%d" % number for number in range(count)]
+    slots = [[Slot(log, number) for number in range(count)] for log in logs]
+    calls: dict[str, Callable[[Any, Any, bytes], None]] = {
+        "command": lambda pipe, slot, word: pipe.put_command(slot, (b"ECHO", word)),
+        "template": lambda pipe, slot, word: pipe.put(get, slot, word, b"", 0),
+        "many": lambda pipe, slot, word: pipe.put_many(get, slot, [word], [b""], 0),
+        "calls": lambda pipe, slot, word: pipe.put_calls(slot, [(b"ECHO", word)]),
+    }
+    put, gate = calls[kind], threading.Barrier(3)
+
+    def work(thread: int) -> None:
+        for pipe, mine in zip(pipes, slots, strict=True):
+            gate.wait(30)
+            for slot, word in itertools.islice(zip(mine, words, strict=True), thread, None, 3):
+                put(pipe, slot, word)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(3)]
+    with collecting_all_the_time():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    for pipe, log in zip(pipes, logs, strict=True):
+        sent = pipe.take().split(b"\r\n")[4::5]
+        assert (len(sent), pipe.pending) == (count, count)
+        pipe.feed(b"".join(map(bulk, sent)))
+        whole = shown if kind in ("command", "template") else lambda word: ("list", [shown(word)])
+        assert log == [(int(word), whole(word)) for word in sent]
+
+
+@contextlib.contextmanager
+def collecting_all_the_time() -> Iterator[None]:
+    """Nearly every allocation of a container runs the garbage collector, which lets other threads run."""
+    threshold, switch, callback = gc.get_threshold(), sys.getswitchinterval(), lambda phase, info: time.sleep(0)
+    gc.callbacks.append(callback)
+    gc.set_threshold(1)
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(callback)
+        sys.setswitchinterval(switch)
