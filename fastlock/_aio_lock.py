@@ -12,7 +12,7 @@ from fastlock import _commands as say
 from fastlock import _dropin as dropin
 from fastlock import _law as law
 from fastlock._lease import Lease, now
-from fastlock._terms import Local, Terms
+from fastlock._terms import SLEEP, Local, Terms
 
 _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
@@ -128,7 +128,7 @@ class Lock(BaseLock):
         redis: Any,
         name: checks.Name,
         timeout: float | None = None,
-        sleep: float = 0.1,
+        sleep: float = SLEEP,
         blocking: bool = True,
         blocking_timeout: float | None = None,
         thread_local: bool = True,

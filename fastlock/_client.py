@@ -60,7 +60,7 @@ class Client:
         self,
         name: checks.Name,
         timeout: float | None = 10,
-        sleep: float = 0.1,
+        sleep: float = terms.SLEEP,
         blocking: bool = True,
         blocking_timeout: float | None = None,
         thread_local: bool = True,

@@ -30,17 +30,18 @@ class Lease:
     `remaining` and `valid` need no I/O and may be asked often. A lease is not shared with a forked child.
     """
 
-    __slots__ = ("_generation", "deadline", "fence", "key", "name", "release_doubted", "stale", "token")
+    fence: int | None = None  # greater than that of every earlier holder; None unless it was asked for
+    release_doubted = False
+    stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
         self.name = name  # as the caller wrote it
         self.key = key  # as the server knows it
         self.token = token
-        self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
         self.deadline = deadline  # on the clock `now`
-        self.release_doubted = False
-        self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = _generation
+        if fence is not None:
+            self.fence = fence
 
     @property
     def remaining(self) -> float:

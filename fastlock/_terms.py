@@ -20,6 +20,7 @@ from fastlock import _law as law
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._lease import Lease, new_token, now
 
+SLEEP = 0.1  # seconds between two looks at a name that is held
 KEPT = 64  # leases of one lock: beyond, those that ended are forgotten, whose owners never released them
 _LOG = logging.getLogger("fastlock")
 
@@ -33,6 +34,14 @@ NOT_HELD = {
 class Terms:
     """A lock's name and settings, and the leases acquired through it."""
 
+    # What most locks have: set on the lock itself only where it was chosen otherwise, as a lock is made for each use
+    sleep: float = SLEEP
+    blocking = True
+    blocking_timeout: float | None = None
+    thread_local = True
+    raise_on_release_error = True
+    fence = False
+    special = False  # not for the hot path of the wires
     _encoding = "utf-8"
 
     def __init__(
@@ -52,22 +61,24 @@ class Terms:
         self._wire = client._wire
         self.name = name
         self.timeout = timeout
-        self.sleep = sleep
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
-        self.thread_local = thread_local
-        self.raise_on_release_error = raise_on_release_error
-        self.fence = fence
         self.key = checks.as_name(name, encoding)
         self.ms = 0 if timeout is None else checks.as_ms(timeout)
         self.leases: dict[Any, Lease] = {}
-        if encoding != "utf-8":
+        if (
+            (sleep is not SLEEP or blocking is not True or blocking_timeout is not None or thread_local is not True)
+            or (raise_on_release_error is not True or fence)
+            or encoding is not Terms._encoding
+        ):
+            self.sleep = checks.as_wait(sleep, "sleep")
+            self.blocking = blocking
+            self.blocking_timeout = blocking_timeout
+            self.thread_local = thread_local
+            self.raise_on_release_error = raise_on_release_error
+            self.fence = fence
+            self.special = fence or blocking_timeout is not None
             self._encoding = encoding
-        if sleep.__class__ is not float or not 0.0 <= sleep < math.inf:
-            checks.as_wait(sleep, "sleep")
-        if blocking_timeout is not None:
-            self._check_wait(blocking, blocking_timeout)
-        self.special = fence or blocking_timeout is not None  # not for the hot path of the wires
+            if blocking_timeout is not None:
+                self._check_wait(blocking, blocking_timeout)
 
     def _me(self) -> Any:
         """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""

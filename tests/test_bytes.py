@@ -4,17 +4,14 @@ reads, and every reply reaches its slot, in order, however the stream is cut. On
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import random
-import sys
 import threading
-import time
 import tracemalloc
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -566,52 +563,65 @@ def test_a_slot_that_raises_breaks_the_pipe(layer: ModuleType) -> None:
     assert pipe.broken  # nobody can tell which replies of the chunk were delivered
 
 
+class Intruder:
+    """Whenever the garbage collector runs in the test's thread, another thread queues a command of its own.
+
+    That is what finalizers and callbacks may do: they run Python in the middle of an allocation, and let others in.
+    """
+
+    def __init__(self, put: Callable[[], None]) -> None:
+        self._put, self._victim, self._over = put, threading.get_ident(), False
+        self._knock, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def _work(self) -> None:
+        while self._knock.acquire() and not self._over:
+            self._put()
+            self._done.release()
+
+    def _collecting(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and threading.get_ident() == self._victim:
+            self._knock.release()
+            self._done.acquire(timeout=0.05)  # where a mutex keeps it out it comes in later
+
+    def __enter__(self) -> Intruder:
+        self._thread.start()
+        self._threshold = gc.get_threshold()
+        gc.callbacks.append(self._collecting)
+        gc.set_threshold(1)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        gc.callbacks.remove(self._collecting)
+        gc.set_threshold(*self._threshold)
+        self._over = True
+        self._knock.release()
+        self._thread.join(30)
+
+
 @pytest.mark.parametrize("kind", ["command", "template", "many", "calls"])
 def test_order_holds_whatever_the_garbage_collector_runs(layer: ModuleType, kind: str) -> None:
-    """Finalizers and callbacks run in the middle of an allocation, and let other threads in."""
-    rounds, count = 60, 130
-    get, pipes = layer.Template(b"ECHO", 0), [layer.Pipe() for _ in range(rounds)]
-    logs: list[list[Any]] = [[] for _ in pipes]
-    words = [b"%d" % number for number in range(count)]
-    slots = [[Slot(log, number) for number in range(count)] for log in logs]
-    calls: dict[str, Callable[[Any, Any, bytes], None]] = {
-        "command": lambda pipe, slot, word: pipe.put_command(slot, (b"ECHO", word)),
-        "template": lambda pipe, slot, word: pipe.put(get, slot, word, b"", 0),
-        "many": lambda pipe, slot, word: pipe.put_many(get, slot, [word], [b""], 0),
-        "calls": lambda pipe, slot, word: pipe.put_calls(slot, [(b"ECHO", word)]),
+    get, pipe, log = layer.Template(b"ECHO", 0), layer.Pipe(), []
+    calls: dict[str, Callable[[Any, bytes], None]] = {
+        "command": lambda slot, word: pipe.put_command(slot, (b"ECHO", word)),
+        "template": lambda slot, word: pipe.put(get, slot, word, b"", 0),
+        "many": lambda slot, word: pipe.put_many(get, slot, [word], [b""], 0),
+        "calls": lambda slot, word: pipe.put_calls(slot, [(b"ECHO", word)]),
     }
-    put, gate = calls[kind], threading.Barrier(3)
+    put, others = calls[kind], itertools.count(10_000)
 
-    def work(thread: int) -> None:
-        for pipe, mine in zip(pipes, slots, strict=True):
-            gate.wait(30)
-            for slot, word in itertools.islice(zip(mine, words, strict=True), thread, None, 3):
-                put(pipe, slot, word)
+    def intrude() -> None:
+        number = next(others)
+        pipe.put_command(Slot(log, number), (b"ECHO", b"%d" % number))
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(3)]
-    with collecting_all_the_time():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    for pipe, log in zip(pipes, logs, strict=True):
-        sent = pipe.take().split(b"\r\n")[4::5]
-        assert (len(sent), pipe.pending) == (count, count)
-        pipe.feed(b"".join(map(bulk, sent)))
-        whole = shown if kind in ("command", "template") else lambda word: ("list", [shown(word)])
-        assert log == [(int(word), whole(word)) for word in sent]
-
-
-@contextlib.contextmanager
-def collecting_all_the_time() -> Iterator[None]:
-    """Nearly every allocation of a container runs the garbage collector, which lets other threads run."""
-    threshold, switch, callback = gc.get_threshold(), sys.getswitchinterval(), lambda phase, info: time.sleep(0)
-    gc.callbacks.append(callback)
-    gc.set_threshold(1)
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(callback)
-        sys.setswitchinterval(switch)
+    mine = [(Slot(log, number), b"%d" % number) for number in range(300)]
+    with Intruder(intrude):
+        for slot, word in mine:
+            put(slot, word)
+    sent = [int(word) for word in pipe.take().split(b"\r\n")[4::5]]
+    assert sorted(sent) == [*range(300), *range(10_000, next(others))]
+    assert len(sent) > 310  # else nobody came in between
+    assert pipe.pending == len(sent)
+    pipe.feed(b"".join(b":%d\r\n" % number for number in sent))
+    many = kind in ("many", "calls")
+    assert log == [(number, ("list", [shown(number)]) if many and number < 300 else shown(number)) for number in sent]
