@@ -590,7 +590,7 @@ class Intruder:
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start" and threading.get_ident() == self._victim:
             self._knock.release()
-            self._done.acquire(timeout=0.05)  # where a mutex keeps it out it comes in later
+            self._done.acquire(timeout=0.01)  # where a mutex keeps it out it comes in later
 
     def __enter__(self) -> Intruder:
         self._thread.start()

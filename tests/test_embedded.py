@@ -430,7 +430,7 @@ def test_a_path_and_a_relative_path(
 
 def test_a_symbolic_link_keeps_its_name(program: Callable[[str, str], str], tmp_path: Path) -> None:
     """Debian's redis-server is a link to a program that looks at its own name."""
-    program("check", f'case $0 in */redis-server) {version("Redis server v=7.0.15")};; *) exit 1;; esac')
+    program("check", f"case $0 in */redis-server) {version('Redis server v=7.0.15')};; *) exit 1;; esac")
     (tmp_path / "redis-server").symlink_to("check")
     assert find_server(tmp_path / "redis-server").path == str(tmp_path / "redis-server")
 
