@@ -16,7 +16,23 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, strerror
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from fastlock._libc cimport (
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    MSG_PEEK,
+    POLLIN,
+    POLLOUT,
+    _digits,
+    _ms,
+    _now,
+    _ns,
+    c_poll,
+    c_recv,
+    c_send,
+    fastlock_relax,
+    pollfd,
+)
 
 from hiredis import ProtocolError, PushNotification, Reader
 
@@ -27,34 +43,6 @@ cdef extern from *:
     #endif
     """
     const char *FASTLOCK_BUILD
-
-cdef extern from "<sys/socket.h>" nogil:
-    ssize_t c_send "send"(int fd, const void *data, size_t size, int flags)
-    ssize_t c_recv "recv"(int fd, void *data, size_t size, int flags)
-    int MSG_DONTWAIT
-    int MSG_NOSIGNAL
-    int MSG_PEEK
-
-cdef extern from "<poll.h>" nogil:
-    struct pollfd:
-        int fd
-        short events
-        short revents
-    int c_poll "poll"(pollfd *fds, unsigned long count, int timeout)
-    short POLLIN
-    short POLLOUT
-
-cdef extern from *:
-    """
-    #if defined(__x86_64__) || defined(__i386__)
-    #define fastlock_relax() __builtin_ia32_pause()
-    #elif defined(__aarch64__)
-    #define fastlock_relax() __asm__ __volatile__("yield")
-    #else
-    #define fastlock_relax() ((void)0)
-    #endif
-    """
-    void fastlock_relax() nogil
 
 IMPLEMENTATION = "cython"
 ABI = 2  # raise it here and in _fallback.py when the interface changes: a stale build is then refused
@@ -70,8 +58,6 @@ cdef enum:
     PARTS = 8
     CHUNK = 65536
     KEPT = 262144
-
-cdef double LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
 
 cdef object _NOTHING = object()  # what the reader answers when a reply is incomplete; its own False is a RESP3 value
 
@@ -201,6 +187,7 @@ cdef class Pipe:
 
     def put(self, Template template, slot, bytes name, bytes token, int64_t ms):
         """Queue one command; its reply goes to `slot`."""
+        self._make_room()
         self._encode(template, name, token, ms)
         self._push(slot)
 
@@ -212,6 +199,7 @@ cdef class Pipe:
     def request(self, Template template, bytes name, bytes token, int64_t ms):
         """Queue one command in a new slot, and return that."""
         slot = self.make_slot()
+        self._make_room()
         self._encode(template, name, token, ms)
         self._push(slot)
         if not self.flushing:
@@ -230,33 +218,35 @@ cdef class Pipe:
             raise ValueError("no names")
         if len(tokens) != len(names):
             raise ValueError(f"{len(names)} names but {len(tokens)} tokens")
-        cdef Py_ssize_t i, before = self.used
-        try:
-            for i in range(len(names)):
-                self._encode(template, <bytes?>names[i], <bytes?>tokens[i], ms)
-        except BaseException:
-            self.used = before
-            raise
-        self._push(_many(slot, len(names)))
+        cdef Py_ssize_t i
+        cdef _Many many = _many(slot, len(names))
+        _check_bytes(names)
+        _check_bytes(tokens)
+        self._make_room()
+        for i in range(many.missing):
+            self._encode(template, <bytes>names[i], <bytes>tokens[i], ms)
+        self._push(many)
 
     def put_command(self, slot, tuple args):
         """Queue any command, given as bytes; its reply goes to `slot`."""
+        _check_bytes(args)
+        self._make_room()
         self._pack(args)
         self._push(slot)
 
     def put_calls(self, slot, list calls):
         """Queue any commands; `slot` gets the list of replies, in order."""
-        cdef Py_ssize_t before = self.used
         cdef tuple args
+        cdef _Many many
         if not calls:
             raise ValueError("no calls")
-        try:
-            for args in calls:
-                self._pack(args)
-        except BaseException:
-            self.used = before
-            raise
-        self._push(_many(slot, len(calls)))
+        for args in calls:
+            _check_bytes(args)
+        many = _many(slot, len(calls))
+        self._make_room()
+        for args in calls:
+            self._pack(args)
+        self._push(many)
 
     def take(self):
         """What is to be sent, as bytes; it is then the caller's."""
@@ -296,22 +286,16 @@ cdef class Pipe:
         return 0
 
     cdef int _pack(self, tuple args) except -1:
-        cdef bytes arg
-        cdef Py_ssize_t before = self.used
-        try:
-            self._reserve(32)
-            self.out[self.used] = b"*"
-            self.used += 1
-            self.used += _digits(self.out + self.used, len(args))
-            self._copy(b"\r\n", 2)
-            for arg in args:
-                if arg is None:
-                    raise TypeError("an argument is bytes")
-                self._reserve(PyBytes_GET_SIZE(arg) + 32)
-                self._bulk(PyBytes_AS_STRING(arg), PyBytes_GET_SIZE(arg))
-        except BaseException:
-            self.used = before
-            raise
+        cdef Py_ssize_t need = 32
+        for arg in args:
+            need += PyBytes_GET_SIZE(<bytes>arg) + 32
+        self._reserve(need)
+        self.out[self.used] = b"*"
+        self.used += 1
+        self.used += _digits(self.out + self.used, len(args))
+        self._copy(b"\r\n", 2)
+        for arg in args:
+            self._bulk(PyBytes_AS_STRING(<bytes>arg), PyBytes_GET_SIZE(<bytes>arg))
         return 0
 
     cdef inline void _copy(self, const char *data, Py_ssize_t size) noexcept:
@@ -359,13 +343,24 @@ cdef class Pipe:
         """Bytes queued and not yet handed to the socket."""
         return self.used
 
+    cdef int _make_room(self) except -1:
+        """Called before a byte is written: what allocates may run the garbage collector, and that lets others in. From
+        here to the end of `_push` nothing allocates, so bytes and slots stay in one order."""
+        cdef Py_ssize_t size, i
+        cdef list ring, old
+        while self.pending_ == len(self.ring):
+            size = self.pending_
+            ring = [None] * (2 * size)
+            if self.pending_ == size == len(self.ring):  # nobody grew it meanwhile
+                old = self.ring
+                for i in range(size):
+                    ring[i] = old[(self.head + i) & (size - 1)]
+                self.ring = ring
+                self.head = 0
+        return 0
+
     cdef int _push(self, slot) except -1:
-        cdef Py_ssize_t size = len(self.ring)
-        if self.pending_ == size:
-            self.ring = self.ring[self.head:] + self.ring[:self.head] + [None] * size
-            self.head = 0
-            size *= 2
-        self.ring[(self.head + self.pending_) & (size - 1)] = slot
+        self.ring[(self.head + self.pending_) & (len(self.ring) - 1)] = slot
         self.pending_ += 1
         self.missing += (<_Many>slot).missing if type(slot) is _Many else 1
         return 0
@@ -653,31 +648,19 @@ cdef class Pipe:
         return True
 
 
+cdef int _check_bytes(values) except -1:
+    for value in values:
+        if type(value) is not bytes:
+            raise TypeError(f"bytes expected, not {type(value).__name__}")
+    return 0
+
+
 cdef _Many _many(slot, Py_ssize_t count):
     cdef _Many many = _Many.__new__(_Many)
     many.slot = slot
     many.replies = []
     many.missing = count
     return many
-
-
-cdef Py_ssize_t _digits(char *text, int64_t value) noexcept nogil:
-    cdef char reverse[24]
-    cdef Py_ssize_t size = 0, i
-    cdef bint negative = value < 0
-    cdef unsigned long long rest = <unsigned long long>(-value if negative else value)
-    while True:
-        reverse[size] = <char>(48 + rest % 10)
-        size += 1
-        rest //= 10
-        if not rest:
-            break
-    if negative:
-        reverse[size] = b"-"
-        size += 1
-    for i in range(size):
-        text[i] = reverse[size - 1 - i]
-    return size
 
 
 cdef int _check_depth(reply, int left) except -1:
@@ -687,21 +670,6 @@ cdef int _check_depth(reply, int left) except -1:
         if type(item) is list or type(item) is dict:
             _check_depth(item, left - 1)
     return 0
-
-
-cdef int64_t _now() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return now.tv_sec * <int64_t>1000000000 + now.tv_nsec
-
-
-cdef int64_t _ns(double seconds) noexcept nogil:
-    return <int64_t>(min(max(seconds, 0.0), LONGEST) * 1e9)
-
-
-cdef int _ms(int64_t ns) noexcept nogil:
-    """Whole milliseconds, never less than asked, for poll."""
-    return <int>((ns + 999999) // 1000000) if ns > 0 else 0
 
 
 cdef bint _wait(int fd, short events, double timeout) except -1:

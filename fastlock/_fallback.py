@@ -7,6 +7,7 @@ a mutex.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -420,7 +421,8 @@ class Pipe:
                 self._leader = self._heir()
             leader = self._leader
             if leader is not None and leader.wake is not None:
-                leader.wake.release()
+                with contextlib.suppress(RuntimeError):  # woken before, by a call that was interrupted
+                    leader.wake.release()
                 leader.wake = None
 
     def ask(

@@ -629,7 +629,7 @@ def test_order_holds_whatever_the_garbage_collector_runs(layer: ModuleType, kind
             put(slot, word)
     sent = [int(word) for word in pipe.take().split(b"\r\n")[4::5]]
     assert sorted(sent) == [*range(300), *range(10_000, next(others))]
-    assert len(sent) > 302  # else nobody came in between
+    assert len(sent) > 300  # else nobody came in between; a template alone allocates only where the ring grows
     assert pipe.pending == len(sent)
     pipe.feed(b"".join(b":%d\r\n" % number for number in sent))
     many = kind in ("many", "calls")
