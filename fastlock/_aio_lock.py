@@ -25,7 +25,8 @@ class BaseLock(Terms):
             return None
         try:
             # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
-            return asyncio.current_task(self._wire.loop)
+            link = self._wire.link
+            return link.task() if link is not None else asyncio.current_task()
         except RuntimeError:  # no loop runs: shown in a log, or a debugger
             return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import weakref
 from asyncio import current_task
 from types import ModuleType
@@ -19,7 +20,8 @@ from fastlock import _errors as errors
 from fastlock import _session as session
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
 from fastlock._law import LATE, Ask, Call, Capabilities, Distrust, Lost, Sleep, Steps, Undo, granted
-from fastlock._lease import Lease, new_token, now
+from fastlock._lease import ENDED, Lease, new_token, now
+from fastlock._terms import KEPT
 from fastlock._topology import Settings
 from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
@@ -30,6 +32,7 @@ class Link(asyncio.Protocol):
     def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
         self.wire = wire
         self.loop = loop
+        self.thread = threading.get_ident()  # where the loop runs
         self.pipe = wire.impl.Pipe()
         self.forms: tuple[Any, ...] = ()
         self._future = loop.create_future
@@ -40,6 +43,7 @@ class Link(asyncio.Protocol):
         self.dead: Exception | None = None
         self.transport: Any = None
         self._watch: asyncio.TimerHandle | None = None
+        self._quiet = True  # nothing was in flight
         self._progress = 0.0  # when the server last said something, or was first asked
 
     # called by the event loop
@@ -55,6 +59,7 @@ class Link(asyncio.Protocol):
             self.fail(error)
         else:
             self.pipe.pushes.clear()
+            self._quiet = not self.pipe.pending
 
     def connection_lost(self, error: Exception | None) -> None:
         self.fail(error or EOFError("the server closed the connection"))
@@ -88,15 +93,19 @@ class Link(asyncio.Protocol):
         ask.link = self
         ask.sent = now()
         future = self._future()
-        queue(self.pipe, self.forms, ask, future)
+        queue(self, ask, future)
         self.pipe.announce()
         return future
 
     def post(self, undo: Undo) -> None:
         """Queue an undo that nobody waits for."""
         undo.link = self
-        queue(self.pipe, self.forms, undo, undo)
+        queue(self, undo, undo)
         self.pipe.announce()
+
+    def task(self) -> Any:
+        """The task that runs, if it runs in this link's loop and not in another one."""
+        return current_task(self.loop) if threading.get_ident() == self.thread else None
 
     def asked(self, ask: Any, sent: float) -> Any:
         """A step whose command was queued by `request`."""
@@ -122,8 +131,10 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         if self.dead is not None:
             return
-        if self._watch is None:
+        if self._quiet:
+            self._quiet = False
             self._progress = self.loop.time()
+        if self._watch is None:
             self._watch = self.loop.call_later(self.wire.settings.reply_timeout, self._look)
         self.transport.write(self.pipe.take())
 
@@ -149,8 +160,7 @@ class Link(asyncio.Protocol):
             self._watch.cancel()
             self._watch = None
         if self.transport is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed before
-                self.transport.abort()
+            _abort(self.transport)
         final = isinstance(error, errors.ClientClosedError)
         patience = self.wire.settings.reply_timeout
         for slot in self.pipe.drain():
@@ -183,9 +193,7 @@ class Wire:
     async def take(self, lock: Any) -> Lease:
         """Acquire on a lock's own terms. Here is the hot path: connected, and the name was free; all else is `run`."""
         link = self._link
-        if (
-            link is None or lock.special or self.closed or (task := current_task(link.loop)) is None
-        ):  # None: another loop runs
+        if link is None or lock.special or self.closed or (task := link.task()) is None:  # None: another loop runs
             return await self.run(lock.taking())  # type: ignore[no-any-return]
         token = new_token()
         future = link.request(link.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, token, lock.ms)
@@ -199,12 +207,14 @@ class Wire:
         if lease is None:
             return await self.drive(link.asked(lock.taking(token), sent).rest(answer, now))  # type: ignore[no-any-return]
         lock.leases[task if lock.thread_local else None] = lease
+        if len(lock.leases) > KEPT:
+            lock.keep(lease)
         return lease
 
     async def give(self, lock: Any) -> None:
         """Release the caller's lease. Here is the hot path: connected, and it was the caller's; all else is `run`."""
         link = self._link
-        if link is None or self.closed or (task := current_task(link.loop)) is None:
+        if link is None or self.closed or (task := link.task()) is None:
             await self.run(lock.releasing())
             return
         owner = task if lock.thread_local else None
@@ -220,6 +230,7 @@ class Wire:
             link.leave(lock.releasing(), sent)
             raise
         if answer == 1:
+            lease.deadline = ENDED
             lock.leases.pop(owner, None)
         else:
             await self.drive(link.asked(lock.releasing(), sent).rest(answer, now))
@@ -394,6 +405,11 @@ class Wire:
             self._reconnect()
 
     @property
+    def link(self) -> Link | None:
+        """The connection, if there is one now."""
+        return self._link
+
+    @property
     def retired(self) -> bool:
         """Whether the client was closed, or its event loop was: nothing can be asked through it any more."""
         return self.closed or (self.loop is not None and self.loop.is_closed())
@@ -402,11 +418,15 @@ class Wire:
         """End the connection, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
         self.closed = True
+        link = self._link
+        if self.loop is None or self.loop.is_closed():
+            if link is not None:
+                link.fail(errors.ClientClosedError("this client was closed"))
+            return
         if self._connecting is not None:
             self._connecting.cancel()
         for future in list(self._sleeping):
             _wake(future)
-        link = self._link
         if link is not None and link.loop is asyncio._get_running_loop():
             if link.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
                 await asyncio.wait([link.ask(Call([(b"PING",)]))], timeout=PARTING)
@@ -416,8 +436,10 @@ class Wire:
     def abandon(self) -> None:
         """Nobody holds the client any more, in whatever thread that came out: its loop closes the connection."""
         link, self.closed = self._link, True
-        if link is not None and link.dead is None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed before
+        if link is not None and link.dead is None and link.loop.is_closed():
+            link.fail(errors.ClientClosedError("nobody holds this client"))
+        elif link is not None and link.dead is None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed in this very moment
                 link.loop.call_soon_threadsafe(link.fail, errors.ClientClosedError("nobody holds this client"))
 
     def forget_parent(self) -> None:
@@ -426,8 +448,21 @@ class Wire:
         if link is not None and link.transport is not None:
             sock = link.transport.get_extra_info("socket")
             if sock is not None and sock.fileno() >= 0:
-                os.close(os.dup(sock.fileno()))
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, sock.fileno())  # the number stays taken, until the transport gives it back
+                os.close(null)
         self._start()
+
+
+def _abort(transport: Any) -> None:
+    """End a connection without further words, also after its loop was closed: asyncio's transport cannot, then."""
+    try:
+        transport.abort()
+    except RuntimeError:
+        sock = getattr(transport, "_sock", None)
+        if sock is not None:
+            sock.close()
+            transport._sock = None
 
 
 _WIRES: weakref.WeakSet[Wire] = weakref.WeakSet()

@@ -105,7 +105,7 @@ class Client:
         """
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            if inspect.iscoroutinefunction(function):
+            if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 raise TypeError(f"{function.__qualname__} is async: decorate it with a fastlock.asyncio.Client")
             named = terms.namer(name, function)
             self.lock("terms", timeout, **lock_options)  # what makes no sense is said now, not at the first call

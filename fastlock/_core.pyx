@@ -185,7 +185,7 @@ cdef class Pipe:
 
     # encode
 
-    def put(self, Template template, slot, bytes name, bytes token, int64_t ms):
+    def put(self, Template template not None, slot, bytes name, bytes token, int64_t ms):
         """Queue one command; its reply goes to `slot`."""
         self._make_room()
         self._encode(template, name, token, ms)
@@ -196,7 +196,7 @@ cdef class Pipe:
         self.make_slot = make_slot
         self.flush_soon = flush_soon
 
-    def request(self, Template template, bytes name, bytes token, int64_t ms):
+    def request(self, Template template not None, bytes name, bytes token, int64_t ms):
         """Queue one command in a new slot, and return that."""
         slot = self.make_slot()
         self._make_room()
@@ -212,7 +212,7 @@ cdef class Pipe:
             self.flushing = True
             self.flush_soon()
 
-    def put_many(self, Template template, slot, list names, list tokens, int64_t ms):
+    def put_many(self, Template template not None, slot, list names, list tokens, int64_t ms):
         """Queue one command per name; `slot` gets the list of replies, in order."""
         if not names:
             raise ValueError("no names")
@@ -376,7 +376,7 @@ cdef class Pipe:
     def drain(self):
         """Every slot that misses a reply, in order; none is pending afterwards, what was not sent is dropped."""
         slots = []
-        while self.pending_:
+        while self.pending_ > 0:
             slot = self._pop()
             slots.append((<_Many>slot).slot if type(slot) is _Many else slot)
         self.missing = 0
@@ -470,6 +470,8 @@ cdef class Pipe:
             raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
         self.missing -= len(replies)
         for reply in replies:
+            if not self.pending_:  # drained, as the connection failed meanwhile
+                break
             slot = self.ring[self.head]
             if type(slot) is _Many:
                 many = <_Many>slot
@@ -487,9 +489,11 @@ cdef class Pipe:
 
     # the socket, for threads
 
-    def silent(self):
-        """Whether nothing lies on the socket. Asked while no slot is pending: bytes, or the end, were not asked for."""
+    def usable(self):
+        """False: the server spoke unasked, or closed the connection, while nothing was asked of it."""
         cdef char byte
+        if self.pending_:
+            return True
         return c_recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 and (errno == EAGAIN or errno == EINTR)
 
     def flush(self, double timeout):
@@ -584,14 +588,14 @@ cdef class Pipe:
             if size >= 0:
                 self.usual += (_now() - start - self.usual) // 4
                 return size
-            if found == 0 or failure == EAGAIN:  # time is over, or it was a false alarm
+            if failure == EAGAIN or (found == 0 and not budget):  # a false alarm, or time is over
                 return -1
             if failure != EINTR:
                 raise OSError(failure, strerror(failure).decode())
             PyErr_CheckSignals()
             budget, failure = 0, EAGAIN
 
-    def exchange(self, Ticket ticket, double timeout, double spin):
+    def exchange(self, Ticket ticket not None, double timeout, double spin):
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
         receive."""
         cdef int64_t end = _now() + _ns(timeout), left
@@ -606,7 +610,7 @@ cdef class Pipe:
 
     # who reads, among threads
 
-    def lead(self, Ticket ticket, wake):
+    def lead(self, Ticket ticket not None, wake):
         """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
         if self.leader is None:
             self.leader = ticket
@@ -614,11 +618,11 @@ cdef class Pipe:
         ticket.wake = wake
         return False
 
-    def leads(self, Ticket ticket):
+    def leads(self, Ticket ticket not None):
         """Whether the caller is the one who reads."""
         return self.leader is ticket
 
-    def resign(self, Ticket ticket):
+    def resign(self, Ticket ticket not None):
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
         cdef Ticket leader
         if self.leader is ticket:
@@ -628,7 +632,10 @@ cdef class Pipe:
             wake, leader.wake = leader.wake, None
             wake.release()
 
-    def ask(self, Template template, Ticket ticket, bytes name, bytes token, int64_t ms, double timeout, double spin):
+    def ask(
+        self, Template template not None, Ticket ticket not None, bytes name, bytes token, int64_t ms, double timeout,
+        double spin
+    ):
         """put and exchange in one, for a caller who has the pipe for itself. False: others use it, nothing is done.
 
         Unasked: the server spoke unasked or went away, nothing was sent. TimeoutError: no reply within `timeout`
@@ -636,7 +643,7 @@ cdef class Pipe:
         """
         if self.leader is not None or self.pending_:
             return False
-        if not self.silent():
+        if not self.usable():
             raise Unasked("the server spoke unasked, or closed the connection")
         self.leader = ticket
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 import weakref
 from typing import Any
@@ -11,6 +12,16 @@ from fastlock import _topology as topology
 
 _CLIENTS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _MUTEX = threading.Lock()
+
+
+def _forget_parent() -> None:
+    """In a forked child: a thread that is not here any more may have held the mutex."""
+    global _MUTEX
+    _MUTEX = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 def client_of(redis: Any) -> Any:

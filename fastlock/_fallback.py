@@ -88,7 +88,8 @@ class Ticket:
         self.ready = True
         wake, self.wake = self.wake, None
         if wake is not None:
-            wake.release()
+            with contextlib.suppress(RuntimeError):  # woken before: by who passed leadership on
+                wake.release()
 
 
 class _Many:
@@ -291,23 +292,29 @@ class Pipe:
             raise ProtocolError(f"a reply that makes no sense: {error}") from None
 
     def _deliver(self, reply: Any) -> None:
-        slot = self._slots[0]
-        if type(slot) is _Many:
-            slot.replies.append(reply)
-            slot.missing -= 1
-            if slot.missing:
-                return
-            slot, reply = slot.slot, slot.replies
         with self._mutex:
+            if not self._slots:  # drained, as the connection failed meanwhile
+                return
+            slot = self._slots[0]
+            if type(slot) is _Many:
+                slot.replies.append(reply)
+                slot.missing -= 1
+                if slot.missing:
+                    return
+                slot, reply = slot.slot, slot.replies
             self._slots.popleft()
         if slot is not None and not slot.done():
             slot.set_result(reply)
 
     # the socket, for threads
 
-    def silent(self) -> bool:
-        """Whether nothing lies on the socket. Asked while no slot is pending: bytes, or the end, were not asked for."""
-        if isinstance(self._sock, ssl.SSLSocket):
+    def usable(self) -> bool:
+        """False: the server spoke unasked, or closed the connection, while nothing was asked of it."""
+        with self._mutex:
+            return self._usable()
+
+    def _usable(self) -> bool:
+        if self._slots or isinstance(self._sock, ssl.SSLSocket):
             return True  # TLS itself may have something to say, as session tickets
         try:
             self._sock.recv(1, socket.MSG_PEEK)
@@ -420,9 +427,10 @@ class Pipe:
             if self._leader is ticket:
                 self._leader = self._heir()
             leader = self._leader
-            if leader is not None and leader.wake is not None:
-                with contextlib.suppress(RuntimeError):  # woken before, by a call that was interrupted
-                    leader.wake.release()
+            wake = leader.wake if leader is not None else None
+            if leader is not None and wake is not None:
+                with contextlib.suppress(RuntimeError):  # woken before: by a call that was interrupted, or its reply
+                    wake.release()
                 leader.wake = None
 
     def ask(
@@ -436,10 +444,10 @@ class Pipe:
         with self._mutex:
             if self._leader is not None or self._slots:
                 return False
+            if not self._usable():
+                raise Unasked("the server spoke unasked, or closed the connection")
             self._leader = ticket
         try:
-            if not self.silent():
-                raise Unasked("the server spoke unasked, or closed the connection")
             self.put(template, ticket, name, token, ms)
             if not self.exchange(ticket, timeout, spin):
                 raise TimeoutError(f"no reply within {timeout} s")

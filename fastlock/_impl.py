@@ -1,7 +1,7 @@
 """The one door between the compiled core and its fallback in Python.
 
 Unset, FASTLOCK_IMPL takes the core, and the fallback only where the core cannot be imported. Asked for by name
-("cython" or "python") it obeys or raises. A core that was built from other sources than the ones here is refused.
+("cython" or "python") it obeys or raises. A core whose interface is not the one of this version is refused.
 """
 
 from __future__ import annotations

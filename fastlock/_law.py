@@ -17,7 +17,7 @@ from typing import Any
 
 from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock._lease import Lease, now
+from fastlock._lease import ENDED, Lease, now
 
 Clock = Callable[[], float]
 LATE: Any = type("LATE", (), {"__repr__": lambda self: "LATE", "__slots__": ()})()
@@ -191,6 +191,8 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
             if answer.sent and not trial.doubt:
                 trial.doubt_since = ask.sent
             yield Sleep(_within(trial.pause(answer), ask.until, trial.clock))
+            if ask.until is not None and trial.clock() >= ask.until:
+                raise answer.error  # not "held by somebody else": nobody could say
         elif isinstance(answer, Exception):
             if ask.verb in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
                 return _COMPARES[ask.verb]  # something that is no lock at all stands there: not ours
@@ -263,6 +265,7 @@ class Acquire(Ask):
 
     blocking = False
     sleep = 0.1  # seconds between two looks
+    doubted = False  # a look's reply was lost, once: from then on our own token may turn up at any time
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
@@ -280,6 +283,19 @@ class Acquire(Ask):
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
         """From the first answer to the outcome."""
+        try:
+            lease = yield from self._looks(answer, clock)
+        except GeneratorExit:
+            raise
+        except BaseException:  # an error, or the caller is gone: cancelled, interrupted
+            if self.doubted:
+                yield self.undo()
+            raise
+        if lease is None and self.doubted:
+            yield self.undo()
+        return lease
+
+    def _looks(self, answer: Any, clock: Clock) -> Steps:
         while True:
             lease = yield from self._outcome(answer, clock)
             if lease is not None:
@@ -318,22 +334,16 @@ class Acquire(Ask):
             while self.fenced and answer is not LATE and not _fenced(answer):
                 odd = answer[0] if len(answer) == 1 and isinstance(answer[0], Exception) else ("odd", answer)
                 answer = yield from settle(self, odd, trial)
-            if answer is LATE:
-                if trial.doubt:
-                    yield self.undo()
-                return None
-            holder, fence = answer[0] if self.fenced else (answer, None)
-            if holder is None:
-                return self._lease(self.sent, fence)
-            if holder != self.token or not trial.doubt:
-                return None
-            return (yield from self._confirm(fence, clock))
-        except GeneratorExit:
-            raise
-        except BaseException:  # an error, or the caller is gone: cancelled, interrupted
-            if trial.doubt:
-                yield self.undo()
-            raise
+        finally:
+            self.doubted |= trial.doubt
+        if answer is LATE:
+            return None
+        holder, fence = answer[0] if self.fenced else (answer, None)
+        if holder is None:
+            return self._lease(self.sent, fence)
+        if holder != self.token or not self.doubted:
+            return None
+        return (yield from self._confirm(fence, clock))
 
     def _confirm(self, fence: int | None, clock: Clock) -> Steps:
         """Ours since a command whose reply was lost: when, nobody knows. So the lease is set anew and counts from
@@ -430,6 +440,7 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
         ms += max(0, (yield from inspect(say.PTTL, lease.key, clock)))
     sent = yield from extend(lease.key, lease.token, ms, clock, lease)
     if sent is None:
+        lease.deadline = ENDED
         return False
     lease.deadline = sent + ms / 1000
     return True
@@ -515,6 +526,7 @@ def release_many(leases: list[Lease], clock: Clock) -> Steps:
                 lease.doubt_release(ask.sent)
             again = Release(lease)
             released.append((yield from again.rest((yield again), clock)))
+        lease.deadline = ENDED
     return released
 
 

@@ -21,6 +21,7 @@ __all__ = ["Lease", "forget_parent", "new_token", "now"]
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 now: Callable[[], float] = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
 
+ENDED = -math.inf  # the deadline of a lease of which the server said that it is over
 _generation = 0  # of this process among its forks: a child owns nothing that its parent acquired
 
 

@@ -6,6 +6,7 @@ break with commands in flight), and in which forms it takes its commands. Bytes 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from fastlock import _errors as errors
 from fastlock._version import __version__
 
 FLOOR = (6, 2)
+_SERIAL = itertools.count()
 
 
 class Session(NamedTuple):
@@ -25,6 +27,7 @@ class Session(NamedTuple):
     id: bytes  # of this client at the server; empty when the server did not tell
     address: bytes
     policy: str  # maxmemory-policy; empty when the server did not tell
+    serial: int = 0  # of this process's sessions, in order
 
 
 def greeting(settings: Any) -> list[tuple[bytes, ...]]:
@@ -67,7 +70,7 @@ def read_greeting(replies: list[Any]) -> Session:
         raise errors.InvalidResponse("the server's reply to HELLO is not a map: is this a Redis or Valkey server?")
     if hello.get(b"server") == b"redis" and (0,) < say.version(hello) < FLOOR:
         raise errors.ResponseError(f"Redis {hello[b'version'].decode()} is too old: fastlock needs Redis 6.2 or Valkey")
-    return Session(hello, say.capabilities(hello, commands), *_identity(info), _policy(policy))
+    return Session(hello, say.capabilities(hello, commands), *_identity(info), _policy(policy), next(_SERIAL))
 
 
 def _identity(info: Any) -> tuple[bytes, bytes]:
@@ -82,12 +85,15 @@ def _policy(reply: Any) -> str:
     return ""
 
 
-def end(session: Session) -> tuple[bytes, ...] | None:
-    """The call by which another connection ends this one, so that nothing it sent can still be executed.
+def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
+    """The call by which the current connection ends another, so that nothing that sent can still be executed.
 
-    By number and address together: after a failover the number alone may be somebody else's.
+    By number and address together: after a failover the number alone may be somebody else's. Numbers only grow while a
+    server lives: a later connection with a smaller one talks to a server that was restarted, and ends nobody there.
     """
     if not session.id:
+        return None
+    if current.id and current.serial > session.serial and int(current.id) <= int(session.id):
         return None
     return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address)
 

@@ -18,7 +18,7 @@ from typing import Any
 from fastlock import _checks as checks
 from fastlock import _law as law
 from fastlock._errors import LockError, LockNotOwnedError
-from fastlock._lease import Lease, new_token, now
+from fastlock._lease import ENDED, Lease, new_token, now
 
 SLEEP = 0.1  # seconds between two looks at a name that is held
 KEPT = 64  # leases of one lock: beyond, those that ended are forgotten, whose owners never released them
@@ -227,6 +227,7 @@ class Releasing(law.Release):
         was_mine = yield from super().rest(answer, clock)
         terms = self.terms
         terms.drop(self.lease)
+        self.lease.deadline = ENDED
         if not was_mine:
             raise terms._lost("release")
 

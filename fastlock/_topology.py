@@ -89,6 +89,15 @@ class Settings:
                 raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
             if not low <= value <= high:
                 raise ValueError(f"{name} must be between {low} and {high}, not {value}")
+        for name in ("username", "password"):
+            value = getattr(self, name)
+            if isinstance(value, bytes):
+                object.__setattr__(self, name, value.decode())
+            elif value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} must be a str or bytes, not {type(value).__name__}")
+        for name in ("path", "client_name"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} must be a str, not {type(getattr(self, name)).__name__}")
         if self.path is not None and (not self.path or "\0" in self.path):
             raise ValueError("path must name a unix socket")
         if self.client_name is not None and not (
@@ -149,7 +158,16 @@ def from_url(url: str, **overrides: Any) -> Settings:
 
 def _check_url(url: str) -> None:
     """What redis-py lets pass: it takes db 0 for a db it cannot read, and keeps the first of two equal options."""
-    parts = urlsplit(url)
+    if any(char.isspace() or not char.isprintable() for char in url):
+        raise ValueError(
+            "url: must not hold spaces or control characters (in a password they are written as %20 and so on)"
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError(
+            "url: cannot be read (in a password, write characters like @ : / ? # as %40 and so on)"
+        ) from None
     if parts.fragment or url.endswith("#"):
         raise ValueError("url: no part may start with # (in a password it is written %23)")
     try:

@@ -24,12 +24,13 @@ from fastlock import _fallback
 from fastlock import _law as law
 from fastlock import _session as session
 from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo, granted
-from fastlock._lease import Lease, now
+from fastlock._lease import ENDED, Lease, now
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
 PARTING = 1.0  # seconds: how long closing waits for what is in flight
 _BROKEN = (OSError, EOFError, ProtocolError)
+STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
 FAILED = (*_BROKEN, errors.RedisError)
 
 
@@ -44,10 +45,11 @@ def templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[Any, ...]
 _TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
 
 
-def queue(pipe: Any, forms: tuple[Any, ...], ask: Any, slot: Any) -> None:
-    """Write a step of the law into a pipe; `slot` gets the answer."""
+def queue(link: Any, ask: Any, slot: Any) -> None:
+    """Write a step of the law into a connection's pipe; `slot` gets the answer."""
+    pipe, forms = link.pipe, link.forms
     for broken in ask.stale:  # nothing that these sent may still be executed after this
-        if (call := session.end(broken)) is not None:
+        if (call := session.end(broken, link.session)) is not None:
             pipe.put_command(None, call)
     kind = ask.kind
     if kind == law.ONE:
@@ -128,7 +130,7 @@ class Connection:
                 self._share(ticket, ask)
         except self.impl.Unasked as error:
             self.fail(error)
-            return Lost(self.dead or as_error(error, ""), self.patience, sent=False)
+            return STALE
         except _BROKEN as error:
             self.fail(error)
         except BaseException:  # interrupted, perhaps on the way out: the others must not pay for it
@@ -146,7 +148,7 @@ class Connection:
     def _share(self, ticket: Any, ask: Ask) -> None:
         """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
         pipe = self.pipe
-        if self.dead is not None or not (pipe.pending or pipe.silent()):
+        if self.dead is not None or not pipe.usable():
             raise self.impl.Unasked("the connection is of no use any more")
         until = ask.until
         patience = self.patience if until is None else max(0.0, min(self.patience, until - now()))
@@ -154,14 +156,16 @@ class Connection:
         wake = threading.Lock()
         wake.acquire()
         ask.sent = now()
-        queue(pipe, self.forms, ask, ticket)
+        queue(self, ask, ticket)
         try:
             if not pipe.lead(ticket, wake):
                 pipe.flush(patience)
-                wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
+                if not ticket.ready:  # asked after `wake` was given: a reply from now on finds it there
+                    wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
             if pipe.leads(ticket):
                 pipe.exchange(ticket, max(0.0, end - now()), 0.0)
         finally:
+            ticket.abandoned = not ticket.ready  # first: nobody must make this one the reader any more
             pipe.resign(ticket)
         if not ticket.ready and (until is None or now() < until):
             raise TimeoutError(f"no reply within {self.patience} s")
@@ -184,7 +188,7 @@ class Connection:
                 undo.stale = (*undo.stale, self.session)
                 self.wire.debts.append(undo)
                 return
-            queue(self.pipe, self.forms, undo, undo)
+            queue(self, undo, undo)
         try:
             self.pipe.flush(0.0)
         except _BROKEN as error:
@@ -262,6 +266,7 @@ class Wire:
         op = lock.releasing()
         answer = self._ask(op)
         if answer == 1:
+            op.lease.deadline = ENDED
             lock.drop(op.lease)
         else:
             self.drive(op.rest(answer, now))
@@ -321,10 +326,11 @@ class Wire:
         try:
             if self.debts:
                 self._pay(connection)
-            return connection.ask(ask, SPIN if len(self._all) - len(self._idle) == 1 else 0.0)
+            answer = connection.ask(ask, SPIN if len(self._all) - len(self._idle) == 1 else 0.0)
         finally:
             if owner and connection.dead is None:
                 self._idle.append(connection)
+        return answer if answer is not STALE else self._ask(ask)  # ends: each is thrown away, a new one is fresh
 
     def look(self) -> Any:
         """A session with the server (over whichever connection), or `Lost`."""
@@ -397,10 +403,12 @@ class Wire:
             connection.post(undo)
 
     def _pay(self, connection: Connection) -> None:
-        owed, self.debts = self.debts, []
-        for undo in owed:
+        while self.debts:
+            undo = self.debts[-1]
             if now() < undo.until:
                 connection.post(undo)
+            with contextlib.suppress(ValueError):  # paid by another thread as well, which does no harm
+                self.debts.remove(undo)
 
     def close(self) -> None:
         """End all connections, after what is in flight was answered (a second at most); who waits gets

@@ -224,17 +224,17 @@ def test_a_reset_is_an_error(layer: ModuleType) -> None:
             pipe.receive(LONG, 0.0)
 
 
-def test_bytes_that_nobody_asked_for_are_heard_by_silent(layer: ModuleType, ends: Any) -> None:
+def test_bytes_that_nobody_asked_for_are_heard_by_usable(layer: ModuleType, ends: Any) -> None:
     pipe = layer.Pipe(ends[0])
-    assert pipe.silent() is True
+    assert pipe.usable() is True
     ends[1].sendall(b":1\r\n")
-    assert pipe.silent() is False
-    assert pipe.silent() is False  # looking takes nothing away
+    assert pipe.usable() is False
+    assert pipe.usable() is False  # looking takes nothing away
     with pytest.raises(hiredis.ProtocolError):
         pipe.receive(LONG, 0.0)
-    assert pipe.silent() is True
+    assert pipe.usable() is True
     ends[1].close()
-    assert pipe.silent() is False
+    assert pipe.usable() is False
 
 
 def test_exchange_reads_until_its_own_ticket_and_serves_those_before_it(layer: ModuleType, ends: Any) -> None:

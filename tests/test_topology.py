@@ -93,7 +93,7 @@ BAD_URLS: list[tuple[Any, Any, str]] = [
     ("redis://h?max_connections=0", ValueError, "max_connections must be between 1"),
     ("redis://h?client_name=a%20b", ValueError, "client_name"),
     ("redis://h?client_name=%0d%0aQUIT", ValueError, "client_name"),
-    ("redis://a b", ValueError, "host"),
+    ("redis://a b", ValueError, "spaces"),
     ("redis://h%0a", ValueError, "host"),
     *((url, ValueError, "path") for url in ("unix://", "unix://?db=1", "unix:///x%00y")),
 ]  # fmt: skip
