@@ -54,11 +54,10 @@ _BANNER: Final = re.compile(rb"^(Redis|Valkey) server v=(\d+(?:\.\d+)+)")
 # Descriptor 3 of the server is the far end of the owner's second pipe: end of file there means that the server is gone.
 _KEEPER: Final = """\
 folder=$1; shift
-trap 'kill -9 $server; wait $server; command -p rm -rf -- "$folder"' EXIT
+trap 'kill -9 $!; wait $!; command -p rm -rf -- "$folder"' EXIT
 trap exit HUP INT PIPE TERM
 "$@" </dev/null 3>&1 >&2 &
-server=$!
-echo $server
+echo $!
 exec >/dev/null
 read -r _
 """
