@@ -14,6 +14,7 @@ import importlib.metadata
 import inspect
 import os
 import platform
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,6 +55,8 @@ def _wanted(config: pytest.Config, axis: str) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # children would inherit that Ctrl-C is ignored
     servers = config.stash[SERVERS] = Servers()
     missing = config.stash[MISSING] = {}
     config.stash[CELLS] = {}
