@@ -160,7 +160,7 @@ class Terms:
         return lease
 
     @property
-    def _text(self) -> Any:
+    def _text(self) -> Any:  # redis-py declares a str; it shows whatever names the lock
         return self.name
 
     def _extension(self, seconds: float, replace_ttl: bool, verb: str) -> Any:
