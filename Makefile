@@ -8,7 +8,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LINTERS := $(VENV)/.linters
-CORE := setup.py $(wildcard fastlock/*.pyx fastlock/*.pxd)
+CYTHON := $(wildcard fastlock/*.pyx fastlock/*.pxi fastlock/*.pxd)
+CORE := setup.py $(CYTHON) fastlock/_sources.py \
+	$(addprefix fastlock/,_checks.py _lease.py _batch.py _terms.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -50,11 +52,17 @@ servers:
 	if [ "$${version%%.*}" -ge 7 ] 2>/dev/null; then echo "servers: redis-server $$version and those installed by pip"; \
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
+# Two sessions, as a process has one implementation: the second runs what depends on it, in Python.
+define SESSIONS
+FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests $(ARGS)
+FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl $(ARGS)
+endef
+
 test: build servers
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(call SESSIONS)
 
 debug: $(VENV)/.core-debug servers
-	$(BIN)/python -X faulthandler -m pytest tests $(ARGS)
+	$(call SESSIONS,-X faulthandler)
 
 bench: build
 	$(BIN)/fastlock bench $(ARGS)
@@ -62,13 +70,14 @@ bench: build
 bench-smoke: build
 	$(BIN)/fastlock bench --quick --rounds 1
 	$(BIN)/fastlock flash-sale --stock 50 --processes 2 --threads 2
-	$(BIN)/python -m pytest benches --benchmark-disable
+	FASTLOCK_IMPL=cython $(BIN)/python -m pytest benches --benchmark-disable
+	FASTLOCK_IMPL=python $(BIN)/python -m pytest benches --benchmark-disable
 
 lint: build $(LINTERS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict fastlock
-	PATH="$(abspath $(BIN)):$$PATH" cython-lint fastlock/_core.pyx
+	PATH="$(abspath $(BIN)):$$PATH" cython-lint $(CYTHON)
 	$(BIN)/python -m mypy.stubtest fastlock._core
 
 clean:

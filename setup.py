@@ -1,4 +1,4 @@
-"""Builds fastlock._core, and nothing else: metadata lives in pyproject.toml, choices in the environment.
+"""Builds what is compiled, and nothing else: metadata lives in pyproject.toml, choices in the environment.
 
 FASTLOCK_NO_EXTENSIONS=1  pure Python, nothing is compiled
 FASTLOCK_DEBUG=1          -O0 -g3, assertions and bounds checks on
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import runpy
 import sys
 
 from setuptools import Extension, setup
@@ -23,6 +24,7 @@ if len(asked) > 1:
     raise SystemExit(f"fastlock: one build mode at a time, not {' and '.join(asked)}")
 MODE = SWITCHES[asked[0]] if asked else "release"
 PURE = MODE == "pure" or platform.python_implementation() != "CPython"
+SOURCES = runpy.run_path("fastlock/_sources.py")
 LINUX = sys.platform == "linux"
 HARDEN = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if LINUX else []
 FLAGS = {"debug": ["-O0", "-g3", "-UNDEBUG", "-U_FORTIFY_SOURCE"]}.get(MODE, ["-O2", *HARDEN])
@@ -47,14 +49,31 @@ class BuildCore(build_ext):
             raise SystemExit(f"{ext.name} was not compiled: {error}\n{WAY_ROUND}") from error
 
 
-core = Extension(
-    "fastlock._core",
-    ["fastlock/_core.pyx"],
-    define_macros=[("FASTLOCK_BUILD", f'"{MODE}"'), *TRACED],
-    extra_compile_args=FLAGS if sys.platform != "win32" else [],
-    extra_link_args=["-Wl,-z,relro,-z,now"] if LINUX else [],
-)
-core.cython_directives = {"boundscheck": MODE == "debug", "linetrace": MODE == "trace"}
+def extension(name: str, suffix: str, **directives: bool) -> Extension:
+    """A module of the package, compiled from its text."""
+    made = Extension(
+        f"fastlock.{name}",
+        [f"fastlock/{name}{suffix}"],
+        define_macros=[("FASTLOCK_BUILD", f'"{MODE}"'), ("FASTLOCK_SOURCES", f'"{SOURCES["digest"]()}"'), *TRACED],
+        extra_compile_args=FLAGS if sys.platform != "win32" else [],
+        extra_link_args=["-Wl,-z,relro,-z,now"] if LINUX else [],
+    )
+    made.cython_directives = {"boundscheck": MODE == "debug", "linetrace": MODE == "trace", **directives}
+    return made
 
-print("fastlock:", "pure Python, nothing is compiled" if PURE else f"{MODE} build of fastlock._core", file=sys.stderr)
-setup(ext_modules=[] if PURE else [core], cmdclass={"build_ext": BuildCore})
+
+# The text of these is Python's own, and is also run as such: what an annotation says is no type of C, its .pxd is.
+PYTHON = {
+    "language_level": 3,
+    "binding": True,
+    "annotation_typing": False,
+    "auto_pickle": False,
+    "embedsignature": False,
+}
+modules = [
+    *(extension(name, ".pyx") for name in SOURCES["TWINS"]),
+    *(extension(name, ".py", **PYTHON) for name in SOURCES["PYTHON"]),
+]
+
+print("fastlock:", "pure Python, nothing is compiled" if PURE else f"{MODE} build", file=sys.stderr)
+setup(ext_modules=[] if PURE else modules, cmdclass={"build_ext": BuildCore})

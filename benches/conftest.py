@@ -1,7 +1,8 @@
-"""Fixtures of the CPU benchmarks (``pytest benches``): both implementations, a private server, clients.
+"""Fixtures of the CPU benchmarks (``pytest benches``): the bytes layers, a private server, clients.
 
 Law: what is measured here is the CPU of one caller, layer by layer, with pytest-benchmark. Throughput, concurrency and
 rivals belong to ``fastlock bench``. A benchmark also checks what it did, since with --benchmark-disable it is a test.
+FASTLOCK_IMPL chooses the implementation of the process, as everywhere; both bytes layers are measured in any.
 """
 
 from __future__ import annotations
@@ -17,34 +18,37 @@ import pytest
 
 import fastlock
 import fastlock.asyncio
-from fastlock import embedded
+from fastlock import _impl, embedded
 
-MODULES = {"cython": "fastlock._core", "python": "fastlock._fallback"}
+MODULES = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Put beside the numbers what they mean nothing without."""
     versions = {name: version(name) for name in ("hiredis", "redis")}
-    machine_info["fastlock"] = versions | {"fastlock": fastlock.__version__}
+    machine_info["fastlock"] = versions | {"fastlock": fastlock.__version__, "impl": fastlock.IMPLEMENTATION}
+
+
+def _release(request: pytest.FixtureRequest, module: ModuleType) -> ModuleType:
+    if module.BUILD != "release" and not request.config.getoption("benchmark_disable"):
+        pytest.skip(f"a {module.BUILD} build: its speed means nothing")
+    return module
+
+
+@pytest.fixture(params=[fastlock.IMPLEMENTATION])
+def implementation(request: pytest.FixtureRequest) -> str:
+    """The implementation of this process; a compiled one must be a release build."""
+    _release(request, _impl.default)
+    return str(request.param)
 
 
 @pytest.fixture(params=MODULES)
-def implementation(request: pytest.FixtureRequest) -> str:
-    """Each implementation in turn; the compiled one only where it is there, and then only a release build."""
-    name = str(request.param)
+def layer(request: pytest.FixtureRequest) -> ModuleType:
+    """Each bytes layer in turn; the compiled one only where it is there."""
     try:
-        module = importlib.import_module(MODULES[name])
+        return _release(request, importlib.import_module(MODULES[request.param]))
     except ImportError:
-        pytest.skip(f"{MODULES[name]} is not compiled")
-    if module.BUILD != "release" and not request.config.getoption("benchmark_disable"):
-        pytest.skip(f"a {module.BUILD} build: its speed means nothing")
-    return name
-
-
-@pytest.fixture
-def layer(implementation: str) -> ModuleType:
-    """The bytes layer of that implementation."""
-    return importlib.import_module(MODULES[implementation])
+        pytest.skip(f"{MODULES[request.param]} is not compiled")
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +61,7 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def client(url: str, implementation: str) -> Iterator[fastlock.Client]:
     """A client for threads."""
-    with fastlock.Client.from_url(url, impl=implementation) as client:
+    with fastlock.Client.from_url(url) as client:
         yield client
 
 
@@ -73,7 +77,7 @@ def async_client(url: str, implementation: str, runner: asyncio.Runner) -> Itera
     """A client for tasks on the loop of ``runner``."""
 
     async def opened() -> fastlock.asyncio.Client:
-        return fastlock.asyncio.Client.from_url(url, impl=implementation)
+        return fastlock.asyncio.Client.from_url(url)
 
     client = runner.run(opened())
     yield client

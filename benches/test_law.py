@@ -1,9 +1,8 @@
-"""CPU cost of the law: tokens, checks, whole operations fed with canned replies. One code for both implementations."""
+"""CPU cost of the law: tokens, checks, whole operations fed with canned replies. Parts of it are compiled."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from fastlock import _checks, _law, _lease
 
+pytestmark = pytest.mark.usefixtures("implementation")
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
@@ -36,12 +36,6 @@ def test_check_name(benchmark: BenchmarkFixture, name: str | bytes) -> None:
 @pytest.mark.parametrize(("timeout", "ms"), [(10, 10_000), (0.29, 290)], ids=["int", "float"])
 def test_check_timeout(benchmark: BenchmarkFixture, timeout: float, ms: int) -> None:
     assert benchmark(_checks.as_ms, timeout) == ms
-
-
-def test_granted(benchmark: BenchmarkFixture) -> None:
-    lock = SimpleNamespace(name="order:4711", key=b"order:4711", ms=10_000)
-    lease = benchmark(lambda: _law.granted(None, lock, TOKEN, _lease.now()))
-    assert lease.valid and lease.token == TOKEN
 
 
 def test_release(benchmark: BenchmarkFixture) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
 from fastlock import _dropin as dropin
+from fastlock import _hot as hot
 from fastlock import _law as law
 from fastlock._lease import Lease, now
 from fastlock._terms import SLEEP, Local, Terms
@@ -26,7 +28,7 @@ class BaseLock(Terms):
         try:
             # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
             link = self._wire.link
-            return link.task() if link is not None else asyncio.current_task()
+            return asyncio.current_task(link.loop if link and link.pipe.thread == get_ident() else None)
         except RuntimeError:  # no loop runs: shown in a log, or a debugger
             return None
 
@@ -51,6 +53,8 @@ class BaseLock(Terms):
         Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
         answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
+        if sleep is None and blocking is None and blocking_timeout is None and token is None:
+            return (await hot.aio_take(self, False)) is not None
         return (await self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token))) is not None
 
     async def release(self) -> None:
@@ -58,7 +62,7 @@ class BaseLock(Terms):
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        await self._wire.give(self)
+        await hot.aio_give(self, False, None)
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
@@ -88,16 +92,8 @@ class BaseLock(Terms):
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Coroutine[Any, Any, None]:
-        if error is None and self.raise_on_release_error:
-            return self._wire.give(self)  # type: ignore[no-any-return]
-        return self._leave(error)
-
-    async def _leave(self, error: BaseException | None) -> None:
-        try:
-            await self._wire.give(self)
-        except Exception as problem:
-            self._left(error, problem)
+    ) -> Awaitable[None]:
+        return hot.aio_give(self, True, error)
 
     def __enter__(self) -> NoReturn:
         raise TypeError(_WRONG_FACE)
@@ -111,9 +107,9 @@ class BaseLock(Terms):
 class ClientLock(BaseLock):
     """A lock made by `fastlock.asyncio.Client.lock()`: entering it gives the Lease."""
 
-    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
+    def __aenter__(self) -> Awaitable[Lease]:
         """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        return self._wire.take(self)  # type: ignore[no-any-return]
+        return hot.aio_take(self, True)  # type: ignore[return-value]
 
 
 class Lock(BaseLock):
@@ -158,5 +154,5 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        await self._wire.take(self)
+        await hot.aio_take(self, True)
         return self

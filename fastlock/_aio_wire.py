@@ -11,17 +11,14 @@ import contextlib
 import os
 import threading
 import weakref
-from asyncio import current_task
 from types import ModuleType
 from typing import Any
 
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
-from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
-from fastlock._law import LATE, Ask, Call, Capabilities, Distrust, Lost, Sleep, Steps, Undo, granted
-from fastlock._lease import ENDED, Lease, new_token, now
-from fastlock._terms import KEPT
+from fastlock._law import LATE, Ask, Call, Capabilities, Distrust, Lost, Sleep, Steps, Undo
+from fastlock._lease import now
 from fastlock._topology import Settings
 from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
@@ -32,13 +29,9 @@ class Link(asyncio.Protocol):
     def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
         self.wire = wire
         self.loop = loop
-        self.thread = threading.get_ident()  # where the loop runs
         self.pipe = wire.impl.Pipe()
-        self.forms: tuple[Any, ...] = ()
+        self.pipe.serve(self, loop, threading.get_ident(), self._flush_soon)
         self._future = loop.create_future
-        self.pipe.serve(loop.create_future, self._flush_soon)
-        self.request = self.pipe.request
-        self.sent = 0.0  # by the law's clock: when the first command of the tick was queued, so before all of them left
         self.session: Any = None
         self.dead: Exception | None = None
         self.transport: Any = None
@@ -78,7 +71,7 @@ class Link(asyncio.Protocol):
             session.refused(hello.result())  # a server that is full says so unasked, and closes
             raise replies.error
         self.session = session.read_greeting([hello.result(), *replies])
-        self.forms = templates(self.wire.impl, self.session.capabilities)
+        self.pipe.forms = templates(self.wire.impl, self.session.capabilities)
         if scripts := say.scripts_of(
             self.session.capabilities
         ):  # waited for: on an idle connection nothing may be pending
@@ -103,19 +96,11 @@ class Link(asyncio.Protocol):
         queue(self, undo, undo)
         self.pipe.announce()
 
-    def task(self) -> Any:
-        """The task that runs, if it runs in this link's loop and not in another one."""
-        return current_task(self.loop) if threading.get_ident() == self.thread else None
-
-    def asked(self, ask: Any, sent: float) -> Any:
-        """A step whose command was queued by `request`."""
-        ask.link, ask.sent = self, sent
-        return ask
-
     def leave(self, ask: Ask, sent: float) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same
         connection."""
-        undo = self.asked(ask, sent).undo()
+        ask.link, ask.sent = self, sent
+        undo = ask.undo()
         if undo is None:
             return
         if self.dead is None:
@@ -125,7 +110,7 @@ class Link(asyncio.Protocol):
             self.wire.undo(undo)
 
     def _flush_soon(self) -> None:
-        self.sent = now()
+        self.pipe.sent = now()
         self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -141,7 +126,7 @@ class Link(asyncio.Protocol):
     def _look(self) -> None:
         """Is the server still answering? One timer for all that is in flight: replies come in order."""
         self._watch = None
-        if self.dead is not None or not self.pipe.pending:
+        if self.dead is not None or self._quiet or not self.pipe.pending:  # quiet: what is queued is sent this tick
             return
         limit = self.wire.settings.reply_timeout
         left = self._progress + limit - self.loop.time()
@@ -184,56 +169,24 @@ class Wire:
 
     def _start(self) -> None:
         self.debts: list[Undo] = []
-        self._link: Link | None = None
+        self.link: Link | None = None  # the connection, if there is one now
+        self.open_pipe: Any = None  # its pipe, as long as commands may be queued there
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, from its first connection on
         self._connecting: asyncio.Task[Link] | None = None
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
 
-    async def take(self, lock: Any) -> Lease:
-        """Acquire on a lock's own terms. Here is the hot path: connected, and the name was free; all else is `run`."""
-        link = self._link
-        if link is None or lock.special or self.closed or (task := link.task()) is None:  # None: another loop runs
-            return await self.run(lock.taking())  # type: ignore[no-any-return]
-        token = new_token()
-        future = link.request(link.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, token, lock.ms)
-        sent = link.sent
+    async def release(self, lock: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None) -> None:
+        """A release that the hot path hands on: from its start, or with `op` from its answer."""
         try:
-            answer = await future
-        except BaseException:
-            link.leave(lock.taking(token), sent)
-            raise
-        lease = granted(answer, lock, token, sent)
-        if lease is None:
-            return await self.drive(link.asked(lock.taking(token), sent).rest(answer, now))  # type: ignore[no-any-return]
-        lock.leases[task if lock.thread_local else None] = lease
-        if len(lock.leases) > KEPT:
-            lock.keep(lease)
-        return lease
-
-    async def give(self, lock: Any) -> None:
-        """Release the caller's lease. Here is the hot path: connected, and it was the caller's; all else is `run`."""
-        link = self._link
-        if link is None or self.closed or (task := link.task()) is None:
-            await self.run(lock.releasing())
-            return
-        owner = task if lock.thread_local else None
-        lease = lock.leases.get(owner)
-        if lease is None:
-            await self.run(lock.releasing())
-            return
-        future = link.request(link.forms[RELEASE], lease.key, lease.token, 0)
-        sent = link.sent
-        try:
-            answer = await future
-        except BaseException:
-            link.leave(lock.releasing(), sent)
-            raise
-        if answer == 1:
-            lease.deadline = ENDED
-            lock.leases.pop(owner, None)
-        else:
-            await self.drive(link.asked(lock.releasing(), sent).rest(answer, now))
+            if op is None:
+                await self.run(lock.releasing())
+            else:
+                await self.drive(op.rest(answer, now))
+        except Exception as problem:
+            if not leaving:
+                raise
+            lock.left(error, problem)
 
     async def run(self, op: Any) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
@@ -301,8 +254,8 @@ class Wire:
 
     def undo(self, undo: Undo) -> None:
         """Have something released that nobody waits for; over the next connection, when there is none."""
-        if self._link is not None:
-            self._link.post(undo)
+        if self.link is not None:
+            self.link.post(undo)
         else:
             self.debts.append(undo)
             self._reconnect()
@@ -333,8 +286,8 @@ class Wire:
                     "this fastlock.asyncio.Client belongs to another event loop: make one client for each loop"
                 )
             self.loop = loop
-        if self._link is not None:
-            return self._link
+        if self.link is not None:
+            return self.link
         task = self._connect_task(loop)
         try:
             return await asyncio.shield(task)
@@ -378,7 +331,8 @@ class Wire:
         if not self._met:
             self._met = True
             session.warn_of_eviction(link.session, settings.place)
-        self._link = link
+        self.link = link
+        self.open_pipe = link.pipe
         owed, self.debts = self.debts, []
         for undo in owed:
             if now() < undo.until:
@@ -399,15 +353,10 @@ class Wire:
 
     def dropped(self, link: Link) -> None:
         """A connection broke."""
-        if self._link is link:
-            self._link = None
+        if self.link is link:
+            self.link = self.open_pipe = None
         if self.debts and link.session is not None:
             self._reconnect()
-
-    @property
-    def link(self) -> Link | None:
-        """The connection, if there is one now."""
-        return self._link
 
     @property
     def retired(self) -> bool:
@@ -418,7 +367,8 @@ class Wire:
         """End the connection, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
         self.closed = True
-        link = self._link
+        self.open_pipe = None
+        link = self.link
         if self.loop is None or self.loop.is_closed():
             if link is not None:
                 link.fail(errors.ClientClosedError("this client was closed"))
@@ -435,7 +385,7 @@ class Wire:
 
     def abandon(self) -> None:
         """Nobody holds the client any more, in whatever thread that came out: its loop closes the connection."""
-        link, self.closed = self._link, True
+        link, self.closed, self.open_pipe = self.link, True, None
         if link is not None and link.dead is None and link.loop.is_closed():
             link.fail(errors.ClientClosedError("nobody holds this client"))
         elif link is not None and link.dead is None:
@@ -444,7 +394,7 @@ class Wire:
 
     def forget_parent(self) -> None:
         """In a forked child: the parent's connection, debts and loop are not ours; nothing is said on its socket."""
-        link = self._link
+        link = self.link
         if link is not None and link.transport is not None:
             sock = link.transport.get_extra_info("socket")
             if sock is not None and sock.fileno() >= 0:

@@ -43,8 +43,12 @@ def as_bytes(value: Any, what: str, encoding: str = "utf-8") -> bytes:
 def as_name(value: Any, encoding: str = "utf-8") -> bytes:
     """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of fence counters is
     refused."""
-    name = value.encode() if value.__class__ is str and value.isascii() and encoding == "utf-8" else value
-    if name.__class__ is not bytes or not 0 < len(name) <= MAX_BYTES:
+    if type(value) is str and value.isascii() and encoding == "utf-8":
+        text = value
+        name = text.encode()
+        if not 0 < len(name) <= MAX_BYTES:
+            name = as_bytes(value, "name")
+    else:
         name = as_bytes(value, "name", encoding)
     if name.startswith(RESERVED):
         raise ValueError(f"name must not start with {RESERVED.decode()!r}: fence counters live there")
@@ -64,7 +68,7 @@ def as_number(value: Any, what: str) -> float:
 def as_ms(value: Any, what: str = "timeout") -> int:
     """Seconds as whole milliseconds, for a lease. ValueError: below 0.001 s or above 2**53 ms. Errors as
     `as_number`."""
-    if value.__class__ is int and 0 < value < 1_000_000:
+    if type(value) is int and 0 < value < 1_000_000:
         return value * 1000
     seconds = as_number(value, what)
     if seconds < 0.001:

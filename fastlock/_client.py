@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
+from fastlock import _batch as batch
 from fastlock import _checks as checks
 from fastlock import _impl as implementations
 from fastlock import _law as law
@@ -39,22 +40,21 @@ class Client:
         port: int = 6379,
         db: int = 0,
         *,
-        impl: str | None = None,
         settings: topology.Settings | None = None,
         **options: Any,
     ) -> None:
         if settings is None:
             settings = topology.from_options({"host": host, "port": port, "db": db, **options})
         self._settings = settings
-        self._wire = Wire(settings, implementations.load(impl) if impl else implementations.default)
+        self._wire = Wire(settings, implementations.default)
 
     @classmethod
-    def from_url(cls, url: str, *, impl: str | None = None, **options: Any) -> Self:
+    def from_url(cls, url: str, **options: Any) -> Self:
         """A client from redis:// rediss:// unix:// valkey:// or valkeys://, with redis-py's query options.
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
         """
-        return cls(impl=impl, settings=topology.from_url(url, **options))
+        return cls(settings=topology.from_url(url, **options))
 
     def lock(
         self,
@@ -87,13 +87,13 @@ class Client:
         them with an error, it is raised and nothing is held. Raises ValueError or TypeError for a name or timeout that
         makes no sense.
         """
-        given, keys, ms = terms.batch(names, timeout)
+        given, keys, ms = batch.asked(names, timeout)
         return self._wire.drive(law.acquire_many(given, keys, new_token(), ms, now)) if given else []
 
     def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
-        given, mine = terms.owned(leases)
-        return terms.merge(given, mine, self._wire.drive(law.release_many(mine, now)) if mine else [])
+        given, mine = batch.owned(leases)
+        return batch.merge(given, mine, self._wire.drive(law.release_many(mine, now)) if mine else [])
 
     def locked(
         self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any

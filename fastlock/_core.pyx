@@ -30,7 +30,9 @@ from fastlock._libc cimport (
     c_poll,
     c_recv,
     c_send,
+    fastlock_patience,
     fastlock_relax,
+    fastlock_swap,
     pollfd,
 )
 
@@ -43,10 +45,11 @@ cdef extern from *:
     #endif
     """
     const char *FASTLOCK_BUILD
+    const char *FASTLOCK_SOURCES
 
 IMPLEMENTATION = "cython"
-ABI = 2  # raise it here and in _fallback.py when the interface changes: a stale build is then refused
 BUILD = FASTLOCK_BUILD.decode()
+SOURCES = FASTLOCK_SOURCES.decode()  # the digest of what it was compiled from
 
 MAX_REPLY = 65536  # bytes: a reply to a lock command is tiny; what grows past this is not one
 MAX_ITEMS = 9999  # in one list or map: a batch's own lists have 100
@@ -55,55 +58,18 @@ cdef Py_ssize_t _MAX_REPLY = MAX_REPLY
 cdef int _MAX_DEPTH = MAX_DEPTH
 
 cdef enum:
-    PARTS = 8
     CHUNK = 65536
     KEPT = 262144
+    SLICE = 100  # milliseconds: how long the socket itself waits for bytes; what takes longer is polled for
 
+cdef enum:
+    QUIET, SENDING, SENDING_MORE  # whether a thread sends, and whether more was queued meanwhile for it to send
+
+BUSY = object()  # answer of `Pipe.ask`: others use the pipe, nothing was done
 cdef object _NOTHING = object()  # what the reader answers when a reply is incomplete; its own False is a RESP3 value
 
 
-cdef struct Segment:
-    const char *literal
-    Py_ssize_t size
-    int argument
-
-
-@cython.final
-cdef class Template:
-    """A command with holes, encoded once. Parts are bytes (literal arguments) or 0, 1, 2: name, token, milliseconds."""
-
-    cdef readonly tuple parts
-    cdef list literals
-    cdef Segment segments[PARTS]
-    cdef int count
-
-    def __init__(self, *parts):
-        if not 0 < len(parts) <= 16:
-            raise ValueError("a template has 1 to 16 parts")
-        self.parts = parts
-        self.literals = []
-        self.count = 0
-        cdef bytes literal = b"*%d\r\n" % len(parts)
-        for part in parts:
-            if isinstance(part, bytes):
-                literal += b"$%d\r\n%b\r\n" % (len(part), part)
-            elif part in (0, 1, 2):
-                self._segment(literal, part)
-                literal = b""
-            else:
-                raise ValueError(f"a template's part is bytes or 0, 1, 2, not {part!r}")
-        if literal:
-            self._segment(literal, -1)
-
-    cdef int _segment(self, bytes literal, int argument) except -1:
-        if argument >= 0 and self.count == PARTS - 1:
-            raise ValueError("a template has too many holes")
-        self.literals.append(literal)
-        self.segments[self.count].literal = PyBytes_AS_STRING(literal)
-        self.segments[self.count].size = PyBytes_GET_SIZE(literal)
-        self.segments[self.count].argument = argument
-        self.count += 1
-        return 0
+include "_template.pxi"
 
 
 class Unasked(OSError):
@@ -114,11 +80,6 @@ class Unasked(OSError):
 @cython.freelist(64)
 cdef class Ticket:
     """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
-
-    cdef public object reply
-    cdef public object wake
-    cdef public bint ready
-    cdef public bint abandoned
 
     def done(self):
         return self.ready
@@ -147,25 +108,6 @@ cdef class Pipe:
     replies.
     """
 
-    cdef char *out
-    cdef Py_ssize_t used, room
-    cdef char *chunk
-    cdef list ring
-    cdef Py_ssize_t head, pending_, missing
-    cdef Py_ssize_t partial
-    cdef bint sending, flushing
-    cdef object make_slot, flush_soon
-    cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
-    cdef int64_t announced  # by that header; -1: no size
-    cdef Py_ssize_t skip  # bytes of a string that are still to come
-    cdef object reader, gets, feed_, sock
-    cdef int fd
-    cdef int64_t usual
-    cdef unsigned int probes
-    cdef object leader  # the ticket of the thread that reads
-    cdef readonly list pushes
-    cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
-
     def __cinit__(self):
         self.out = self.chunk = NULL
 
@@ -176,8 +118,10 @@ cdef class Pipe:
         self.ring = [None] * 16
         self.pushes = []
         self.sock = sock
-        self.fd = -1 if sock is None else sock.fileno()
-        self.usual = 0
+        self.fd = -1
+        if sock is not None:
+            self.fd = sock.fileno()
+            fastlock_patience(self.fd, SLICE)
 
     def __dealloc__(self):
         free(self.out)
@@ -191,12 +135,15 @@ cdef class Pipe:
         self._encode(template, name, token, ms)
         self._push(slot)
 
-    def serve(self, make_slot, flush_soon):
-        """Name what `request` makes its slots with, and whom it tells when there is something to `take` again."""
-        self.make_slot = make_slot
+    def serve(self, link, loop, thread, flush_soon):
+        """Name whose tasks `request` makes futures for, and whom it tells when there is something to `take` again."""
+        self.link = link
+        self.loop = loop
+        self.thread = thread
+        self.make_slot = loop.create_future
         self.flush_soon = flush_soon
 
-    def request(self, Template template not None, bytes name, bytes token, int64_t ms):
+    cpdef request(self, Template template, bytes name, bytes token, int64_t ms):
         """Queue one command in a new slot, and return that."""
         slot = self.make_slot()
         self._make_room()
@@ -298,11 +245,11 @@ cdef class Pipe:
             self._bulk(PyBytes_AS_STRING(<bytes>arg), PyBytes_GET_SIZE(<bytes>arg))
         return 0
 
-    cdef inline void _copy(self, const char *data, Py_ssize_t size) noexcept:
+    cdef void _copy(self, const char *data, Py_ssize_t size) noexcept:
         memcpy(self.out + self.used, data, size)
         self.used += size
 
-    cdef inline void _bulk(self, const char *data, Py_ssize_t size) noexcept:
+    cdef void _bulk(self, const char *data, Py_ssize_t size) noexcept:
         self.out[self.used] = b"$"
         self.used += 1
         self.used += _digits(self.out + self.used, size)
@@ -503,9 +450,9 @@ cdef class Pipe:
         """
         cdef char *data
         cdef Py_ssize_t size, room
-        if self.sending:
+        if self.sending == SENDING_MORE or fastlock_swap(&self.sending, SENDING, SENDING_MORE):
             return
-        self.sending = True
+        self.sending = SENDING
         try:
             while self.used:
                 data, size, room = self.out, self.used, self.room
@@ -517,12 +464,15 @@ cdef class Pipe:
                     self.broken = True
                     raise
                 finally:
-                    if self.out == NULL and room <= KEPT:
-                        self.out, self.room = data, room
-                    else:
-                        free(data)
+                    self._give_back(data, room)
         finally:
-            self.sending = False
+            self.sending = QUIET
+
+    cdef void _give_back(self, char *data, Py_ssize_t room) noexcept:
+        if self.out == NULL and room <= KEPT:
+            self.out, self.room = data, room
+        else:
+            free(data)
 
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1:
         # With the GIL: the call does not block, and to get the GIL back among many threads costs more than it takes
@@ -548,65 +498,113 @@ cdef class Pipe:
         EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
         """
         cdef ssize_t size
-        if self.chunk == NULL:
-            self.chunk = <char *>malloc(CHUNK)
-            if self.chunk == NULL:
-                raise MemoryError
-        size = self._recv(timeout, spin)
-        if size < 0:
-            return False
-        if size == 0:
-            raise EOFError("the server closed the connection")
-        self.feed(PyBytes_FromStringAndSize(self.chunk, size))
-        return True
-
-    cdef ssize_t _recv(self, double timeout, double spin) except? -2:
-        """Wait for bytes and take them; -1: none came in time. One stay outside the GIL, whatever happens."""
-        cdef ssize_t size = -1
-        cdef int fd = self.fd, failure = EAGAIN, found = 0
-        cdef int64_t start = _now(), budget = <int64_t>(spin * 1e9), end = start + _ns(timeout)
-        cdef pollfd poller
-        self.probes += 1
-        if self.usual > budget and self.probes & 63:
-            budget = 0
-        poller.fd = fd
-        poller.events = POLLIN
+        cdef int64_t start = _now(), budget = self._budget(spin), end = start + _ns(timeout)
+        self._make_chunk()
         while True:
             with nogil:
-                while budget and _now() - start < budget:
-                    size = c_recv(fd, self.chunk, CHUNK, MSG_DONTWAIT)
-                    failure = errno
-                    if size >= 0 or failure != EAGAIN:
-                        break
-                    fastlock_relax()
-                if size < 0 and failure == EAGAIN:
-                    found = c_poll(&poller, 1, _ms(end - _now()))
-                    failure = errno
-                    if found > 0:
-                        size = c_recv(fd, self.chunk, CHUNK, MSG_DONTWAIT)
-                        failure = errno
-            if size >= 0:
-                self.usual += (_now() - start - self.usual) // 4
-                return size
-            if failure == EAGAIN or (found == 0 and not budget):  # a false alarm, or time is over
-                return -1
-            if failure != EINTR:
-                raise OSError(failure, strerror(failure).decode())
+                size = self._wait_for_bytes(budget, end)
+            if size != -EINTR:
+                break
             PyErr_CheckSignals()
-            budget, failure = 0, EAGAIN
+            budget = 0
+        return self._received(size, start)
 
     def exchange(self, Ticket ticket not None, double timeout, double spin):
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
         receive."""
         cdef int64_t end = _now() + _ns(timeout), left
-        if self.used:
-            self.flush(timeout)
+        if self.used and self.sending == QUIET:
+            self._say(timeout, spin)
         while not ticket.ready:
             left = end - _now()
             if left <= 0:
                 return False
             self.receive(left * 1e-9, spin)  # a wake-up may bring nothing: half a TLS record, or a false alarm
         return True
+
+    cdef int _say(self, double timeout, double spin) except -1:
+        """Send what is queued and read once, in one stay outside the GIL: among many threads, to get it back costs more
+        than either. What does not go at once is left to `_send` and `receive`."""
+        cdef char *data = self.out
+        cdef Py_ssize_t size = self.used, room = self.room
+        cdef ssize_t sent, got = -EAGAIN
+        cdef int64_t start = 0, budget = self._budget(spin), end = _now() + _ns(timeout)
+        cdef bint mine = True
+        self._make_chunk()
+        self.out = NULL
+        self.used = self.room = 0
+        self.sending = SENDING
+        with nogil:
+            sent = c_send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent == size and fastlock_swap(&self.sending, SENDING, QUIET):
+                mine = False  # from here on somebody else may send
+                start = _now()
+                got = self._wait_for_bytes(budget, end)
+        try:
+            if sent < size:
+                self._send(data + max(sent, 0), size - max(sent, 0), timeout)
+        except BaseException:
+            self.broken = True
+            raise
+        finally:
+            self._give_back(data, room)
+            if mine:
+                self.sending = QUIET
+        if False:
+            self.flush(timeout)
+        if got == -EINTR:
+            PyErr_CheckSignals()
+        else:
+            self._received(got, start)
+        return 0
+
+    cdef int64_t _budget(self, double spin) noexcept:
+        """Nanoseconds to spin: none where replies come later, but for a probe now and then."""
+        cdef int64_t budget = <int64_t>(spin * 1e9)
+        self.probes += 1
+        return 0 if self.usual > budget and self.probes & 63 else budget
+
+    cdef int _make_chunk(self) except -1:
+        if self.chunk == NULL:
+            self.chunk = <char *>malloc(CHUNK)
+            if self.chunk == NULL:
+                raise MemoryError
+        return 0
+
+    cdef ssize_t _wait_for_bytes(self, int64_t budget, int64_t end) noexcept nogil:
+        """Take bytes as soon as there are any: how many; 0 at the end; -EAGAIN when time is over; -errno."""
+        cdef ssize_t size
+        cdef int found
+        cdef int64_t start = _now()
+        cdef pollfd poller
+        while budget and _now() - start < budget:
+            size = c_recv(self.fd, self.chunk, CHUNK, MSG_DONTWAIT)
+            if size >= 0 or errno != EAGAIN:
+                return size if size >= 0 else -errno
+            fastlock_relax()
+        if end - start >= SLICE * 1000000:  # the socket may wait by itself: one system call less
+            size = c_recv(self.fd, self.chunk, CHUNK, 0)
+            if size >= 0 or errno != EAGAIN:
+                return size if size >= 0 else -errno
+        poller.fd = self.fd
+        poller.events = POLLIN
+        found = c_poll(&poller, 1, _ms(end - _now()))
+        if found <= 0:
+            return -errno if found < 0 else -EAGAIN
+        size = c_recv(self.fd, self.chunk, CHUNK, MSG_DONTWAIT)
+        return size if size >= 0 else -errno
+
+    cdef bint _received(self, ssize_t size, int64_t start) except -1:
+        """Deliver what was read since `start`. False: nothing."""
+        if size > 0:
+            self.usual += (_now() - start - self.usual) // 4
+            self.feed(PyBytes_FromStringAndSize(self.chunk, size))
+            return True
+        if size == 0:
+            raise EOFError("the server closed the connection")
+        if size != -EAGAIN:
+            raise OSError(-size, strerror(-size).decode())
+        return False
 
     # who reads, among threads
 
@@ -632,17 +630,15 @@ cdef class Pipe:
             wake, leader.wake = leader.wake, None
             wake.release()
 
-    def ask(
-        self, Template template not None, Ticket ticket not None, bytes name, bytes token, int64_t ms, double timeout,
-        double spin
-    ):
-        """put and exchange in one, for a caller who has the pipe for itself. False: others use it, nothing is done.
+    cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin):
+        """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
         Unasked: the server spoke unasked or went away, nothing was sent. TimeoutError: no reply within `timeout`
         seconds. Errors as in flush and receive.
         """
+        cdef Ticket ticket = Ticket.__new__(Ticket)  # first: what allocates may let others in
         if self.leader is not None or self.pending_:
-            return False
+            return BUSY
         if not self.usable():
             raise Unasked("the server spoke unasked, or closed the connection")
         self.leader = ticket
@@ -651,8 +647,9 @@ cdef class Pipe:
             if not self.exchange(ticket, timeout, spin):
                 raise TimeoutError(f"no reply within {timeout} s")
         finally:
+            ticket.abandoned = not ticket.ready
             self.resign(ticket)
-        return True
+        return ticket.reply
 
 
 cdef int _check_bytes(values) except -1:

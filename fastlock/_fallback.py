@@ -8,9 +8,11 @@ a mutex.
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
@@ -20,15 +22,21 @@ from typing import Any
 from hiredis import ProtocolError, PushNotification, Reader
 
 IMPLEMENTATION = "python"
-ABI = 2
 BUILD = "release"
+SOURCES = ""
 MAX_REPLY = 65536
 MAX_DEPTH = 8
 MAX_ITEMS = 9999
 
-_CHUNK = 65536
+BUSY = object()  # answer of `Pipe.ask`: others use the pipe, nothing was done
+
+_CHUNK = 16384
+_AT_ONCE = int(socket.MSG_DONTWAIT)  # plain numbers: to combine the names of `socket` takes a microsecond each time
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_SLICE = 0.1  # seconds: how long the socket itself waits for bytes; what takes longer is polled for
 _STRINGS = frozenset((b"$", b"=", b"!"))
 _SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
+_LARGE = re.compile(rb"[$=!*%~>|][0-9]{4}")  # a reply may announce so much
 _LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
 _NOTHING = object()
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -121,11 +129,21 @@ class Pipe:
         self._sending = self._flushing = False
         self._leader: Ticket | None = None  # the ticket of the thread that reads
         self._sock = sock
-        self._turn = threading.Lock()  # a TLS socket must not send and receive at once
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._turn = threading.Lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
+        self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never waits
+        if sock is not None and not self._tls:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
         self._usual = 0.0
         self._probes = 0
         self.pushes: list[Any] = []
         self.broken = False
+        self.forms: tuple[Template, ...] = ()  # the dialect of its server
+        # of a pipe that serves tasks: its connection, their loop and thread, and when the first of a tick was queued
+        self.link: Any = None
+        self.loop: Any = None
+        self.thread = 0
+        self.sent = 0.0
 
     # encode
 
@@ -134,9 +152,12 @@ class Pipe:
         data = template._encode(_bytes(name), _bytes(token), ms)
         self._queue(data, slot, 1)
 
-    def serve(self, make_slot: Callable[[], Any], flush_soon: Callable[[], object]) -> None:
-        """Name what `request` makes its slots with, and whom it tells when there is something to `take` again."""
-        self._make_slot = make_slot
+    def serve(self, link: Any, loop: Any, thread: int, flush_soon: Callable[[], object]) -> None:
+        """Name whose tasks `request` makes futures for, and whom it tells when there is something to `take` again."""
+        self.link = link
+        self.loop = loop
+        self.thread = thread
+        self._make_slot = loop.create_future
         self._flush_soon = flush_soon
 
     def request(self, template: Template, name: bytes, token: bytes, ms: int) -> Any:
@@ -176,11 +197,14 @@ class Pipe:
         self._queue(data, _Many(slot, len(calls)), len(calls))
 
     def _queue(self, data: bytes, slot: Any, replies: int) -> None:
+        with self._mutex:
+            self._append(data, slot, replies)
+
+    def _append(self, data: bytes, slot: Any, replies: int) -> None:
         try:
-            with self._mutex:
-                self._slots.append(slot)
-                self._missing += replies
-                self._out.append(data)
+            self._slots.append(slot)
+            self._missing += replies
+            self._out.append(data)
         except BaseException:  # interrupted half-way
             self.broken = True
             raise
@@ -241,7 +265,9 @@ class Pipe:
 
     def _understood(self, data: Any) -> list[Any]:
         """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
-        self._check_sizes(bytes(data))
+        plain = not self._head and not self._skip and _LARGE.search(data) is None
+        if not plain:
+            self._check_sizes(bytes(data))
         self._reader.feed(data)
         self._partial += len(data)
         replies: list[Any] = []
@@ -256,6 +282,8 @@ class Pipe:
             replies.append(reply)
         if self._partial > MAX_REPLY:
             raise ProtocolError(f"a reply of more than {MAX_REPLY} bytes")
+        if plain and (self._reader.has_data() or data[-1:] != b"\n"):  # the reader keeps a line's first byte apart
+            self._check_sizes(bytes(data))  # it ends within a line or a string: where, the next check has to know
         with self._mutex:
             if len(replies) > self._missing:
                 raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
@@ -314,10 +342,10 @@ class Pipe:
             return self._usable()
 
     def _usable(self) -> bool:
-        if self._slots or isinstance(self._sock, ssl.SSLSocket):
+        if self._slots or self._tls:
             return True  # TLS itself may have something to say, as session tickets
         try:
-            self._sock.recv(1, socket.MSG_PEEK)
+            self._sock.recv(1, _PEEK)
         except _AGAIN:
             return True
         except OSError:
@@ -334,9 +362,12 @@ class Pipe:
             with self._mutex:
                 if self._sending:
                     return
-                self._sending = mine = True
-            while data := self._batch():
-                self._send(memoryview(data), timeout)
+                mine = True
+                data = self._batch()
+            while data:
+                self._send(data, timeout)
+                with self._mutex:  # in one step: whoever queues after the last look sends by itself
+                    data = self._batch()
         except BaseException:
             self.broken = True
             if mine:
@@ -344,17 +375,16 @@ class Pipe:
             raise
 
     def _batch(self) -> bytes:
-        with self._mutex:  # in one step: whoever queues after the last look sends by itself
-            data = b"".join(self._out)
-            self._out.clear()
-            self._sending = bool(data)
-            return data
+        data = b"".join(self._out)
+        self._out.clear()
+        self._sending = bool(data)
+        return data
 
-    def _send(self, data: memoryview, timeout: float) -> None:
+    def _send(self, data: bytes, timeout: float) -> None:
         while data:
             try:
                 with self._turn:
-                    sent = self._sock.send(data)
+                    sent = self._sock.send(data, self._at_once)
             except _AGAIN:
                 if not _wait(self._sock, select.POLLOUT, timeout):
                     raise TimeoutError("the server takes no more bytes") from None
@@ -368,28 +398,32 @@ class Pipe:
         EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
         """
         self._probes += 1
-        if self._usual > spin and self._probes & 63:
-            spin = 0.0
         start = time.monotonic()
-        slept = False
-        while True:
-            try:
-                with self._turn:
-                    data = self._sock.recv(_CHUNK)
-                self._usual += (time.monotonic() - start - self._usual) / 4
-                if data:
-                    self.feed(data)
-                break
-            except _AGAIN:
-                pass
-            except BaseException:  # interrupted: whether bytes were taken from the socket, nobody knows
-                self.broken = True
-                raise
-            if time.monotonic() - start < spin and not slept:
-                continue
-            if slept or not _wait(self._sock, select.POLLIN, timeout):
-                return False
-            slept = True
+        spinning = spin and (self._usual <= spin or not self._probes & 63)
+        waits = not self._tls and timeout >= _SLICE
+        data: bytes | None = None
+        lost = False  # whether bytes may have been taken that are not in `data`
+        try:
+            while data is None:
+                flags = 0 if waits and not spinning else self._at_once
+                try:
+                    with self._turn:
+                        lost = self._tls  # which is Python's own code: an interrupt may come anywhere in it
+                        (data,) = map(self._sock.recv, (_CHUNK,), (flags,))  # no interrupt between taken and kept
+                except _AGAIN:
+                    lost = False
+                    if spinning:
+                        spinning = time.monotonic() - start < spin
+                    elif waits:
+                        waits = False  # the socket has waited for a slice of it
+                    elif not _wait(self._sock, select.POLLIN, timeout - (time.monotonic() - start)):
+                        return False
+            self._usual += (time.monotonic() - start - self._usual) / 4
+            if data:
+                self.feed(data)
+        except BaseException:  # interrupted: what was taken from the socket is in nobody's hands
+            self.broken = self.broken or lost or data is not None
+            raise
         if not data:
             raise EOFError("the server closed the connection")
         return True
@@ -433,27 +467,32 @@ class Pipe:
                     wake.release()
                 leader.wake = None
 
-    def ask(
-        self, template: Template, ticket: Ticket, name: bytes, token: bytes, ms: int, timeout: float, spin: float
-    ) -> bool:
-        """put and exchange in one, for a caller who has the pipe for itself. False: others use it, nothing is done.
+    def ask(self, template: Template, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
+        """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
         Unasked: the server spoke unasked or went away, nothing was sent. TimeoutError: no reply within `timeout`
         seconds. Errors as in flush and receive.
         """
-        with self._mutex:
-            if self._leader is not None or self._slots:
-                return False
-            if not self._usable():
-                raise Unasked("the server spoke unasked, or closed the connection")
-            self._leader = ticket
+        ticket = Ticket()
+        data = template._encode(_bytes(name), _bytes(token), ms)
         try:
-            self.put(template, ticket, name, token, ms)
+            with self._mutex:
+                if self._leader is not None or self._slots:
+                    return BUSY
+                if not self._usable():
+                    raise Unasked("the server spoke unasked, or closed the connection")
+                self._leader = ticket
+                self._append(data, ticket, 1)
             if not self.exchange(ticket, timeout, spin):
                 raise TimeoutError(f"no reply within {timeout} s")
         finally:
-            self.resign(ticket)
-        return True
+            ticket.abandoned = not ticket.ready
+            try:
+                self.resign(ticket)
+            except BaseException:  # interrupted in it: nobody else could resign for this ticket
+                self.resign(ticket)
+                raise
+        return ticket.reply
 
 
 def _packed(args: tuple[bytes, ...]) -> bytes:

@@ -1,41 +1,61 @@
-"""The one door between the compiled core and its fallback in Python.
+"""The one door between what is compiled and the same in Python.
 
-Unset, FASTLOCK_IMPL takes the core, and the fallback only where the core cannot be imported. Asked for by name
-("cython" or "python") it obeys or raises. A core whose interface is not the one of this version is refused.
+Unset, FASTLOCK_IMPL takes what is compiled, and Python only where that cannot be imported. Asked for by name ("cython"
+or "python") it obeys or raises. A build whose interface is not the one of this version is refused. The bytes layer has
+a text for each (`_core`, `_fallback`); the modules in COMPILED have one text, and Python's is imported from its source.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.machinery
+import importlib.util
 import logging
 import os
+import sys
 from types import ModuleType
 
 from fastlock import _fallback
+from fastlock._sources import PYTHON, digest
 
-_MODULES = {"cython": "fastlock._core", "python": "fastlock._fallback"}
+COMPILED = (*PYTHON, "_hot")
+_NAMES = ("cython", "python")
 
 
-def load(name: str | None = None) -> ModuleType:
+class _Plain:
+    """Finds the modules in COMPILED as source, also where something compiled lies beside it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        package, _, module = name.rpartition(".")
+        if package != __package__ or module not in COMPILED:
+            return None
+        return importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{module}.py"))
+
+
+def choose(name: str | None) -> ModuleType:
     """The bytes layer by name, or the best there is. ValueError: no such name. ImportError: not built, or stale."""
-    if name is not None:
-        if name not in _MODULES:
-            raise ValueError(f"the implementation must be 'cython' or 'python', not {name!r} (FASTLOCK_IMPL)")
-        return _checked(importlib.import_module(_MODULES[name]))
-    try:
-        core = importlib.import_module(_MODULES["cython"])
-    except ImportError as error:
-        logging.getLogger("fastlock").info("the compiled core is not there, using pure Python: %s", error)
-        return _fallback
-    return _checked(core)
+    if name is not None and name not in _NAMES:
+        raise ValueError(f"the implementation must be 'cython' or 'python', not {name!r} (FASTLOCK_IMPL)")
+    if name != "python":
+        try:
+            return _compiled()
+        except ModuleNotFoundError as error:
+            if name is not None:
+                raise
+            logging.getLogger("fastlock").info("nothing compiled is there, using pure Python: %s", error)
+    sys.meta_path.insert(0, _Plain)
+    return _fallback
 
 
-def _checked(module: ModuleType) -> ModuleType:
-    if module.ABI != _fallback.ABI:
-        raise ImportError(
-            f"{module.__name__} is stale (interface {module.ABI}, not {_fallback.ABI}): build fastlock again"
-        )
-    return module
+def _compiled() -> ModuleType:
+    for module in COMPILED:
+        spec = importlib.util.find_spec(f"{__package__}.{module}")
+        if spec is None or not isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+            raise ModuleNotFoundError(f"fastlock.{module} is not compiled")
+    core = importlib.import_module("fastlock._core")
+    if (sources := digest()) is not None and sources != core.SOURCES:
+        raise ImportError("what was compiled is stale, its sources have changed: build fastlock again (make build)")
+    return core
 
 
-default = load(os.environ.get("FASTLOCK_IMPL") or None)
+default = choose(os.environ.get("FASTLOCK_IMPL") or None)

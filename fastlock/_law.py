@@ -15,9 +15,10 @@ import random
 from collections.abc import Callable, Generator
 from typing import Any
 
+from fastlock import _batch as batch
 from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock._lease import ENDED, Lease, now
+from fastlock._lease import ENDED, Lease
 
 Clock = Callable[[], float]
 LATE: Any = type("LATE", (), {"__repr__": lambda self: "LATE", "__slots__": ()})()
@@ -210,6 +211,23 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
         answer = yield ask
 
 
+def settled(ask: Ask, trial: Trial) -> Steps:
+    """Ask, and settle the answer."""
+    return (yield from settle(ask, (yield ask), trial))
+
+
+def or_undo(steps: Steps, undo: Callable[[], Undo | None]) -> Steps:
+    """Carry out `steps`; if they fail, or the caller is gone (cancelled, interrupted), leave what undoes them."""
+    try:
+        return (yield from steps)
+    except GeneratorExit:  # nobody drives these steps any more: nothing can be left
+        raise
+    except BaseException:
+        if (left := undo()) is not None:
+            yield left
+        raise
+
+
 _NULL = type(None)
 _SHAPES: dict[int, tuple[type, ...]] = {
     **dict.fromkeys((say.ACQUIRE, say.ACQUIRE_ENDLESS, say.ACQUIRE_SCRIPT, say.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)),
@@ -245,19 +263,9 @@ def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
         raise errors.from_reply(error)
 
 
-def granted(answer: Any, terms: Any, token: bytes, sent: float) -> Lease | None:
-    """The lease, if the name was free and the reply came before the lease was over; otherwise it takes
-    `Acquire.rest`."""
-    if answer is None:
-        deadline = sent + terms.ms / 1000 if terms.ms else math.inf
-        if now() < deadline:
-            return Lease(terms.name, terms.key, token, deadline)
-    return None
-
-
 class Acquire(Ask):
-    """Acquire a name: a step, whose answer goes to `granted` (the hot path, without a generator) or `rest`. Waits
-    while its terms allow it. Checked values only: `ms` 0 means a lease without end.
+    """Acquire a name: a step, whose answer goes to `rest`. Waits while its terms allow it. Checked values only: `ms` 0
+    means a lease without end.
 
     The outcome is the Lease, or None: somebody else holds it. Raises redis-py's exception of an error reply;
     ConnectionError or TimeoutError when the server stays away.
@@ -283,14 +291,7 @@ class Acquire(Ask):
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
         """From the first answer to the outcome."""
-        try:
-            lease = yield from self._looks(answer, clock)
-        except GeneratorExit:
-            raise
-        except BaseException:  # an error, or the caller is gone: cancelled, interrupted
-            if self.doubted:
-                yield self.undo()
-            raise
+        lease = yield from or_undo(self._looks(answer, clock), lambda: self.undo() if self.doubted else None)
         if lease is None and self.doubted:
             yield self.undo()
         return lease
@@ -310,14 +311,9 @@ class Acquire(Ask):
             answer = yield self
 
     def _withdraw(self, clock: Clock) -> Steps:
-        undo = Ask(say.RELEASE, self.key, self.token)
-        try:
-            yield from settle(undo, (yield undo), Trial(clock))
-        except GeneratorExit:
-            raise
-        except BaseException:
-            yield Undo([self.key], [self.token], math.inf, undo.stale)
-            raise
+        release = Ask(say.RELEASE, self.key, self.token)
+        undo = lambda: Undo([self.key], [self.token], math.inf, release.stale)  # noqa: E731
+        yield from or_undo(settled(release, Trial(clock)), undo)
 
     def _late(self, clock: Clock) -> bool:
         """Whether there is no time for another look."""
@@ -357,7 +353,7 @@ class Acquire(Ask):
         """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
         ask = Ask(say.PTTL, self.key)
         ask.until = self.until
-        left = yield from settle(ask, (yield ask), Trial(clock))
+        left = yield from settled(ask, Trial(clock))
         pause = self.sleep
         if left is not LATE and left != -1:  # -1: a holder without end
             pause = min(pause, left / 1000)
@@ -392,18 +388,16 @@ class Release(Ask):
         """From the first answer to the outcome."""
         lease = self.lease
         trial = Trial(clock)
-        try:
-            answer = yield from settle(self, answer, trial)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            if trial.doubt:
-                lease.doubt_release(trial.doubt_since)
-                yield Undo([self.key], [self.token], lease.deadline, self.stale)
-            raise
-        if trial.doubt:
-            lease.doubt_release(trial.doubt_since)
+        answer = yield from or_undo(settle(self, answer, trial), lambda: self._doubted(trial))
+        self._doubted(trial)
         return bool(answer) or lease.release_doubted
+
+    def _doubted(self, trial: Trial) -> Undo | None:
+        """What went out with its reply lost: it may have been the one that let go."""
+        if not trial.doubt:
+            return None
+        self.lease.doubt_release(trial.doubt_since)
+        return Undo([self.key], [self.token], self.lease.deadline, self.stale)
 
 
 def extend(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps:
@@ -413,17 +407,17 @@ def extend(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None 
         ask.stale, lease.stale = lease.stale, ()
     answer = yield ask
     if answer != b"OK" and answer != 1:
-        try:
-            answer = yield from settle(ask, answer, Trial(clock))
-        except GeneratorExit:
-            raise
-        except BaseException:
-            if ask.stale:  # given up: what was sent must not shorten or prolong the lease later
-                if lease is not None:
-                    lease.stale = ask.stale
-                yield Undo([], [], math.inf, ask.stale)
-            raise
+        answer = yield from or_undo(settle(ask, answer, Trial(clock)), lambda: _given_up(ask, lease))
     return ask.sent if answer == b"OK" or answer == 1 else None
+
+
+def _given_up(ask: Ask, lease: Lease | None) -> Undo | None:
+    """An extension that was sent must not shorten or prolong the lease later."""
+    if not ask.stale:
+        return None
+    if lease is not None:
+        lease.stale = ask.stale
+    return Undo([], [], math.inf, ask.stale)
 
 
 def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
@@ -449,7 +443,7 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
 def inspect(verb: int, key: bytes, clock: Clock) -> Steps:
     """Ask a question that changes nothing. Returns the reply."""
     ask = Ask(verb, key)
-    return (yield from settle(ask, (yield ask), Trial(clock)))
+    return (yield from settled(ask, Trial(clock)))
 
 
 def acquire_many(names: list[Any], keys: list[bytes], token: bytes, ms: int, clock: Clock) -> Steps:
@@ -458,39 +452,31 @@ def acquire_many(names: list[Any], keys: list[bytes], token: bytes, ms: int, clo
     An error reply to one of them releases what the others got, and is raised.
     """
     ask = AskMany(say.ACQUIRE if ms else say.ACQUIRE_ENDLESS, keys, [token] * len(keys), ms)
-    answers = yield ask
-    trial = Trial(clock)
-    one: Acquire | None = None
-    try:
-        if type(answers) is not list:
-            answers = yield from settle(ask, answers, trial)
-        end = ask.end()
-        leases: list[Lease | None] = [
-            Lease(name, key, token, end) if answer is None else answer
-            for name, key, answer in zip(names, keys, answers, strict=True)
-        ]
-        for i, odd in enumerate(leases):
-            if odd is not None and type(odd) is not Lease:
-                one = Acquire(names[i], keys[i], token, ms)
-                leases[i] = yield from _again(one, odd, clock)
-    except GeneratorExit:
-        raise
-    except BaseException:
-        if one is not None:
-            ask.stale += one.stale
-        yield ask.undo()
-        raise
-    if clock() >= end:
+    ask.token = token
+    leases = yield from or_undo(_each(ask, (yield ask), names, clock), ask.undo)
+    if clock() >= ask.end():
         yield ask.undo()
         return [None] * len(keys)
     return leases
 
 
-def _again(one: Acquire, answer: Any, clock: Clock) -> Steps:
-    """One name of a batch that was not simply free. Asked again on its own where the answer does not say all."""
-    if type(answer) is bytes and answer != one.token:
-        return None
-    answer = yield from settle(one, (yield one), Trial(clock))
+def _each(ask: AskMany, answers: Any, names: list[Any], clock: Clock) -> Steps:
+    """From the answers to leases, each name on its own where its answer does not say all."""
+    if type(answers) is not list:
+        answers = yield from settle(ask, answers, Trial(clock))
+    leases, odd = batch.granted(names, ask.names, ask.token, ask.end(), answers)
+    for i in odd:
+        one = Acquire(names[i], ask.names[i], ask.token, ask.ms)
+        try:
+            leases[i] = yield from _again(one, clock)
+        finally:
+            ask.stale += one.stale  # of what broke under it: to be ended before all is undone
+    return leases
+
+
+def _again(one: Acquire, clock: Clock) -> Steps:
+    """One name of a batch whose answer does not say all: asked again on its own."""
+    answer = yield from settled(one, Trial(clock))
     if answer is None:
         return one._lease(one.sent, None)
     if answer == one.token:  # which is fresh with every batch: whatever became of the replies, it is ours
@@ -501,8 +487,7 @@ def _again(one: Acquire, answer: Any, clock: Clock) -> Steps:
 def release_many(leases: list[Lease], clock: Clock) -> Steps:
     """Let go of several, in one flush. Returns a list of bool: whether each was the caller's."""
     session = yield from look(clock)
-    names = [lease.key for lease in leases]
-    tokens = [lease.token for lease in leases]
+    names, tokens = batch.keys_and_tokens(leases)
     ask: Ask
     if session.capabilities & {say.DELIFEQ, say.DELEX}:
         ask = AskMany(say.RELEASE, names, tokens)
@@ -516,16 +501,14 @@ def release_many(leases: list[Lease], clock: Clock) -> Steps:
     answers = yield ask
     if type(answers) is list and type(ask) is Call and all(type(part) is list for part in answers):
         answers = [answer for part in answers for answer in part]
-    released: list[bool] = []
-    for i, lease in enumerate(leases):
-        answer = answers[i] if type(answers) is list and len(answers) == len(leases) else None
-        if type(answer) is int and (answer or not lease.release_doubted):
-            released.append(bool(answer))
-        else:  # lost, or an error: alone, with all that it takes to know the outcome
-            if type(answers) is Lost:
-                lease.doubt_release(ask.sent)
-            again = Release(lease)
-            released.append((yield from again.rest((yield again), clock)))
+    whole = type(answers) is list and len(answers) == len(leases)
+    released, odd = batch.ended(leases, answers if whole else [None] * len(leases))
+    for i in odd:  # lost, or an error: alone, with all that it takes to know the outcome
+        lease = leases[i]
+        if type(answers) is Lost:
+            lease.doubt_release(ask.sent)
+        again = Release(lease)
+        released[i] = yield from again.rest((yield again), clock)
         lease.deadline = ENDED
     return released
 

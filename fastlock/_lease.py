@@ -31,18 +31,15 @@ class Lease:
     `remaining` and `valid` need no I/O and may be asked often. A lease is not shared with a forked child.
     """
 
-    fence: int | None = None  # greater than that of every earlier holder; None unless it was asked for
-    release_doubted = False
-    stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
-
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
         self.name = name  # as the caller wrote it
         self.key = key  # as the server knows it
         self.token = token
         self.deadline = deadline  # on the clock `now`
+        self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
+        self.release_doubted = False
+        self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = _generation
-        if fence is not None:
-            self.fence = fence
 
     @property
     def remaining(self) -> float:
@@ -65,6 +62,15 @@ class Lease:
         """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
         before."""
         self.release_doubted = self.release_doubted or started < self.deadline
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """For copies: they claim what the lease claims, where and when they are looked at."""
+        told = (self.name, self.key, self.token, self.deadline, self.fence, self.release_doubted, self.stale)
+        return (*told, self._generation)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        (self.name, self.key, self.token, self.deadline, self.fence, self.release_doubted, self.stale) = state[:-1]
+        self._generation = state[-1]
 
     def __repr__(self) -> str:
         left = self.remaining

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
 from fastlock import _dropin as dropin
+from fastlock import _hot as hot
 from fastlock import _law as law
 from fastlock._lease import Lease, now
 from fastlock._terms import SLEEP, Local, Terms
 
-_thread = threading.local()
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
 
@@ -21,15 +20,7 @@ class BaseLock(Terms):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered."""
 
     def _me(self) -> Any:
-        if not self.thread_local:
-            return None
-        try:
-            return _thread.owner
-        except (
-            AttributeError
-        ):  # a thread's number will do for an owner only as long as it lives: the next one gets it again
-            _thread.owner = owner = object()
-            return owner
+        return hot.thread_owner() if self.thread_local else None
 
     def acquire(
         self,
@@ -47,6 +38,8 @@ class BaseLock(Terms):
         Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
         answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
+        if sleep is None and blocking is None and blocking_timeout is None and token is None:
+            return hot.take(self, False) is not None
         return self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token)) is not None
 
     def release(self) -> None:
@@ -54,7 +47,7 @@ class BaseLock(Terms):
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        self._wire.give(self)
+        hot.give(self)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
@@ -86,9 +79,9 @@ class BaseLock(Terms):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._wire.give(self)
+            hot.give(self)
         except Exception as problem:
-            self._left(error, problem)
+            self.left(error, problem)
 
     async def __aenter__(self) -> NoReturn:
         raise TypeError(_WRONG_FACE)
@@ -104,7 +97,7 @@ class ClientLock(BaseLock):
 
     def __enter__(self) -> Lease:
         """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        return self._wire.take(self)  # type: ignore[no-any-return]
+        return hot.take(self, True)  # type: ignore[return-value]
 
 
 class Lock(BaseLock):
@@ -146,5 +139,5 @@ class Lock(BaseLock):
 
     def __enter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        self._wire.take(self)
+        hot.take(self, True)
         return self

@@ -12,11 +12,12 @@ import inspect
 import logging
 import math
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from fastlock import _checks as checks
 from fastlock import _law as law
+from fastlock._checks import as_ms, as_name
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._lease import ENDED, Lease, new_token, now
 
@@ -33,16 +34,6 @@ NOT_HELD = {
 
 class Terms:
     """A lock's name and settings, and the leases acquired through it."""
-
-    # What most locks have: set on the lock itself only where it was chosen otherwise, as a lock is made for each use
-    sleep: float = SLEEP
-    blocking = True
-    blocking_timeout: float | None = None
-    thread_local = True
-    raise_on_release_error = True
-    fence = False
-    special = False  # not for the hot path of the wires
-    _encoding = "utf-8"
 
     def __init__(
         self,
@@ -61,24 +52,21 @@ class Terms:
         self._wire = client._wire
         self.name = name
         self.timeout = timeout
-        self.key = checks.as_name(name, encoding)
-        self.ms = 0 if timeout is None else checks.as_ms(timeout)
+        self.key = as_name(name, encoding)
+        self.ms = 0 if timeout is None else as_ms(timeout)
         self.leases: dict[Any, Lease] = {}
-        if (
-            (sleep is not SLEEP or blocking is not True or blocking_timeout is not None or thread_local is not True)
-            or (raise_on_release_error is not True or fence)
-            or encoding is not Terms._encoding
-        ):
-            self.sleep = checks.as_wait(sleep, "sleep")
-            self.blocking = blocking
-            self.blocking_timeout = blocking_timeout
-            self.thread_local = thread_local
-            self.raise_on_release_error = raise_on_release_error
-            self.fence = fence
-            self.special = fence or blocking_timeout is not None
-            self._encoding = encoding
-            if blocking_timeout is not None:
-                self._check_wait(blocking, blocking_timeout)
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = thread_local
+        self.raise_on_release_error = raise_on_release_error
+        self.fence = fence
+        self.special = fence or blocking_timeout is not None  # not for the hot path
+        self._encoding = encoding
+        if sleep is not SLEEP:
+            checks.as_wait(sleep, "sleep")
+        if blocking_timeout is not None:
+            self._check_wait(blocking, blocking_timeout)
 
     def _me(self) -> Any:
         """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""
@@ -110,9 +98,9 @@ class Terms:
                 "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
             )
 
-    def taking(self, token: bytes | None = None) -> Taking:
-        """The operation of an acquire on the lock's own terms."""
-        op = Taking(self, token or new_token())
+    def taking(self, token: bytes | None = None, must: bool = True) -> Taking:
+        """The operation of an acquire on the lock's own terms. must: whether not to get it is an error."""
+        op = Taking(self, token or new_token(), must)
         if self.blocking:
             op.blocking = True
             op.sleep = self.sleep
@@ -122,10 +110,10 @@ class Terms:
 
     def taking_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Taking:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
-        op = Taking(self, new_token() if token is None else checks.as_bytes(token, "token", self._encoding))
+        proof = new_token() if token is None else checks.as_bytes(token, "token", self._encoding)
+        op = Taking(self, proof, must=False)
         op.blocking = bool(self.blocking if blocking is None else blocking)
         op.sleep = self.sleep if sleep is None else checks.as_wait(sleep, "sleep")
-        op.must = False
         if blocking_timeout is not None:
             self._check_wait(op.blocking, blocking_timeout)
         elif op.blocking:
@@ -165,7 +153,7 @@ class Terms:
 
     def _extension(self, seconds: float, replace_ttl: bool, verb: str) -> Any:
         """The operation that moves the end of the caller's lease."""
-        ms = checks.as_ms(seconds, "additional_time")
+        ms = as_ms(seconds, "additional_time")
         return law.prolong(self._held(verb), ms, replace_ttl, now)
 
     def releasing(self) -> Releasing:
@@ -175,7 +163,7 @@ class Terms:
     def _lost(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._text)
 
-    def _left(self, error: BaseException | None, problem: Exception) -> None:
+    def left(self, error: BaseException | None, problem: Exception) -> None:
         """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
         if error is not None:
             error.add_note(f"fastlock: then the release of {self.name!r} failed: {problem!r}")
@@ -191,10 +179,9 @@ class Terms:
 class Taking(law.Acquire):
     """An acquire whose lease the lock keeps, for the thread or task that asked."""
 
-    must = True  # whether not to get it is an error
-
-    def __init__(self, terms: Terms, token: bytes) -> None:
+    def __init__(self, terms: Terms, token: bytes, must: bool) -> None:
         self.terms = terms
+        self.must = must
         law.Acquire.__init__(self, terms.name, terms.key, token, terms.ms, terms.fence)
 
     def forget(self) -> None:
@@ -257,38 +244,6 @@ class Local:
             terms.keep(Lease(terms.name, terms.key, proof, end))
 
 
-def batch(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[bytes], int]:
-    """The checked arguments of acquire_many: names as given, as keys, and the lease in milliseconds."""
-    if isinstance(names, (str, bytes, bytearray, memoryview)):
-        raise TypeError("names must be a list of names, not a single one")
-    given = _listed(names, "names")
-    keys = [checks.as_name(name) for name in given]
-    if len(set(keys)) != len(keys):
-        raise ValueError("names must not hold a name twice")
-    return given, keys, 0 if timeout is None else checks.as_ms(timeout)
-
-
-def _listed(values: Any, what: str) -> list[Any]:
-    if not isinstance(values, Iterable):
-        raise TypeError(f"{what} must be a list, not {type(values).__name__}")
-    return list(values)
-
-
-def owned(leases: Iterable[Any]) -> tuple[list[Lease | None], list[Lease]]:
-    """The checked argument of release_many: as given, and, once each, those that can be released."""
-    given = _listed(leases, "leases")
-    for lease in given:
-        if lease is not None and type(lease) is not Lease:
-            raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
-    return given, list({id(lease): lease for lease in given if lease is not None and not lease.inherited}.values())
-
-
-def merge(given: list[Lease | None], mine: list[Lease], released: list[bool]) -> list[bool]:
-    """One bool for each entry that release_many was given."""
-    outcome = {id(lease): done for lease, done in zip(mine, released, strict=True)}
-    return [outcome.get(id(lease), False) for lease in given]
-
-
 def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """From a `locked` decorator's name (a template over the call's arguments, or a callable) to a function of the
     call."""
@@ -299,7 +254,7 @@ def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     if callable(name):
         return name  # type: ignore[no-any-return]
     if not isinstance(name, str):
-        checks.as_name(name)
+        as_name(name)
         return lambda *args, **kwargs: name
     signature = inspect.signature(function)
     fields = [field for _, field, _, _ in string.Formatter().parse(name) if field is not None]
@@ -311,7 +266,7 @@ def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             )
     if not fields:
         fixed = name.format()
-        checks.as_name(fixed)
+        as_name(fixed)
         return lambda *args, **kwargs: fixed
 
     def from_call(*args: Any, **kwargs: Any) -> str:

@@ -23,8 +23,8 @@ from fastlock import _errors as errors
 from fastlock import _fallback
 from fastlock import _law as law
 from fastlock import _session as session
-from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo, granted
-from fastlock._lease import ENDED, Lease, now
+from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo
+from fastlock._lease import now
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
@@ -47,7 +47,8 @@ _TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
 
 def queue(link: Any, ask: Any, slot: Any) -> None:
     """Write a step of the law into a connection's pipe; `slot` gets the answer."""
-    pipe, forms = link.pipe, link.forms
+    pipe = link.pipe
+    forms = pipe.forms
     for broken in ask.stale:  # nothing that these sent may still be executed after this
         if (call := session.end(broken, link.session)) is not None:
             pipe.put_command(None, call)
@@ -69,8 +70,8 @@ def as_error(error: BaseException, place: str) -> Exception:
     if isinstance(error, ProtocolError):
         return errors.InvalidResponse(f"{place}: {error}")
     if isinstance(error, TimeoutError):
-        return errors.TimeoutError(f"{place}: {error or 'timed out'}")
-    return errors.ConnectionError(f"{place}: {error or type(error).__name__}")
+        return errors.TimeoutError(f"{place}: {str(error) or 'timed out'}")
+    return errors.ConnectionError(f"{place}: {str(error) or type(error).__name__}")
 
 
 class Connection:
@@ -85,13 +86,13 @@ class Connection:
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
         self.pipe = self.impl.Pipe(self.sock)
-        self._ticket = self.impl.Ticket
+        self.busy = self.impl.BUSY
         try:
             self.session = self._greet(wire.settings)
         except BaseException:
             self.sock.close()
             raise
-        self.forms = templates(self.impl, self.session.capabilities)
+        self.pipe.forms = templates(self.impl, self.session.capabilities)
 
     def _greet(self, settings: Settings) -> session.Session:
         hello, rest = self.impl.Ticket(), self.impl.Ticket()
@@ -115,37 +116,32 @@ class Connection:
         return found
 
     def ask(self, ask: Ask, spin: float) -> Any:
-        """Send a step and wait. Returns its answer, `Lost`, or LATE when `ask.until` passed first."""
-        ticket = self._ticket()
+        """Send a step and wait. Returns its answer, `Lost`, LATE when `ask.until` passed first, or STALE."""
         ask.sent = now()
+        ask.link = self
         try:
-            # The hot path: one command, with nobody else on this connection; all else is `_share`
-            if (
-                ask.kind != law.ONE
-                or ask.until is not None
-                or ask.stale
-                or self.dead is not None
-                or not self.pipe.ask(self.forms[ask.verb], ticket, ask.key, ask.token, ask.ms, self.patience, spin)
-            ):
-                self._share(ticket, ask)
-        except self.impl.Unasked as error:
+            if ask.kind == law.ONE and ask.until is None and not ask.stale and self.dead is None:
+                # with nobody else on this connection
+                answer = self.pipe.ask(self.pipe.forms[ask.verb], ask.key, ask.token, ask.ms, self.patience, spin)
+                if answer is not self.busy:
+                    return answer
+            return self._share(ask)
+        except BaseException as error:
+            return self.explain(ask, error)
+
+    def explain(self, ask: Ask, error: BaseException) -> Any:
+        """What an exception out of the pipe means for a step: STALE, or `Lost`. Raises what only the caller can
+        explain: it was interrupted."""
+        if isinstance(error, self.impl.Unasked):
             self.fail(error)
             return STALE
-        except _BROKEN as error:
-            self.fail(error)
-        except BaseException:  # interrupted, perhaps on the way out: the others must not pay for it
-            self.pipe.resign(ticket)
-            self._leave(ticket, ask)
-            raise
-        ask.link = self
-        if ticket.ready:
-            return ticket.reply
-        if self.dead is not None:
-            return Lost(self.dead, self.patience, sent=True, session=self.session)
-        self._leave(ticket, ask)
-        return LATE
+        if isinstance(error, _BROKEN):
+            self.fail(error)  # after which it is `dead`
+            return Lost(self.dead, self.patience, sent=True, session=self.session)  # type: ignore[arg-type]
+        self._leave(ask)  # perhaps on its way out: the others must not pay for it
+        raise error
 
-    def _share(self, ticket: Any, ask: Ask) -> None:
+    def _share(self, ask: Ask) -> Any:
         """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
         pipe = self.pipe
         if self.dead is not None or not pipe.usable():
@@ -153,6 +149,7 @@ class Connection:
         until = ask.until
         patience = self.patience if until is None else max(0.0, min(self.patience, until - now()))
         end = now() + patience
+        ticket = self.impl.Ticket()
         wake = threading.Lock()
         wake.acquire()
         ask.sent = now()
@@ -166,14 +163,21 @@ class Connection:
                 pipe.exchange(ticket, max(0.0, end - now()), 0.0)
         finally:
             ticket.abandoned = not ticket.ready  # first: nobody must make this one the reader any more
-            pipe.resign(ticket)
-        if not ticket.ready and (until is None or now() < until):
+            try:
+                pipe.resign(ticket)
+            except BaseException:  # interrupted in it: nobody else could resign for this ticket
+                pipe.resign(ticket)
+                raise
+        if ticket.ready:
+            return ticket.reply
+        if until is None or now() < until:
             raise TimeoutError(f"no reply within {self.patience} s")
+        self._leave(ask)
+        return LATE
 
-    def _leave(self, ticket: Any, ask: Any) -> None:
+    def _leave(self, ask: Any) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same
         connection."""
-        ticket.abandoned = True
         undo = ask.undo()
         if self.pipe.broken:
             self.fail(ConnectionError("interrupted half-way"))
@@ -237,8 +241,8 @@ class Wire:
 
     def _start(self) -> None:
         self.debts: list[Undo] = []
-        self._all: list[Connection] = []
-        self._idle: list[Connection] = []
+        self.connections: list[Connection] = []
+        self.idle: list[Connection] = []
         self._opening = 0
         self._turn = 0
         self._met = (
@@ -247,39 +251,15 @@ class Wire:
         self._changed = threading.Condition()
         self._closing = threading.Event()
 
-    def take(self, lock: Any) -> Lease:
-        """Acquire on a lock's own terms. The hot path: the name was free; all else goes through the law."""
-        op = lock.taking()
-        try:
-            answer = self._ask(op)
-            lease = granted(answer, lock, op.token, op.sent) if answer is None and not lock.special else None
-            if lease is None:
-                return self.drive(op.rest(answer, now))  # type: ignore[no-any-return]
-            lock.keep(lease)
-            return lease
-        except BaseException as error:
-            self._interrupted(op, error)
-            raise
-
-    def give(self, lock: Any) -> None:
-        """Release the caller's lease. The hot path: it was the caller's; all else goes through the law."""
-        op = lock.releasing()
-        answer = self._ask(op)
-        if answer == 1:
-            op.lease.deadline = ENDED
-            lock.drop(op.lease)
-        else:
-            self.drive(op.rest(answer, now))
-
     def run(self, op: Any) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
         try:
             return self.drive(op.rest(self._ask(op), now))
         except BaseException as error:
-            self._interrupted(op, error)
+            self.interrupted(op, error)
             raise
 
-    def _interrupted(self, op: Any, error: BaseException) -> None:
+    def interrupted(self, op: Any, error: BaseException) -> None:
         """Ctrl-C may strike anywhere, also between the grant and its being kept: nobody is left to release it."""
         if not isinstance(error, Exception):
             op.forget()
@@ -317,7 +297,7 @@ class Wire:
 
     def _ask(self, ask: Any) -> Any:
         try:
-            connection, owner = self._idle.pop(), True  # atomic; and the latest used, whose memory is warm
+            connection, owner = self.idle.pop(), True  # atomic; and the latest used, whose memory is warm
         except IndexError:
             try:
                 connection, owner = self._more()
@@ -326,10 +306,10 @@ class Wire:
         try:
             if self.debts:
                 self._pay(connection)
-            answer = connection.ask(ask, SPIN if len(self._all) - len(self._idle) == 1 else 0.0)
+            answer = connection.ask(ask, SPIN if len(self.connections) - len(self.idle) == 1 else 0.0)
         finally:
             if owner and connection.dead is None:
-                self._idle.append(connection)
+                self.idle.append(connection)
         return answer if answer is not STALE else self._ask(ask)  # ends: each is thrown away, a new one is fresh
 
     def look(self) -> Any:
@@ -339,7 +319,7 @@ class Wire:
         except FAILED as error:
             return self._lost(error)
         if owner:
-            self._idle.append(connection)
+            self.idle.append(connection)
         return connection.session
 
     def _lost(self, error: BaseException) -> Lost:
@@ -356,14 +336,14 @@ class Wire:
             while True:
                 if self.closed:
                     raise errors.ClientClosedError("this client is closed")
-                if self._idle:
-                    return self._idle.pop(), True
-                if len(self._all) + self._opening < limit:
+                if self.idle:
+                    return self.idle.pop(), True
+                if len(self.connections) + self._opening < limit:
                     self._opening += 1
                     break
-                if self._all:
+                if self.connections:
                     self._turn += 1
-                    return self._all[self._turn % len(self._all)], False
+                    return self.connections[self._turn % len(self.connections)], False
                 if not self._changed.wait(deadline - now()):
                     raise TimeoutError("no connection came up")
         return self._open(), True
@@ -376,7 +356,7 @@ class Wire:
             with self._changed:
                 self._opening -= 1
                 if connection is not None:
-                    self._all.append(connection)
+                    self.connections.append(connection)
                     first, self._met = not self._met, True
                 self._changed.notify_all()
         if self.closed:
@@ -388,15 +368,15 @@ class Wire:
     def discard(self, connection: Connection) -> None:
         """A connection broke; its idle twin, if any, is thrown away by whoever takes it."""
         with self._changed:
-            if connection in self._all:
-                self._all.remove(connection)
-            if connection in self._idle:
-                self._idle.remove(connection)
+            if connection in self.connections:
+                self.connections.remove(connection)
+            if connection in self.idle:
+                self.idle.remove(connection)
 
     def undo(self, undo: Undo) -> None:
         """Have something released that nobody waits for; over the next connection, when there is none."""
         with self._changed:
-            connection = self._all[0] if self._all else None
+            connection = self.connections[0] if self.connections else None
         if connection is None:
             self.debts.append(undo)
         else:
@@ -415,8 +395,8 @@ class Wire:
         ClientClosedError."""
         with self._changed:
             self.closed = True
-            connections = list(self._all)
-            self._idle.clear()
+            connections = list(self.connections)
+            self.idle.clear()
             self._changed.notify_all()
         self._closing.set()
         until = now() + PARTING
@@ -430,7 +410,7 @@ class Wire:
     def forget_parent(self) -> None:
         """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its
         sockets."""
-        for connection in self._all:
+        for connection in self.connections:
             connection.sock.close()
         self._start()
         if self.closed:
@@ -469,7 +449,7 @@ def open_socket(settings: Settings) -> Any:
         except BaseException:
             sock.close()
             raise
-    sock.setblocking(False)
+    sock.setblocking(settings.tls is None)  # the pipe says for how long
     return sock
 
 

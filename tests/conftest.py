@@ -1,8 +1,10 @@
 """Cells of the tests: server x face x implementation, as fixtures with ids; and what the session says about itself.
 
-A test names what it needs: `server` (run on valkey, redis, floor), `face` (threads, asyncio), `impl` (cython, python).
-An `async def` test is run by its face; without one, in an event loop. Helpers live in support/, decisions of fastlock
-nowhere here. Restrict by --servers=valkey,redis --faces=threads --impls=python; --loop=uvloop for the asyncio face.
+A test names what it needs: `server` (run on valkey, redis, floor), `face` (threads, asyncio), `layer` (core, fallback),
+`impl`: the implementation of the process, which is one in a session, chosen by FASTLOCK_IMPL before it starts.
+--only-impl leaves out what does not depend on that. An `async def` test is run by its face; without one, in an event
+loop. Helpers live in support/, decisions of fastlock nowhere here. Restrict by --servers=valkey,redis --faces=threads;
+--loop=uvloop for the asyncio face.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import inspect
 import os
 import platform
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,12 +28,15 @@ import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy
 from support.latch import Latch
+from support.pipes import LONG
 from support.servers import KINDS, Servers, leftovers
 
+import fastlock
 from fastlock.embedded import Server, ServerBinary
 
-AXES = {"server": KINDS, "face": ("threads", "asyncio"), "impl": ("cython", "python")}
-OPTIONS = {"server": "--servers", "face": "--faces", "impl": "--impls"}
+LAYERS = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
+AXES = {"server": KINDS, "face": ("threads", "asyncio"), "layer": tuple(LAYERS), "impl": (fastlock.IMPLEMENTATION,)}
+OPTIONS = {"server": "--servers", "face": "--faces"}
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SERVERS = pytest.StashKey[Servers]()
 MISSING = pytest.StashKey[dict[str, str]]()
@@ -41,13 +48,16 @@ CELLS = pytest.StashKey[dict[str, tuple[str, ...]]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fastlock")
-    for axis, values in AXES.items():
-        group.addoption(OPTIONS[axis], default=",".join(values), help=f"only these, of {','.join(values)}")
+    for axis, option in OPTIONS.items():
+        group.addoption(option, default=",".join(AXES[axis]), help=f"only these, of {','.join(AXES[axis])}")
+    group.addoption("--only-impl", action="store_true", help="only tests that depend on the implementation")
     group.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop of the asyncio face")
     group.addoption("--clear-crash", action="store_true", help="forget in which test earlier sessions died")
 
 
 def _wanted(config: pytest.Config, axis: str) -> list[str]:
+    if axis not in OPTIONS:
+        return list(AXES[axis])
     values = str(config.getoption(OPTIONS[axis])).split(",")
     if unknown := sorted(set(values) - set(AXES[axis])):
         raise pytest.UsageError(f"{OPTIONS[axis]}: {', '.join(unknown)} is none of {', '.join(AXES[axis])}")
@@ -57,15 +67,18 @@ def _wanted(config: pytest.Config, axis: str) -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it starts in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # children would inherit that Ctrl-C is ignored
+    asked = os.environ.setdefault("FASTLOCK_IMPL", "cython" if IN_CI else fastlock.IMPLEMENTATION)  # children's as well
+    if asked != fastlock.IMPLEMENTATION:
+        raise pytest.UsageError(f"the implementation is {fastlock.IMPLEMENTATION!r}, {asked!r} was asked for")
     servers = config.stash[SERVERS] = Servers()
     missing = config.stash[MISSING] = {}
     config.stash[CELLS] = {}
     for kind in _wanted(config, "server"):
         if isinstance(reason := servers.binaries[kind], str):
             missing[kind] = reason
-    for impl in _wanted(config, "impl"):
-        if reason := _cannot_import({"cython": "fastlock._core", "python": "fastlock._fallback"}[impl]):
-            missing[impl] = reason
+    for layer, module in LAYERS.items():
+        if reason := _cannot_import(module):
+            missing[layer] = reason
     _wanted(config, "face")
     if missing and IN_CI:
         raise pytest.UsageError(f"CI is set, so every cell must run, but: {missing}")
@@ -88,16 +101,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    fastlock = importlib.import_module("fastlock")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("redis", "hiredis"))
-    implementation = getattr(fastlock, "IMPLEMENTATION", "none")
-    lines = [f"fastlock: IMPLEMENTATION={implementation}, {platform.python_implementation()} "
+    lines = [f"fastlock: IMPLEMENTATION={fastlock.IMPLEMENTATION}, {platform.python_implementation()} "
              f"{platform.python_version()}, {versions}, loop {config.getoption('--loop')}"]  # fmt: skip
     for kind in _wanted(config, "server"):
         binary = config.stash[SERVERS].binaries[kind]
         if isinstance(binary, ServerBinary):
             lines.append(f"server {kind}: {binary.kind} {binary.version}, {binary.path}")
-    lines.append("cells: " + " x ".join("/".join(_wanted(config, axis)) for axis in AXES))
+    axes = [axis for axis in AXES if axis != "layer" or not config.getoption("--only-impl")]
+    only = ", only what depends on the implementation" if config.getoption("--only-impl") else ""
+    lines.append("cells: " + " x ".join("/".join(_wanted(config, axis)) for axis in axes) + only)
     lines += [f"!!!!! WILL NOT RUN: {name}: {reason} !!!!!" for name, reason in config.stash[MISSING].items()]
     return lines
 
@@ -123,10 +136,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cell = {axis: str(parameters[axis]) for axis in AXES if axis in parameters}
         config.stash[CELLS][item.nodeid] = tuple(cell.values())
         out = any(value.partition("+")[0] not in wanted[axis] for axis, value in cell.items())
-        (dropped if out else chosen).append(item)
+        elsewhere = "impl" not in cell and config.getoption("--only-impl")
+        (dropped if out or elsewhere else chosen).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = chosen
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What was asked for may have no part that depends on the implementation: no mistake, the other session ran it."""
+    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--only-impl"):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -196,16 +216,32 @@ def start_server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[C
 
 @pytest.fixture
 def impl(request: pytest.FixtureRequest) -> str:
-    """ "cython" or "python": the value for Client(impl=...)."""
-    _skip_if_missing(request, request.param)
+    """ "cython" or "python": the implementation of this process, on which the test depends."""
     return str(request.param)
+
+
+@pytest.fixture
+def layer(request: pytest.FixtureRequest) -> ModuleType:
+    """The bytes layer, compiled and in Python: both can be used in one process, whichever its locks use."""
+    _skip_if_missing(request, request.param)
+    return importlib.import_module(LAYERS[request.param])
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two connected sockets: one for the pipe (small buffers; blocking, as the wires make them), one for the test."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    theirs.settimeout(LONG)
+    with ours, theirs:
+        yield ours, theirs
 
 
 @pytest.fixture
 def face(request: pytest.FixtureRequest, impl: str) -> Face:
     """Threads or asyncio, see support/faces.py. Parametrize it with "asyncio+uvloop" (indirect) for that loop."""
     name, _, loop = str(request.param).partition("+")
-    return Face(name, impl, uvloop="uvloop" in (loop, request.config.getoption("--loop")) and name == "asyncio")
+    return Face(name, uvloop="uvloop" in (loop, request.config.getoption("--loop")) and name == "asyncio")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import random
 import sys
 import threading
@@ -38,8 +39,8 @@ WARM = 0.1  # part of the pairs that is not counted
 class Storm:
     """What all workers of one storm share: how often, what happened, what must never happen."""
 
-    def __init__(self, url: str, face: str, impl: str, count: int, seed: int) -> None:
-        self.url, self.face, self.impl, self.count, self.seed = url, face, impl, count, seed
+    def __init__(self, url: str, face: str, count: int, seed: int) -> None:
+        self.url, self.face, self.count, self.seed = url, face, count, seed
         self.left = count
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -94,7 +95,7 @@ class Threads:
 
     def __init__(self, storm: Storm) -> None:
         self.storm = storm
-        self.client = fastlock.Client.from_url(storm.url, impl=storm.impl, max_connections=CONNECTIONS["threads"])
+        self.client = fastlock.Client.from_url(storm.url, max_connections=CONNECTIONS["threads"])
 
     def run(self) -> None:
         workers = [threading.Thread(target=self.guarded, args=(number,)) for number in range(WORKERS["threads"])]
@@ -148,7 +149,7 @@ class Tasks:
         with redis.Redis.from_url(storm.url) as self.probe:
             self.probe.ping()
             storm.before += 1
-            async with fastlock.asyncio.Client.from_url(storm.url, impl=storm.impl) as self.client:
+            async with fastlock.asyncio.Client.from_url(storm.url) as self.client:
                 await asyncio.gather(*(self.guarded(number) for number in range(WORKERS["asyncio"])))
                 await self.client.lock("barrier").locked()
         gc.collect()
@@ -210,8 +211,8 @@ def resident() -> int:
 class Pairs:
     """acquire and release, uncontended, by a few threads or many tasks; how much memory is kept."""
 
-    def __init__(self, url: str, face: str, impl: str) -> None:
-        self.url, self.face, self.impl = url, face, impl
+    def __init__(self, url: str, face: str) -> None:
+        self.url, self.face = url, face
         self.workers = 4 if face == "threads" else 50
 
     def run(self, pairs: int) -> int:
@@ -220,7 +221,7 @@ class Pairs:
         return self._threads(warm, pairs) if self.face == "threads" else asyncio.run(self._tasks(warm, pairs))
 
     def _threads(self, warm: int, pairs: int) -> int:
-        client = fastlock.Client.from_url(self.url, impl=self.impl)
+        client = fastlock.Client.from_url(self.url)
 
         def work(number: int, count: int) -> None:
             for turn in range(count):
@@ -241,7 +242,7 @@ class Pairs:
         return after - before
 
     async def _tasks(self, warm: int, pairs: int) -> int:
-        async with fastlock.asyncio.Client.from_url(self.url, impl=self.impl) as client:
+        async with fastlock.asyncio.Client.from_url(self.url) as client:
 
             async def work(number: int, count: int) -> None:
                 for turn in range(count):
@@ -281,14 +282,17 @@ def main() -> int:
     parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported: once more from the start
+        os.environ["FASTLOCK_IMPL"] = args.impl
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     started = time.monotonic()
-    cell = f"{args.face} {args.impl} {args.server}"
+    cell = f"{args.face} {fastlock.IMPLEMENTATION} {args.server}"
     with start(args.server) as server:
         if args.pairs:
-            growth = Pairs(server.url, args.face, args.impl).run(args.pairs)
+            growth = Pairs(server.url, args.face).run(args.pairs)
             print(f"{cell}: {args.pairs} pairs in {time.monotonic() - started:.1f} s, memory {growth / 1024:+.0f} KiB")
             return int(growth >= GROWTH)
-        storm = Storm(server.url, args.face, args.impl, args.count, args.seed)
+        storm = Storm(server.url, args.face, args.count, args.seed)
         storm.progress = lambda storm: print(
             f"{time.monotonic() - started:6.1f} s  {storm.left:8} to go  {dict(storm.counts)}", flush=True
         )

@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastlock import _commands as say
-from fastlock import _impl
 
 CAPABILITIES = (say.SET_NX_GET, say.DELIFEQ, say.DELEX, say.SET_IFEQ)
 DIALECTS = [frozenset(chosen) for n in range(5) for chosen in itertools.combinations(CAPABILITIES, n)]
@@ -33,12 +32,6 @@ seeded = settings(
     derandomize=True, deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 raw = st.binary(max_size=60) | st.sampled_from(NASTY) | st.integers(0, 4000).map(lambda size: b"{\r\n}" * size)
-
-
-@pytest.fixture
-def layer(impl: str) -> ModuleType:
-    """The implementation under test."""
-    return _impl.load(impl)
 
 
 def packed(*args: bytes | int) -> bytes:

@@ -7,7 +7,6 @@ was interrupted half-way and does not say so.
 from __future__ import annotations
 
 import contextlib
-import dis
 import errno
 import itertools
 import random
@@ -24,53 +23,9 @@ from typing import Any
 import hiredis
 import pytest
 from support import resp
+from support.pipes import LONG, Echo, Interrupt, beside, raise_at
 
-from fastlock import _impl
-
-LONG = 30.0  # seconds: a wait that must not run out
-
-
-@pytest.fixture
-def layer(impl: str) -> ModuleType:
-    """The implementation under test."""
-    return _impl.load(impl)
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two connected sockets: one for the pipe (not blocking, small buffers), one for the test (blocking)."""
-    ours, theirs = socket.socketpair()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    ours.setblocking(False)
-    theirs.settimeout(LONG)
-    with ours, theirs:
-        yield ours, theirs
-
-
-class Echo:
-    """A server that answers each command with its last word, in order, in its own thread."""
-
-    def __init__(self, sock: socket.socket, chunk: int = 1 << 16) -> None:
-        self.heard: list[bytes] = []
-        self.sock, self.chunk = sock, chunk
-        self.thread = threading.Thread(target=self._serve, daemon=True)
-
-    def _serve(self) -> None:
-        framer = resp.Framer(resp.command_end)
-        while data := self.sock.recv(self.chunk):
-            words = [resp.words(frame)[-1] for frame in framer.feed(data)]
-            self.heard += words
-            self.sock.sendall(b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
-
-    def __enter__(self) -> Echo:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-        self.thread.join(LONG)
-        assert not self.thread.is_alive()
+from fastlock import _fallback
 
 
 class Slot:
@@ -84,12 +39,6 @@ class Slot:
 
     def set_result(self, reply: Any) -> None:
         self.got.append(reply)
-
-
-def beside(call: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    return thread
 
 
 # ------------------------------------------------------------------------------------------------------------- sending
@@ -215,7 +164,6 @@ def test_receive_tells_nothing_from_the_end(layer: ModuleType, ends: Any, spin: 
 def test_a_reset_is_an_error(layer: ModuleType) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
         theirs = listener.accept()[0]
-        ours.setblocking(False)
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
         pipe = layer.Pipe(ours)
@@ -273,7 +221,7 @@ def test_a_wake_up_that_brings_no_byte_is_not_the_end_of_the_wait(layer: ModuleT
         for _ in range(3000):
             ends[1].sendall(b"x")
             with contextlib.suppress(BlockingIOError):
-                ends[0].recv(1)
+                ends[0].recv(1, socket.MSG_DONTWAIT)
         ends[1].sendall(b"\r\n")
 
     thread = beside(tease)
@@ -291,101 +239,6 @@ def test_a_timeout_of_many_years_is_a_timeout(layer: ModuleType, ends: Any, time
     assert ticket.reply == word
 
 
-# ------------------------------------------------------------------------------------------------------- who reads
-
-
-def asleep() -> threading.Lock:
-    """A lock to sleep on: held."""
-    wake = threading.Lock()
-    wake.acquire()
-    return wake
-
-
-def test_one_reads_and_who_resigns_wakes_the_first_who_sleeps_once(layer: ModuleType) -> None:
-    pipe, tickets = layer.Pipe(), [layer.Ticket() for _ in range(4)]
-    wakes = [asleep() for _ in tickets]
-    for ticket in tickets:
-        pipe.put_command(ticket, (b"GET",))
-    assert [pipe.lead(ticket, wake) for ticket, wake in zip(tickets, wakes, strict=True)] == [True, False, False, False]
-    assert tickets[0].wake is None
-    tickets[1].abandoned = True
-    assert [pipe.leads(ticket) for ticket in tickets] == [True, False, False, False]
-    pipe.resign(tickets[3])  # who does not read gives nothing away
-    assert pipe.leads(tickets[0])
-    for _ in range(2):
-        pipe.resign(tickets[0])
-        assert [pipe.leads(ticket) for ticket in tickets] == [False, False, True, False]
-        assert [wake.locked() for wake in wakes] == [True, True, False, True]
-    pipe.feed(b":1\r\n" * 4)
-    pipe.resign(tickets[2])
-    assert not any(pipe.leads(ticket) for ticket in tickets)
-    assert pipe.lead(layer.Ticket(), asleep()) is True
-
-
-def get(layer: ModuleType) -> Any:
-    return layer.Template(b"GET", 0)
-
-
-def test_ask_sends_and_waits_and_leaves_the_pipe_free(layer: ModuleType, ends: Any) -> None:
-    pipe = layer.Pipe(ends[0])
-    with Echo(ends[1]):
-        for word in (b"a", b"b" * 60_000):
-            ticket = layer.Ticket()
-            assert pipe.ask(get(layer), ticket, word, b"", 0, LONG, 0.0) is True
-            assert (ticket.reply, pipe.pending, pipe.leads(ticket)) == (word, 0, False)
-
-
-def test_ask_does_nothing_while_others_use_the_pipe(layer: ModuleType, ends: Any) -> None:
-    pipe, other, ticket = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket()
-    assert pipe.lead(other, asleep())
-    assert pipe.ask(get(layer), ticket, b"a", b"", 0, 0.0, 0.0) is False
-    assert (pipe.pending, pipe.unsent, pipe.leads(other)) == (0, 0, True)
-    pipe.resign(other)
-    pipe.put_command(other, (b"GET",))
-    before = pipe.unsent
-    assert pipe.ask(get(layer), ticket, b"a", b"", 0, 0.0, 0.0) is False
-    assert (pipe.pending, pipe.unsent, pipe.leads(ticket), ticket.ready) == (1, before, False, False)
-
-
-@pytest.mark.parametrize("found", [b":1\r\n", b"$3\r\nab", b""], ids=["a reply", "half a reply", "the end"])
-def test_ask_sends_nothing_where_the_server_spoke_unasked(layer: ModuleType, ends: Any, found: bytes) -> None:
-    pipe, ticket = layer.Pipe(ends[0]), layer.Ticket()
-    ends[1].sendall(found) if found else ends[1].shutdown(socket.SHUT_WR)
-    with pytest.raises(layer.Unasked):
-        pipe.ask(get(layer), ticket, b"a", b"", 0, LONG, 0.0)
-    assert (pipe.pending, pipe.unsent, pipe.leads(ticket), ticket.ready) == (0, 0, False, False)
-    ends[1].setblocking(False)
-    with pytest.raises(BlockingIOError):
-        ends[1].recv(1)
-
-
-def test_ask_without_an_answer_times_out_and_keeps_its_place(layer: ModuleType, ends: Any) -> None:
-    pipe, ticket, next_one = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket()
-    with pytest.raises(TimeoutError, match="no reply"):
-        pipe.ask(get(layer), ticket, b"a", b"", 0, 0.005, 0.0)
-    assert (pipe.pending, pipe.leads(ticket), ticket.ready) == (1, False, False)
-    pipe.put_command(next_one, (b"GET",))
-    ends[1].sendall(b":1\r\n:2\r\n")
-    assert pipe.exchange(next_one, LONG, 0.0)
-    assert (ticket.reply, next_one.reply) == (1, 2)
-
-
-def test_who_queues_while_another_asks_is_woken_to_read(layer: ModuleType, ends: Any) -> None:
-    pipe, first, second, wake = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket(), asleep()
-    asking = beside(lambda: pipe.ask(get(layer), first, b"a", b"", 0, LONG, 0.0))
-    assert resp.words(ends[1].recv(1000)) == [b"GET", b"a"]
-    pipe.put_command(second, (b"GET", b"b"))
-    assert pipe.lead(second, wake) is False
-    ends[1].sendall(b":1\r\n")
-    assert wake.acquire(timeout=LONG)
-    asking.join(LONG)
-    assert (first.reply, second.ready, pipe.leads(second)) == (1, False, True)
-    ends[1].sendall(b":2\r\n")
-    assert pipe.exchange(second, LONG, 0.0)
-    pipe.resign(second)
-    assert (second.reply, pipe.pending) == (2, 0)
-
-
 # ----------------------------------------------------------------------------------------------------------------- TLS
 
 
@@ -401,7 +254,7 @@ def anonymous(side: int) -> ssl.SSLContext:
 
 def test_half_a_tls_record_is_waited_for() -> None:
     """A wake-up that brings no reply is not the end of the wait."""
-    layer = _impl.load("python")
+    layer = _fallback
     ours, theirs = socket.socketpair()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = anonymous(ssl.PROTOCOL_TLS_SERVER).wrap_bio(incoming, outgoing, server_side=True)
@@ -441,10 +294,6 @@ def test_half_a_tls_record_is_waited_for() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
-
-
-class Interrupt(BaseException):
-    """What the test's signal handler raises, as KeyboardInterrupt is raised by the usual one."""
 
 
 @contextlib.contextmanager
@@ -527,59 +376,20 @@ def test_a_signal_that_does_not_raise_interrupts_nothing(layer: ModuleType, ends
     assert ticket.reply == 1
 
 
-CHECKS = (
-    "CALL",
-    "JUMP_BACKWARD",
-    "POP_JUMP_BACKWARD",
-    "RESUME",
-)  # where the interpreter looks for signals, 3.11 to 3.13
-
-
-def raise_at(step: int, file: str, call: Callable[[], Any]) -> bool:
-    """Run `call`; raise Interrupt at the n-th point of `file` where a signal's handler could. Whether it came to it."""
-    left, last = step, (None, "")
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal left, last
-        if frame.f_code.co_filename != file:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "call":
-            last = (frame, "RESUME")
-        elif event == "opcode":
-            before, last = last, (frame, dis.opname[frame.f_code.co_code[frame.f_lasti]])
-            left -= before[0] is frame and before[1].startswith(CHECKS)
-            if left == 0:
-                left = -1
-                raise Interrupt
-        return trace
-
-    previous = sys.gettrace()
-    try:
-        sys.settrace(trace)
-        call()
-    except Interrupt:
-        return True
-    finally:
-        sys.settrace(previous)
-    return False
-
-
 def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
     """In Python an interrupt can come between any two steps; what it may not do is put a reply into another's slot."""
-    layer = _impl.load("python")
+    layer = _fallback
     stream = b":0\r\n>1\r\n+push\r\n:1\r\n:2\r\n"
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            ours.setblocking(False)
             pipe, tickets = layer.Pipe(ours), [layer.Ticket() for _ in range(5)]
             pipe.put_command(tickets[0], (b"GET",))
             pipe.put_command(tickets[1], (b"GET",))
             for ticket in tickets[2:]:
                 pipe.put_command(ticket, (b"GET",))
             theirs.sendall(stream)
-            interrupted = raise_at(step, str(layer.__file__), lambda pipe=pipe: pipe.receive(LONG, 0.0))
+            interrupted = raise_at(step, {str(layer.__file__)}, lambda pipe=pipe: pipe.receive(LONG, 0.0))
             if not pipe.broken:
                 theirs.sendall(b":3\r\n:4\r\n")
                 while not tickets[4].ready and pipe.receive(0.0, 0.0):
@@ -592,15 +402,14 @@ def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
 
 
 def test_an_interrupt_at_any_point_of_flush_loses_no_command_in_silence() -> None:
-    layer = _impl.load("python")
+    layer = _fallback
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            ours.setblocking(False)
             theirs.setblocking(False)
             pipe = layer.Pipe(ours)
             pipe.put_command(None, (b"ONE",))
-            interrupted = raise_at(step, str(layer.__file__), lambda pipe=pipe: pipe.flush(LONG))
+            interrupted = raise_at(step, {str(layer.__file__)}, lambda pipe=pipe: pipe.flush(LONG))
             if not pipe.broken:
                 pipe.put_command(None, (b"TWO",))
                 pipe.flush(LONG)
@@ -615,35 +424,3 @@ def test_a_pipe_without_a_socket_says_so(layer: ModuleType) -> None:
     pipe.put_command(None, (b"PING",))
     with pytest.raises((OSError, AttributeError)):
         pipe.flush(0.0)
-
-
-@pytest.mark.parametrize("queued", [False, True], ids=["alone", "another sleeps"])
-def test_an_interrupt_at_any_point_of_ask_leaves_the_reading_to_others(queued: bool) -> None:
-    """As the wire does, whoever was interrupted resigns once more: then somebody reads, or anybody may."""
-    layer = _impl.load("python")
-    for step in itertools.count(1):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ours.setblocking(False)
-            pipe, ticket, other, wake = layer.Pipe(ours), layer.Ticket(), layer.Ticket(), asleep()
-
-            def ask(pipe: Any = pipe, ticket: Any = ticket) -> None:
-                with contextlib.suppress(TimeoutError):
-                    pipe.ask(get(layer), ticket, b"a", b"", 0, 0.0, 0.0)
-
-            def resign(pipe: Any = pipe, ticket: Any = ticket, other: Any = other, wake: Any = wake) -> None:
-                pipe.lead(ticket, None)
-                pipe.put_command(other, (b"GET",))
-                pipe.lead(other, wake)
-                pipe.resign(ticket)
-
-            interrupted = raise_at(step, str(layer.__file__), resign if queued else ask)
-            pipe.resign(ticket)
-            assert not pipe.leads(ticket), f"point {step}"
-            if pipe.leads(other):
-                assert not wake.locked(), f"point {step}"
-            else:
-                assert pipe.lead(layer.Ticket(), asleep()), f"point {step}"
-            if not interrupted:
-                assert step > 5
-                break

@@ -10,12 +10,14 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastlock import _checks as checks
 
-seeded = settings(derandomize=True, deadline=None, max_examples=300)
+pytestmark = pytest.mark.usefixtures("impl")
+no_reset = [HealthCheck.function_scoped_fixture]  # the implementation is the same in each example
+seeded = settings(derandomize=True, deadline=None, max_examples=300, suppress_health_check=no_reset)
 
 
 class Text(str):

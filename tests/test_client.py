@@ -164,7 +164,7 @@ async def test_a_name_for_the_connections_is_seen_by_the_server(face: Face, serv
         ({"host": ""}, ValueError, "host"),
         ({"host": 5}, TypeError, "host"),
         ({"host": "a b"}, ValueError, "host"),
-        ({"impl": "rust"}, ValueError, "rust"),
+        ({"impl": "python"}, TypeError, "impl"),  # of a process, by FASTLOCK_IMPL, not of a client
     ],
     ids=repr,
 )
@@ -172,7 +172,7 @@ async def test_an_option_that_makes_no_sense_is_refused_by_name(
     face: Face, options: dict[str, Any], error: type[Exception], word: str
 ) -> None:
     with pytest.raises(error, match=word):
-        face.module.Client(**{"impl": face.impl, **options})
+        face.module.Client(**options)
 
 
 async def test_nobody_there_is_a_connection_error_that_says_where(
@@ -293,7 +293,7 @@ async def test_with_closes_the_client_of_its_own_face_only(face: Face, server: S
 @VALKEY
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
 def test_a_forgotten_client_ends_its_connections(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = fastlock.Client.from_url(server.unix_url, impl=face.impl, client_name="forgotten")
+    client = fastlock.Client.from_url(server.unix_url, client_name="forgotten")
     assert client.lock("a").acquire(blocking=False) and named(probe, "forgotten") == 1
     del client
     deadline = time.monotonic() + 5
@@ -332,7 +332,7 @@ def test_a_client_of_another_loop_is_refused_and_stays_of_use_in_its_own(face: F
 @VALKEY
 @pytest.mark.filterwarnings("ignore:unclosed")  # of the event loop, which was closed under an open connection
 def test_a_client_whose_loop_is_closed_says_so(face: Face, server: Server) -> None:
-    client = fastlock.asyncio.Client.from_url(server.unix_url, impl=face.impl)
+    client = fastlock.asyncio.Client.from_url(server.unix_url)
 
     async def use() -> None:
         assert await client.lock("a").locked() is False
@@ -362,7 +362,7 @@ async def test_both_kinds_of_loops_do_the_same(face: Face, server: Server, probe
 
 def test_an_asyncio_client_can_be_made_outside_of_a_loop(impl: str) -> None:
     """A module may keep one; even the lock may be made there."""
-    client = fastlock.asyncio.Client(unix_socket_path="/nowhere", impl=impl)
+    client = fastlock.asyncio.Client(unix_socket_path="/nowhere")
     lock = client.lock("a")
     assert lock.lease is None and "a" in repr(lock)
     with pytest.raises(redis.exceptions.ConnectionError) as caught:

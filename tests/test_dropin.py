@@ -23,16 +23,10 @@ from support.faces import Face
 
 import fastlock
 import fastlock.asyncio
-from fastlock import _impl
 from fastlock.embedded import Server
 
 ROOT = Path(fastlock.__file__).parent.parent
-
-
-@pytest.fixture(autouse=True)
-def chosen(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drop-in lock takes the process's implementation: here that of the cell."""
-    monkeypatch.setattr(_impl, "default", _impl.load(impl))
+pytestmark = pytest.mark.usefixtures("impl")
 
 
 @asynccontextmanager

@@ -31,7 +31,10 @@ NAME = "sku"
 MARK = b"\r\nsku\r\n"
 LIMIT = 20  # seconds that a child may take
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+pytestmark = [
+    pytest.mark.usefixtures("impl"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
+]
 
 
 class Child:
@@ -391,7 +394,7 @@ async def test_child_with_a_client_and_a_loop_of_its_own(
     waiter = face.start(waiting.acquire)
 
     async def work() -> bool:
-        async with fastlock.asyncio.Client.from_url(proxy.url, impl=face.impl) as own, own.lock("child") as lease:
+        async with fastlock.asyncio.Client.from_url(proxy.url) as own, own.lock("child") as lease:
             return lease.valid
 
     for _ in range(3):

@@ -51,11 +51,12 @@ def no_unheard_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def test_ctrl_c_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
     """pair: acquire and release; wait: somebody else holds it; lead: one connection with other threads on it."""
     hits = {"lead": 150, "asyncio": 100}.get(mode, 200)
-    program = [sys.executable, str(ROOT / "tests/support/interrupted.py"), server.unix_url, impl, mode, "7", str(hits)]
+    program = [sys.executable, str(ROOT / "tests/support/interrupted.py"), server.unix_url, mode, "7", str(hits)]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(program, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
+    assert report["implementation"] == impl
     assert report["wrong"] == [] and report["leaks"] == 0 and report["hits"] == hits, report
     # Leaving a `with` can be interrupted between the last line of its body and the release: that lease runs out.
     owned = [key for key, _ in leftovers(probe)]
@@ -151,7 +152,7 @@ async def test_cancelled_at_any_step_of_connecting(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str
 ) -> None:
     for steps in range(0, STEPS, 2):
-        async with fastlock.asyncio.Client.from_url(server.unix_url, impl=face.impl) as client:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             subject = Subject(client, probe, operation)
             await cancelled_after(steps, subject.run)
             await subject.settle()
@@ -260,12 +261,12 @@ def test_run_that_ends_while_tasks_wait(
     server: Server, probe: redis.Redis, impl: str, no_leaks: Any, uvloop: bool
 ) -> None:
     """asyncio.run cancels what still waits, before it closes the loop."""
-    face = Face("asyncio", impl, uvloop=uvloop)
+    face = Face("asyncio", uvloop=uvloop)
     probe.set("held", "another")
     waiting = []
 
     async def main() -> None:
-        client = fastlock.asyncio.Client.from_url(server.unix_url, impl=impl)
+        client = fastlock.asyncio.Client.from_url(server.unix_url)
         await client.server_info()
         waiting.extend(asyncio.ensure_future(client.lock("held").acquire()) for _ in range(3))
         waiting.append(asyncio.ensure_future(client.lock(NAME, timeout=60).acquire()))
@@ -294,11 +295,11 @@ def _factory(face: Face) -> Callable[[], asyncio.AbstractEventLoop] | None:
 def test_loop_that_is_closed_under_a_client(server: Server, impl: str) -> None:
     """Without any good-bye: the client is retired, its use elsewhere is refused clearly, nothing crashes."""
     loop = asyncio.new_event_loop()
-    client = fastlock.asyncio.Client.from_url(server.unix_url, impl=impl)
+    client = fastlock.asyncio.Client.from_url(server.unix_url)
 
     async def connect() -> asyncio.BaseTransport:
         await client.server_info()
-        return client._wire._link.transport  # type: ignore[no-any-return,union-attr]
+        return client._wire.link.transport  # type: ignore[no-any-return,union-attr]
 
     transport = loop.run_until_complete(connect())
     transport.abort()  # type: ignore[attr-defined]
@@ -317,7 +318,7 @@ def test_loop_that_is_closed_under_a_client(server: Server, impl: str) -> None:
 async def test_client_closed_under_its_waiters(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     probe.set("held", "another")
     for steps in range(0, 30, 2):
-        client = fastlock.asyncio.Client.from_url(server.unix_url, impl=face.impl)
+        client = fastlock.asyncio.Client.from_url(server.unix_url)
         tasks = [asyncio.ensure_future(client.lock("held").acquire()) for _ in range(5)]
         for _ in range(steps):
             await asyncio.sleep(0)

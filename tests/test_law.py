@@ -18,6 +18,7 @@ from fastlock import _errors as errors
 from fastlock._lease import Lease
 from fastlock._session import Session
 
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 MINE, OTHER = b"m" * 32, b"o" * 32
 
 
@@ -26,7 +27,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the law and of the leases."""
     clock = Clock()
     monkeypatch.setattr(leases, "now", clock)
-    monkeypatch.setattr(law, "now", clock)
     return clock
 
 
@@ -59,18 +59,6 @@ def test_free_is_granted_from_the_time_it_was_sent(clock: Clock) -> None:
     assert (played.outcome.name, played.outcome.key, played.outcome.token) == ("name", b"name", MINE)
     assert played.outcome.remaining == 7
     assert [type(step) for step in played.steps] == [law.Acquire]
-
-
-def test_the_hot_path_counts_as_the_long_one_does(clock: Clock) -> None:
-    terms, sent = acquire(), clock()
-    clock.go(9.99)
-    lease = law.granted(None, terms, MINE, sent)
-    assert lease is not None
-    assert (lease.deadline, lease.token, lease.key) == (sent + 10, MINE, b"name")
-    clock.go(0.02)
-    assert law.granted(None, terms, MINE, sent) is None
-    for answer in (OTHER, MINE, law.LATE, lost(), error("ERR"), False, 0, b"", [], [None]):
-        assert law.granted(answer, terms, MINE, clock()) is None
 
 
 def test_without_end_there_is_no_deadline(clock: Clock) -> None:

@@ -19,6 +19,7 @@ import fastlock._lease as leases
 from fastlock import _errors as errors
 from fastlock._lease import Lease
 
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 RUNS = 3000
 EXPECTED = (Gone, errors.ConnectionError, errors.ResponseError)
 LITTLE = 1e-6
@@ -28,8 +29,7 @@ LITTLE = 1e-6
 def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[World]]:
     """Worlds of all seeds; the leases live by each one's clock. A failure tells the seed and what was said."""
     current: list[World] = []
-    for module in (leases, law):
-        monkeypatch.setattr(module, "now", lambda: current[-1].clock())
+    monkeypatch.setattr(leases, "now", lambda: current[-1].clock())
 
     def all_of_them() -> Iterator[World]:
         for seed in range(RUNS):

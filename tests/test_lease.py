@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 from support.play import Clock
 
+import fastlock
 import fastlock._lease as leases
 from fastlock._lease import Lease, new_token, now
 
+pytestmark = pytest.mark.usefixtures("impl")
+SOURCE = Path(fastlock.__file__).parent / "_lease.py"
 TOKEN = b"0123456789abcdef" * 2
 
 
@@ -171,7 +174,7 @@ def token_sources(text: str) -> set[str]:
 
 
 def test_tokens_come_from_the_systems_randomness_only() -> None:
-    assert token_sources(Path(leases.__file__).read_text()) == set()
+    assert token_sources(SOURCE.read_text()) == set()
 
 
 @pytest.mark.parametrize(
@@ -188,9 +191,7 @@ def test_the_rule_for_tokens_sees(text: str) -> None:
 
 
 def test_only_the_lease_module_makes_tokens() -> None:
-    package = Path(leases.__file__).parent
     tools = ("embedded.py", "_flash_sale", "_cli.py", "_console.py")  # these acquire through the client, as anybody
-    makers = [
-        path.name for path in package.glob("*.py") if re.search(r"urandom|uuid|token_(hex|bytes)", path.read_text())
-    ]
+    sources = [path for path in SOURCE.parent.iterdir() if path.suffix in (".py", ".pyx", ".pxi", ".pxd")]
+    makers = [path.name for path in sources if re.search(r"urandom|uuid|token_(hex|bytes)", path.read_text())]
     assert [name for name in makers if not name.startswith(tools)] == ["_lease.py"]

@@ -18,11 +18,19 @@ import hiredis
 import pytest
 import redis
 
+from fastlock._sources import PYTHON, TWINS
+
 ROOT = Path(__file__).resolve().parent.parent
 MADE_BY_RUNS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so")
 MODES = ("FASTLOCK_NO_EXTENSIONS", "FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_IMPL")
 BUILD_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-REPORT = "import fastlock; print(fastlock.__file__, fastlock.IMPLEMENTATION, fastlock.__version__)"
+COMPILED = {*TWINS, *PYTHON}
+CYTHON = (".pyx", ".pxi", ".pxd")
+REPORT = """
+import fastlock, fastlock.asyncio, sys
+print(fastlock.__file__, fastlock.IMPLEMENTATION, fastlock.__version__)
+print(*(name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).endswith(".so")))
+"""
 
 pytestmark = pytest.mark.timeout(300)  # a C compiler at work on a busy machine, not a hang
 
@@ -43,15 +51,17 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
-def imported_from(wheel: Path, folder: Path) -> list[str]:
-    """Unpack a wheel and import it in a new process: where it came from, implementation, version."""
+def imported_from(wheel: Path, folder: Path, **env: str) -> tuple[list[str], set[str]]:
+    """Unpack a wheel and import it in a new process: where it came from, implementation, version; and what of it is
+    compiled."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     # -S: the hook of an editable install would lend the wheel the checkout's core. Dependencies come by PYTHONPATH.
     path = os.pathsep.join([str(folder), *(str(Path(module.__path__[0]).parent) for module in (redis, hiredis))])
-    done = run(sys.executable, "-S", "-P", "-c", REPORT, cwd=folder, PYTHONPATH=path)
+    done = run(sys.executable, "-S", "-P", "-c", REPORT, cwd=folder, PYTHONPATH=path, **env)
     assert done.returncode == 0, done.stdout
-    return done.stdout.split()
+    about, modules = done.stdout.splitlines()
+    return about.split(), {name.partition(".")[2] for name in modules.split() if name.startswith("fastlock.")}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +87,9 @@ def source(sdist: Path, tmp_path: Path) -> Path:
 def test_sdist_holds_the_sources_and_nothing_made(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"fastlock/_core.pyx", "fastlock/_core.pyi", "fastlock/py.typed", "LICENSE", "setup.py"} <= names
+    assert {"fastlock/_core.pyi", "fastlock/py.typed", "LICENSE", "setup.py"} <= names
+    assert {f"fastlock/{path.name}" for path in (ROOT / "fastlock").iterdir() if path.suffix in CYTHON} <= names
+    assert {"fastlock/_core.pyx", "fastlock/_template.pxi", "fastlock/_libc.pxd", "fastlock/_hot.pyx"} <= names
     assert {"tests/test_packaging.py", "tests/conftest.py", "benches/__init__.py", "CHANGELOG.md"} <= names
     assert any(name.endswith(".lua") for name in names)
     assert [name for name in names if name.endswith((".c", ".so", ".pyc"))] == []
@@ -87,18 +99,22 @@ def test_sdist_holds_the_sources_and_nothing_made(sdist: Path) -> None:
 def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_path: Path) -> None:
     done = build_wheel(source, tmp_path)
     assert done.returncode == 0, done.stdout
-    assert "release build of fastlock._core" in done.stdout
+    assert "fastlock: release build" in done.stdout
     wheel = only(tmp_path, "*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
+    assert [name for name in names if name.endswith((*CYTHON, ".c"))] == []
     assert [name for name in names if name.startswith(("tests/", "docs/"))] == []
     assert {"fastlock/_core.pyi", "fastlock/py.typed", "fastlock/benches/__init__.py"} <= set(names)
     scripts = {f"fastlock/lua/{path.name}" for path in ROOT.glob("fastlock/lua/*.lua")}
     assert {name for name in names if name.endswith(".lua")} == scripts
-    assert len([name for name in names if name.startswith("fastlock/_core.") and not name.endswith(".pyi")]) == 1
-    where, implementation, version = imported_from(wheel, tmp_path / "installed")
+    modules = [name.partition("/")[2].partition(".")[0] for name in names if name.endswith((".so", ".pyd"))]
+    assert sorted(modules) == sorted(COMPILED)
+    assert {f"fastlock/{name}.py" for name in COMPILED - {"_core"}} <= set(names), "what FASTLOCK_IMPL=python imports"
+    (where, implementation, version), compiled = imported_from(wheel, tmp_path / "installed")
     assert Path(where).is_relative_to(tmp_path)
-    assert implementation == "cython"
+    assert (implementation, compiled) == ("cython", COMPILED)
+    (_, implementation, _), compiled = imported_from(wheel, tmp_path / "installed", FASTLOCK_IMPL="python")
+    assert (implementation, compiled) == ("python", set())
     assert wheel.name.startswith(f"fastlock-{version}-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-")
 
 
@@ -116,10 +132,11 @@ def test_pure_wheel_needs_no_compiler_and_fits_every_interpreter(source: Path, t
     assert done.returncode == 0, done.stdout
     assert "fastlock: pure Python" in done.stdout
     wheel = only(tmp_path, "*-py3-none-any.whl")
-    assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".pyd", ".pyx", ".c"))] == []
-    where, implementation, version = imported_from(wheel, tmp_path / "installed")
+    made = (".so", ".pyd", ".c", *CYTHON)
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(made)] == []
+    (where, implementation, version), compiled = imported_from(wheel, tmp_path / "installed")
     assert Path(where).is_relative_to(tmp_path)
-    assert implementation == "python"
+    assert (implementation, compiled) == ("python", set())
     assert wheel.name.startswith(f"fastlock-{version}-")
 
 

@@ -25,10 +25,11 @@ import fastlock.asyncio
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fastlock"
-MODULES = sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("*.pyx")])
+CYTHON = (".pyx", ".pxi", ".pxd")
+MODULES = sorted(path for path in PACKAGE.iterdir() if path.suffix in (".py", *CYTHON))
 FOLDERS = ("fastlock", "tests", "benches", "examples")
-SOURCES = sorted([ROOT / "setup.py", *(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py*"))])
-SOURCES = [path for path in SOURCES if path.suffix in (".py", ".pyx")]
+SOURCES = sorted([ROOT / "setup.py", *(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.p*"))])
+SOURCES = [path for path in SOURCES if path.suffix in (".py", *CYTHON)]
 SCRIPTS = sorted(PACKAGE.glob("lua/*.lua"))
 
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_HEADER = 60, 700, 10
@@ -44,14 +45,14 @@ class Layer:
 
 
 LAYERS = [
-    Layer("_core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
+    Layer("_sources _libc _template _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
-        "_version _checks _commands _law _lease _session _terms",
+        "_version _checks _batch _commands _law _lease _session _terms",
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),
-    Layer("_wire _aio_wire", never={"redis"}),
+    Layer("_wire _aio_wire _hot", never={"redis"}),
     Layer("_dropin _client _lock _aio_client _aio_lock __init__ asyncio embedded", never={"redis", "hiredis"}),
     Layer("_console _flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
 ]
@@ -91,7 +92,7 @@ def imports(text: str) -> Iterator[str]:
 
 def cython_imports(text: str) -> Iterator[str]:
     """The same for Cython, line by line; a sleep counts in C as well."""
-    for line in text.splitlines():
+    for line in re.sub(r"(import\s+\()([^)]*)\)", lambda found: " ".join(found[0].split()), text).splitlines():
         if found := re.match(r"\s*from\s+([\w.]+)\s+c?import\s+(.+)", line):
             base = re.sub(r"^\.", "fastlock.", found[1]).rstrip(".")
             yield from (f"{base}.{name.split()[0]}" for name in found[2].strip("()").split(",") if name.strip())
@@ -137,8 +138,9 @@ def size_faults(path: str, text: str) -> list[str]:
 
 
 def header_faults(path: str, text: str) -> list[str]:
-    """A file opens with its law: a docstring, short enough to be read."""
-    found = re.match(r'(?:#.*\n|\s)*r?"""(.+?)"""', text, re.DOTALL)
+    """A file opens with its law: a docstring, or comments where there is none, short enough to be read."""
+    docstring, comments = r'(?:#.*\n|\s)*r?"""(.+?)"""', r"((?:#[^\n]*\n)+)"
+    found = re.match(comments if path.endswith((".pxi", ".pxd")) else docstring, text, re.DOTALL)
     if not found:
         return [f"{path} does not say what lives here"]
     lines = found[1].strip().count("\n") + 1
@@ -218,7 +220,7 @@ def own_names(module: types.ModuleType) -> dict[str, object]:
     """What a module itself defines for others: classes, functions, constants."""
 
     def own(name: str, value: object) -> bool:
-        constant = name.isupper() and isinstance(value, int | str | bytes)
+        constant = name.isupper() and (isinstance(value, int | str | bytes) or type(value) is object)
         return constant or getattr(value, "__module__", None) == module.__name__
 
     return {name: value for name, value in vars(module).items() if not name.startswith("_") and own(name, value)}
@@ -231,7 +233,7 @@ def complaints(rule: Callable[[str, str], list[str]], paths: list[Path]) -> list
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
 def test_layers(path: Path) -> None:
-    read = cython_imports if path.suffix == ".pyx" else imports
+    read = cython_imports if path.suffix in CYTHON else imports
     assert layer_faults(path.stem, read(path.read_text())) == []
 
 
@@ -261,7 +263,15 @@ def test_layer_rule_sees(module: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["from redis import Redis", "import asyncio", "cimport x, asyncio", "  usleep(5)", "from ._law import Gate"]
+    "text",
+    [
+        "from redis import Redis",
+        "import asyncio",
+        "cimport x, asyncio",
+        "  usleep(5)",
+        "from ._law import Gate",
+        "from fastlock._wire cimport (\n    Wire,\n)",
+    ],
 )
 def test_layer_rule_sees_in_cython(text: str) -> None:
     assert len(layer_faults("_core", cython_imports(text))) == 1
@@ -295,6 +305,12 @@ def test_headers() -> None:
 @pytest.mark.parametrize("text", ["", "import os\n", "# only a comment\nx = 1\n", '"""' + "line\n" * 11 + '"""'])
 def test_header_rule_sees(text: str) -> None:
     assert len(header_faults("a.py", text)) == 1
+
+
+@pytest.mark.parametrize("text", ["", "import cython\n", "\n# too late\n", "# line\n" * 11])
+def test_header_rule_sees_in_declarations(text: str) -> None:
+    assert len(header_faults("a.pxd", text)) == 1
+    assert header_faults("a.pxi", "# What the core takes from C.\n\n# No part of it.\n" + "x\n" * 20) == []
 
 
 def test_scripts_say_what_they_take_return_and_cost() -> None:
@@ -359,9 +375,23 @@ def core() -> types.ModuleType:
     return importlib.import_module("fastlock._core")
 
 
+@pytest.fixture
+def hot() -> tuple[types.ModuleType, types.ModuleType]:
+    """The hot path, compiled and in Python: the latter under another name, where the process uses the former."""
+    if fastlock.IMPLEMENTATION != "cython":
+        pytest.skip("what is not compiled is not used here")
+    spec = importlib.util.spec_from_file_location("fastlock._hot_in_python", PACKAGE / "_hot.py")
+    assert spec is not None and spec.loader is not None
+    plain = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    return importlib.import_module("fastlock._hot"), plain
+
+
 def constants(module: types.ModuleType) -> dict[str, object]:
-    apart = ("IMPLEMENTATION", "BUILD")
-    return {name: value for name, value in own_names(module).items() if not callable(value) and name not in apart}
+    """Their values; one that is but itself, as BUSY, is equal to none but its twin."""
+    found = {name: value for name, value in own_names(module).items() if not callable(value)}
+    own = {name: name if type(value) is object else value for name, value in found.items()}
+    return {name: value for name, value in own.items() if name not in ("IMPLEMENTATION", "BUILD", "SOURCES")}
 
 
 def test_core_and_fallback_export_the_same(core: types.ModuleType) -> None:
@@ -376,6 +406,34 @@ def test_core_and_fallback_have_the_same_methods(core: types.ModuleType) -> None
     for name, arguments in ARGUMENTS.items():
         compiled, plain = getattr(core, name)(*arguments), getattr(fastlock._fallback, name)(*arguments)
         assert implementation_faults(compiled, plain) == [], name
+
+
+def test_the_hot_path_is_the_same_in_both(hot: tuple[types.ModuleType, types.ModuleType]) -> None:
+    """What a task awaits is a class when it is compiled, and the parameters of that cannot be read."""
+    compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in hot)
+    assert compiled.keys() == plain.keys() == {"take", "give", "thread_owner", "aio_take", "aio_give"}
+    assert hot[0].__spec__.origin != hot[1].__spec__.origin == str(PACKAGE / "_hot.py")  # type: ignore[union-attr]
+    functions = {name for name, value in compiled.items() if not isinstance(value, type)}
+    assert functions == {"take", "give", "thread_owner"}
+    for name in functions:
+        assert shape(compiled[name]) == shape(plain[name]), name
+
+
+@pytest.mark.parametrize("name", ["aio_take", "aio_give"])
+def test_what_tasks_await_takes_the_same_arguments_in_both(
+    hot: tuple[types.ModuleType, types.ModuleType], name: str
+) -> None:
+    compiled, plain = (getattr(module, name) for module in hot)
+    values = {"lock": fastlock.asyncio.Client().lock("a"), "must": True, "leaving": False, "error": None}
+    given = {parameter: values[parameter] for parameter in inspect.signature(plain).parameters}
+    compiled(**given)
+    compiled(*given.values())
+    for missing in given:
+        with pytest.raises(TypeError):
+            compiled(**{key: value for key, value in given.items() if key != missing})
+    for wrong in ({**given, "more": 1}, {**given, "lock": None}, {**given, "lock": "a"}):
+        with pytest.raises(TypeError):
+            compiled(**wrong)
 
 
 class Plain:

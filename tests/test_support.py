@@ -138,7 +138,7 @@ def test_a_task_left_behind_fails_the_test() -> None:
         forgetful.task = asyncio.get_running_loop().create_task(asyncio.Event().wait())  # type: ignore[attr-defined]
 
     with pytest.raises(AssertionError, match="tasks left behind"):
-        Face("asyncio", "python").run(forgetful())
+        Face("asyncio").run(forgetful())
 
 
 def test_an_error_that_nobody_hears_fails_the_test() -> None:
@@ -147,7 +147,7 @@ def test_an_error_that_nobody_hears_fails_the_test() -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(AssertionError, match=r"nobody heard.*ZeroDivisionError"):
-        Face("asyncio", "python").run(careless())
+        Face("asyncio").run(careless())
 
 
 def test_the_other_loop() -> None:
@@ -156,8 +156,8 @@ def test_the_other_loop() -> None:
     async def which() -> str:
         return type(asyncio.get_running_loop()).__module__
 
-    assert Face("asyncio", "python", uvloop=True).run(which()) == "uvloop"
-    assert "uvloop" not in Face("asyncio", "python").run(which())
+    assert Face("asyncio", uvloop=True).run(which()) == "uvloop"
+    assert "uvloop" not in Face("asyncio").run(which())
 
 
 # ------------------------------------------------------------------------------------------------------- cleanliness
@@ -244,3 +244,38 @@ def test_the_cells_can_be_chosen() -> None:
     ended = session(TESTS, this, "--servers=redis,nonsense", CI="", PYTHONPATH=PACKAGE)
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "nonsense is none of valkey, redis, floor" in ended.stderr
+
+
+OTHER = """
+import os
+os.environ["FASTLOCK_IMPL"] = "python"
+import fastlock
+"""
+
+
+@pytest.mark.parametrize("asked", ["cython", None], ids=["asked for", "nothing said"])
+@pytest.mark.parametrize("in_ci", [True, False], ids=["in CI", "elsewhere"])
+def test_an_implementation_that_was_not_asked_for_fails_the_session(asked: str | None, in_ci: bool) -> None:
+    """As where nothing could be compiled: in CI that is no reason to test something else."""
+    this = f"{Path(__file__).name}::test_commands_are_read_back"
+    then = 'del os.environ["FASTLOCK_IMPL"]' if asked is None else f'os.environ["FASTLOCK_IMPL"] = "{asked}"'
+    ended = session(TESTS, this, prelude=OTHER + then, CI="true" if in_ci else "", PYTHONPATH=PACKAGE)
+    if asked is None and not in_ci:
+        assert ended.returncode == 0 and "1 passed" in ended.stdout
+    else:
+        assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "the implementation is 'python', 'cython' was asked for" in ended.stderr
+
+
+def test_what_depends_on_the_implementation_can_be_run_alone() -> None:
+    both = f"{Path(__file__).name}::test_a_body_runs_on_both_faces"
+    neither = f"{Path(__file__).name}::test_each_test_gets_an_empty_server"
+    said = {"CI": "", "PYTHONPATH": PACKAGE, "FASTLOCK_IMPL": "python"}
+    ended = session(TESTS, both, neither, "--only-impl", "-v", **said)
+    assert ended.returncode == 0 and "2 passed, 3 deselected" in ended.stdout
+    assert "cells: valkey/redis/floor x threads/asyncio x python, only what depends on" in ended.stdout
+    assert "threads x python" in ended.stdout and "asyncio x python" in ended.stdout
+    ended = session(TESTS, neither, "--only-impl", **said)
+    assert ended.returncode == 0 and "3 deselected" in ended.stdout, "that the other session runs all of it is no fault"
+    ended = session(TESTS, both, "-k", "nothing_of_the_kind", **said)
+    assert ended.returncode == pytest.ExitCode.NO_TESTS_COLLECTED

@@ -69,18 +69,15 @@ class Job:
 
 
 class Face:
-    """Threads or asyncio, core or fallback: one cell of the tests.
+    """One world of the tests, "threads" or "asyncio"; uvloop: which event loop."""
 
-    name: "threads" or "asyncio"; impl: "cython" or "python"; uvloop: which event loop.
-    """
-
-    def __init__(self, name: str, impl: str, *, uvloop: bool = False) -> None:
-        self.name, self.impl, self.uvloop = name, impl, uvloop
+    def __init__(self, name: str, *, uvloop: bool = False) -> None:
+        self.name, self.uvloop = name, uvloop
         self.is_async = name == "asyncio"
         self._clients: list[Any] = []
 
     def __repr__(self) -> str:
-        return f"<Face {self.name}{'+uvloop' if self.uvloop else ''} {self.impl}>"
+        return f"<Face {self.name}{'+uvloop' if self.uvloop else ''}>"
 
     @property
     def module(self) -> Any:
@@ -91,8 +88,8 @@ class Face:
         return fastlock.asyncio if self.is_async else fastlock
 
     def client(self, url: str, **keywords: Any) -> Any:
-        """A client of this face and implementation; it is closed when the test's body ends."""
-        client = self.module.Client.from_url(url, impl=self.impl, **keywords)
+        """A client of this face; it is closed when the test's body ends."""
+        client = self.module.Client.from_url(url, **keywords)
         self._clients.append(client)
         return client
 

@@ -1,9 +1,10 @@
 """A program that is interrupted on purpose: real SIGINTs at random moments of lock operations, hundreds of them.
 
-    python interrupted.py URL IMPL MODE SEED HITS
+    python interrupted.py URL MODE SEED HITS
 
 Each attempt acquires and releases one lock; what it owns after a KeyboardInterrupt it releases, as a `finally` would.
-Prints a JSON object: attempts, hits, leaks (keys that stay although nobody owns them), wrong (what must never happen).
+Prints a JSON object: implementation (FASTLOCK_IMPL asks for it), attempts, hits, leaks (keys that stay although nobody
+owns them), wrong (what must never happen).
 """
 
 from __future__ import annotations
@@ -93,18 +94,18 @@ class Followers:
 class Run:
     """The attempts of one mode, and what came of them."""
 
-    def __init__(self, url: str, impl: str, mode: str, seed: int) -> None:
-        self.url, self.impl, self.mode = url, impl, mode
+    def __init__(self, url: str, mode: str, seed: int) -> None:
+        self.url, self.mode = url, mode
         self.client = self.connect()
         self.probe = redis.Redis.from_url(url)
         self.sender = Sender(seed)
         self.random = random.Random(seed + 1)
         self.attempts = self.hits = self.leaks = 0
         self.wrong: list[str] = []
-        self.holder = fastlock.Client.from_url(url, impl=impl) if mode == "wait" else None
+        self.holder = fastlock.Client.from_url(url) if mode == "wait" else None
 
     def connect(self) -> fastlock.Client:
-        return fastlock.Client.from_url(self.url, impl=self.impl, max_connections=1 if self.mode == "lead" else 4)
+        return fastlock.Client.from_url(self.url, max_connections=1 if self.mode == "lead" else 4)
 
     def go(self, hits: int) -> None:
         hold_back()
@@ -165,7 +166,7 @@ class Run:
                 lock.release()
 
     async def work_async(self, name: str) -> None:
-        async with fastlock.asyncio.Client.from_url(self.url, impl=self.impl) as client:
+        async with fastlock.asyncio.Client.from_url(self.url) as client:
             lock = client.lock(name, timeout=LEASE)
             try:
                 await lock.acquire()
@@ -203,11 +204,12 @@ class Run:
 
 
 def main() -> None:
-    url, impl, mode, seed, hits = sys.argv[1:]
-    run = Run(url, impl, mode, int(seed))
+    url, mode, seed, hits = sys.argv[1:]
+    run = Run(url, mode, int(seed))
     with contextlib.suppress(KeyboardInterrupt):
         run.go(int(hits))
-    print(json.dumps({"attempts": run.attempts, "hits": run.hits, "leaks": run.leaks, "wrong": run.wrong[:5]}))
+    report = {"attempts": run.attempts, "hits": run.hits, "leaks": run.leaks, "wrong": run.wrong[:5]}
+    print(json.dumps({"implementation": fastlock.IMPLEMENTATION, **report}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+# The types of _batch.py where it is compiled.
+
+import cython
+
+from fastlock._checks cimport as_ms, as_name
+from fastlock._lease cimport Lease
+
+
+@cython.locals(given=list, keys=list)
+cpdef tuple asked(names, timeout)
+
+
+@cython.locals(leases=list, odd=list, i=cython.Py_ssize_t)
+cpdef tuple granted(list names, list keys, bytes token, double deadline, list replies)
+
+
+@cython.locals(given=list, mine=list, once=dict)
+cpdef tuple owned(leases)
+
+
+@cython.locals(keys=list, tokens=list, lease=Lease)
+cpdef tuple keys_and_tokens(list leases)
+
+
+@cython.locals(released=list, odd=list, i=cython.Py_ssize_t, lease=Lease)
+cpdef tuple ended(list leases, list replies)

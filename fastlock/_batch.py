@@ -1,0 +1,93 @@
+"""Law: what a batch does for each of its names: checks before, and values made of the replies. No I/O, no waiting.
+
+Compiled from this same text where a compiler is (`_batch.pxd` names the types): with hundreds of names these loops are
+most of what a batch costs on this side of the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastlock._checks import as_ms, as_name
+from fastlock._lease import ENDED, Lease
+
+
+def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[bytes], int]:
+    """The checked arguments of acquire_many: names as given, as keys, and the lease in milliseconds."""
+    if isinstance(names, (str, bytes, bytearray, memoryview)):
+        raise TypeError("names must be a list of names, not a single one")
+    given = _listed(names, "names")
+    keys = [as_name(name) for name in given]
+    if len(set(keys)) != len(keys):
+        raise ValueError("names must not hold a name twice")
+    return given, keys, 0 if timeout is None else as_ms(timeout)
+
+
+def granted(
+    names: list[Any], keys: list[bytes], token: bytes, deadline: float, replies: list[Any]
+) -> tuple[list[Any], list[int]]:
+    """A lease for each name that was free, None where another token holds it; and where the reply does not say all."""
+    leases: list[Any] = []
+    odd: list[int] = []
+    for i, reply in enumerate(replies):
+        if reply is None:
+            leases.append(Lease(names[i], keys[i], token, deadline))
+        else:
+            leases.append(None)
+            if type(reply) is not bytes or reply == token:
+                odd.append(i)
+    return leases, odd
+
+
+def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
+    """The checked argument of release_many: as given, and, once each, those that can be released."""
+    given = _listed(leases, "leases")
+    mine: list[Any] = []
+    for lease in given:
+        if type(lease) is Lease:
+            if not lease.inherited:
+                mine.append(lease)
+        elif lease is not None:
+            raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
+    once = dict.fromkeys(mine)
+    return given, mine if len(once) == len(mine) else list(once)
+
+
+def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
+    """What proves each of them."""
+    keys: list[bytes] = []
+    tokens: list[bytes] = []
+    for lease in leases:
+        keys.append(lease.key)
+        tokens.append(lease.token)
+    return keys, tokens
+
+
+def ended(leases: list[Any], replies: list[Any]) -> tuple[list[bool], list[int]]:
+    """Whether each was the caller's, and is over now; and where the reply does not say."""
+    released: list[bool] = []
+    odd: list[int] = []
+    for i, lease in enumerate(leases):
+        reply = replies[i]
+        if type(reply) is int and (reply or not lease.release_doubted):
+            released.append(reply != 0)
+            lease.deadline = ENDED
+        else:
+            released.append(False)
+            odd.append(i)
+    return released, odd
+
+
+def merge(given: list[Any], mine: list[Any], released: list[bool]) -> list[bool]:
+    """One bool for each entry that release_many was given."""
+    if len(given) == len(mine):
+        return released
+    outcome = dict(zip(mine, released, strict=True))
+    return [outcome.get(lease, False) for lease in given]
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{what} must be a list, not {type(values).__name__}")
+    return list(values)

@@ -1,0 +1,8 @@
+# The types of _checks.py where it is compiled.
+
+import cython
+
+
+@cython.locals(name=bytes, text=str)
+cpdef bytes as_name(value, str encoding=*)
+cpdef long long as_ms(value, str what=*) except? -1

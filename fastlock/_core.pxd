@@ -1,0 +1,73 @@
+# What _core.pyx shows to the other compiled modules.
+
+from libc.stdint cimport int64_t
+
+cdef enum:
+    PARTS = 8
+
+cdef struct Segment:
+    const char *literal
+    Py_ssize_t size
+    int argument
+
+cdef class Template:
+    cdef readonly tuple parts
+    cdef list literals
+    cdef Segment segments[PARTS]
+    cdef int count
+    cdef int _segment(self, bytes literal, int argument) except -1
+
+cdef class Ticket:
+    cdef public object reply
+    cdef public object wake
+    cdef public bint ready
+    cdef public bint abandoned
+
+cdef class Pipe:
+    cdef char *out
+    cdef Py_ssize_t used, room
+    cdef char *chunk
+    cdef list ring
+    cdef Py_ssize_t head, pending_, missing
+    cdef Py_ssize_t partial
+    cdef int sending
+    cdef bint flushing
+    cdef object make_slot, flush_soon
+    cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
+    cdef int64_t announced  # by that header; -1: no size
+    cdef Py_ssize_t skip  # bytes of a string that are still to come
+    cdef object reader, gets, feed_, sock
+    cdef int fd
+    cdef int64_t usual
+    cdef unsigned int probes
+    cdef object leader  # the ticket of the thread that reads
+    cdef readonly list pushes
+    cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
+
+    cdef public tuple forms  # the dialect of its server, as templates
+    # of a pipe that serves tasks: its connection, their loop and thread, and when the first of a tick was queued
+    cdef public object link, loop
+    cdef public unsigned long thread
+    cdef public double sent
+
+    cpdef request(self, Template template, bytes name, bytes token, int64_t ms)
+    cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
+    cdef int _encode(self, Template template, bytes name, bytes token, int64_t ms) except -1
+    cdef int _pack(self, tuple args) except -1
+    cdef void _copy(self, const char *data, Py_ssize_t size) noexcept
+    cdef void _bulk(self, const char *data, Py_ssize_t size) noexcept
+    cdef int _reserve(self, Py_ssize_t size) except -1
+    cdef void _emptied(self) noexcept
+    cdef int _make_room(self) except -1
+    cdef int _push(self, slot) except -1
+    cdef object _pop(self)
+    cdef int _check_sizes(self, const unsigned char *data, Py_ssize_t size) except -1
+    cdef int _announce(self) except -1
+    cdef int _deliver(self, Py_ssize_t size) except -1
+    cdef void _give_back(self, char *data, Py_ssize_t room) noexcept
+    cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1
+    cdef int _say(self, double timeout, double spin) except -1
+    cdef int64_t _budget(self, double spin) noexcept
+    cdef int _make_chunk(self) except -1
+    cdef ssize_t _wait_for_bytes(self, int64_t budget, int64_t end) noexcept nogil
+    cdef bint _received(self, ssize_t size, int64_t start) except -1

@@ -1,0 +1,185 @@
+"""Wire: an acquire that finds its name free, and a release that finds it held, which is nearly every one.
+
+What goes any other way is handed on with the answer as it came: the law says what it means, the other wires how to
+wait. `_hot.pyx` is the same, compiled. Never here: a loop, a decision that is not "just as hoped".
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from asyncio import current_task
+from typing import Any
+
+from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
+from fastlock._lease import ENDED, Lease, new_token, now
+from fastlock._terms import KEPT, Releasing, Terms
+from fastlock._wire import SPIN, STALE
+
+_thread = threading.local()
+
+
+def thread_owner() -> Any:
+    """Stands for the calling thread. Its number will not do: the next thread gets it again."""
+    try:
+        return _thread.owner
+    except AttributeError:
+        _thread.owner = owner = object()
+        return owner
+
+
+def _granted(lock: Terms, owner: Any, token: bytes, sent: float) -> Lease | None:
+    """The lease, kept for its owner; None: its time was over before the reply came."""
+    deadline = sent + lock.ms / 1000 if lock.ms else math.inf
+    if now() >= deadline:
+        return None
+    lease = Lease(lock.name, lock.key, token, deadline)
+    lock.leases[owner] = lease
+    if len(lock.leases) > KEPT:
+        lock.keep(lease)
+    return lease
+
+
+def _gone(lock: Terms, owner: Any, lease: Lease) -> None:
+    lease.deadline = ENDED
+    if lock.leases.get(owner) is lease:
+        lock.leases.pop(owner, None)
+
+
+def _asked(op: Any, link: Any, sent: float) -> Any:
+    op.link, op.sent = link, sent
+    return op
+
+
+# threads
+
+
+def _idle_one(wire: Any) -> Any:
+    try:
+        return None if wire.debts else wire.idle.pop()  # atomic; and the latest used, whose memory is warm
+    except IndexError:
+        return None
+
+
+def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: int) -> Any:
+    spin = SPIN if len(wire.connections) - len(wire.idle) == 1 else 0.0
+    pipe = connection.pipe
+    return pipe.ask(pipe.forms[verb], key, token, ms, connection.patience, spin)
+
+
+def take(lock: Terms, must: bool) -> Lease | None:
+    """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
+    wire = lock._wire
+    connection = None if lock.special else _idle_one(wire)
+    if connection is None:
+        return wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
+    token = new_token()
+    op = None
+    sent = now()
+    try:
+        try:
+            answer = _ask(wire, connection, ACQUIRE if lock.ms else ACQUIRE_ENDLESS, lock.key, token, lock.ms)
+        except BaseException as error:
+            op = _asked(lock.taking(token, must), connection, sent)
+            answer = connection.explain(op, error)
+        finally:
+            if connection.dead is None:
+                wire.idle.append(connection)
+        if answer is None:
+            lease = _granted(lock, thread_owner() if lock.thread_local else None, token, sent)
+            if lease is not None:
+                return lease
+        if op is None:
+            op = _asked(lock.taking(token, must), connection, sent)
+        if answer is STALE or answer is connection.busy:
+            return wire.run(op)  # type: ignore[no-any-return]
+        return wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
+            wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
+        raise
+
+
+def give(lock: Terms) -> None:
+    """Release the lease of the calling thread. Errors are those of `Terms.releasing`."""
+    wire = lock._wire
+    owner = thread_owner() if lock.thread_local else None
+    lease = lock.leases.get(owner)
+    connection = None if lease is None or lease.inherited else _idle_one(wire)
+    if lease is None or connection is None:
+        wire.run(lock.releasing())
+        return
+    op = None
+    sent = now()
+    try:
+        answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+    except BaseException as error:
+        op = _asked(Releasing(lock, lease), connection, sent)
+        answer = connection.explain(op, error)
+    finally:
+        if connection.dead is None:
+            wire.idle.append(connection)
+    if answer == 1:
+        _gone(lock, owner, lease)
+        return
+    if op is None:
+        op = _asked(Releasing(lock, lease), connection, sent)
+    if answer is STALE or answer is connection.busy:
+        wire.run(op)
+    else:
+        wire.drive(op.rest(answer, now))
+
+
+# asyncio
+
+
+def _open_pipe(lock: Terms) -> Any:
+    """The connection's, if there is one and the running task may use it."""
+    pipe = lock._wire.open_pipe
+    return pipe if pipe is not None and pipe.thread == threading.get_ident() else None
+
+
+async def aio_take(lock: Terms, must: bool) -> Lease | None:
+    """Acquire on the lock's own terms, for a task. Outcome and errors are those of `Terms.taking`."""
+    wire = lock._wire
+    pipe = None if lock.special else _open_pipe(lock)
+    if pipe is None or (task := current_task(pipe.loop)) is None:  # None: another loop runs
+        return await wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
+    token = new_token()
+    future = pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, token, lock.ms)
+    sent = pipe.sent
+    try:
+        answer = await future
+    except BaseException:
+        pipe.link.leave(lock.taking(token, must), sent)
+        raise
+    if answer is None:
+        lease = _granted(lock, task if lock.thread_local else None, token, sent)
+        if lease is not None:
+            return lease
+    op = _asked(lock.taking(token, must), pipe.link, sent)
+    return await wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+
+
+async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> None:
+    """Release the lease of the running task. Errors are those of `Terms.releasing`; `leaving` a `with`, they go where
+    `Terms.left` puts them, beside the `error` that ended its body."""
+    wire = lock._wire
+    pipe = _open_pipe(lock)
+    task = None if pipe is None else current_task(pipe.loop)
+    owner = task if lock.thread_local else None
+    lease = None if task is None else lock.leases.get(owner)
+    if lease is None or lease.inherited:
+        await wire.release(lock, None, None, leaving, error)
+        return
+    future = pipe.request(pipe.forms[RELEASE], lease.key, lease.token, 0)
+    sent = pipe.sent
+    try:
+        answer = await future
+    except BaseException:
+        pipe.link.leave(Releasing(lock, lease), sent)
+        raise
+    if answer == 1:
+        _gone(lock, owner, lease)
+    else:
+        await wire.release(lock, _asked(Releasing(lock, lease), pipe.link, sent), answer, leaving, error)

@@ -1,0 +1,387 @@
+# cython: language_level=3, binding=True, auto_pickle=False, wraparound=False
+"""Wire, compiled: an acquire that finds its name free, and a release that finds it held, which is nearly every one.
+
+`_hot.py` is the same in Python and says what may live here; names, parameters and behaviour are the same, kept so by
+the tests of locks, which run on both. A thread that holds the interpreter keeps the others from reading their replies,
+and a thousand tasks share one: here every microsecond counts twice.
+"""
+
+import math
+import threading
+from asyncio import current_task
+
+from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
+from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
+from fastlock._terms import KEPT as _KEPT, Releasing
+from fastlock._wire import SPIN as _SPIN, STALE as _STALE
+
+cimport cython
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from posix.time cimport clock_gettime, timespec
+from posix.types cimport clockid_t
+
+from fastlock._core cimport Pipe, Template
+from fastlock._lease cimport Lease, new_token
+from fastlock._terms cimport Terms
+
+cdef extern from "Python.h":
+    ctypedef int PySendResult
+    PySendResult PYGEN_RETURN
+    PySendResult PYGEN_NEXT
+    ctypedef PySendResult (*sendfunc)(PyObject *, PyObject *, PyObject **)
+    ctypedef PyObject *(*iternextfunc)(PyObject *)
+    PySendResult PyIter_Send(object iterator, object value, PyObject **result) except -1
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
+    ctypedef struct PyTypeObject:
+        PyAsyncMethods *tp_as_async
+        iternextfunc tp_iternext
+    void PyErr_SetObject(object kind, object value)
+
+cdef object now = _now, STALE = _STALE
+cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
+cdef clockid_t CLOCK = _BOOTTIME or 0
+cdef double ENDED = _ENDED, SPIN = _SPIN
+cdef Py_ssize_t ACQUIRE = _ACQUIRE, ACQUIRE_ENDLESS = _ACQUIRE_ENDLESS, RELEASE = _RELEASE, KEPT = _KEPT
+cdef object _thread = threading.local()
+
+
+cpdef thread_owner():
+    """Stands for the calling thread. Its number will not do: the next thread gets it again."""
+    try:
+        return _thread.owner
+    except AttributeError:
+        _thread.owner = owner = object()
+        return owner
+
+
+cdef double _time() except -1:
+    """As `now`, a fifth of a microsecond faster."""
+    cdef timespec time
+    if not BOOTTIME:
+        return now()
+    clock_gettime(CLOCK, &time)
+    return time.tv_sec + time.tv_nsec * 1e-9
+
+
+cdef Lease _granted(Terms lock, owner, bytes token, double sent):
+    """The lease, kept for its owner; None: its time was over before the reply came."""
+    cdef double deadline = sent + lock.ms / 1000.0 if lock.ms else math.inf
+    cdef Lease lease
+    if _time() >= deadline:
+        return None
+    lease = Lease(lock.name, lock.key, token, deadline)
+    lock.leases[owner] = lease
+    if len(lock.leases) > KEPT:
+        lock.keep(lease)
+    return lease
+
+
+cdef int _gone(Terms lock, owner, Lease lease) except -1:
+    lease.deadline = ENDED
+    if lock.leases.get(owner) is lease:
+        del lock.leases[owner]
+    return 0
+
+
+cdef _asked(op, link, double sent):
+    op.link = link
+    op.sent = sent
+    return op
+
+
+# threads
+
+cdef _idle_one(wire):
+    cdef list idle = wire.idle
+    if not idle or wire.debts:
+        return None
+    return idle.pop()  # the latest used, whose memory is warm
+
+
+cdef _ask(wire, connection, Py_ssize_t verb, bytes key, bytes token, long long ms):
+    cdef double spin = SPIN if len(<list>wire.connections) - len(<list>wire.idle) == 1 else 0.0
+    cdef tuple forms
+    pipe = connection.pipe
+    if type(pipe) is Pipe:
+        forms = (<Pipe>pipe).forms
+        return (<Pipe>pipe).ask(<Template>forms[verb], key, token, ms, connection.patience, spin)
+    return pipe.ask(pipe.forms[verb], key, token, ms, connection.patience, spin)
+
+
+def take(Terms lock not None, bint must):
+    """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
+    cdef double sent
+    cdef bytes token
+    cdef Lease lease
+    wire = lock._wire
+    connection = None if lock.special else _idle_one(wire)
+    if connection is None:
+        return wire.run(lock.taking(None, must))
+    op = None
+    token = new_token()
+    sent = _time()
+    try:
+        try:
+            answer = _ask(wire, connection, ACQUIRE if lock.ms else ACQUIRE_ENDLESS, lock.key, token, lock.ms)
+        except BaseException as error:
+            op = _asked(lock.taking(token, must), connection, sent)
+            answer = connection.explain(op, error)
+        finally:
+            if connection.dead is None:
+                (<list>wire.idle).append(connection)
+        if answer is None:
+            lease = _granted(lock, thread_owner() if lock.thread_local else None, token, sent)
+            if lease is not None:
+                return lease
+        if op is None:
+            op = _asked(lock.taking(token, must), connection, sent)
+        if answer is STALE or answer is connection.busy:
+            return wire.run(op)
+        return wire.drive(op.rest(answer, now))
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
+            wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
+        raise
+
+
+def give(Terms lock not None):
+    """Release the lease of the calling thread. Errors are those of `Terms.releasing`."""
+    cdef double sent
+    cdef Lease lease
+    wire = lock._wire
+    owner = thread_owner() if lock.thread_local else None
+    lease = lock.leases.get(owner)
+    connection = None if lease is None or lease.inherited else _idle_one(wire)
+    if connection is None:
+        wire.run(lock.releasing())
+        return
+    op = None
+    sent = _time()
+    try:
+        answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+    except BaseException as error:
+        op = _asked(Releasing(lock, lease), connection, sent)
+        answer = connection.explain(op, error)
+    finally:
+        if connection.dead is None:
+            (<list>wire.idle).append(connection)
+    if answer == 1:
+        _gone(lock, owner, lease)
+        return
+    if op is None:
+        op = _asked(Releasing(lock, lease), connection, sent)
+    if answer is STALE or answer is connection.busy:
+        wire.run(op)
+    else:
+        wire.drive(op.rest(answer, now))
+
+
+# asyncio
+
+cdef class _Exchange:
+    """What a task awaits: one command, and what is made of its answer, with no coroutine in between.
+
+    Nothing is sent before it is awaited. Where the hot path ends, a coroutine (`others`) goes on.
+    """
+
+    cdef Terms lock
+    cdef Pipe pipe
+    cdef object future, others, owner
+    cdef double sent
+    cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
+
+    cdef _begin(self):
+        """Ask, so that there is a future; or hand on."""
+        raise NotImplementedError
+
+    cdef _end(self, answer):
+        """The outcome; or hand on."""
+        raise NotImplementedError
+
+    cdef _op(self):
+        """The operation of the law that this is."""
+        raise NotImplementedError
+
+    cdef Pipe _open_pipe(self):
+        """The connection's, if there is one and the running task may use it."""
+        cdef Pipe pipe = self.lock._wire.open_pipe
+        if pipe is None or pipe.thread != PyThread_get_thread_ident():
+            return None
+        task = current_task(pipe.loop)
+        if task is None:  # another loop runs
+            return None
+        self.owner = task if self.lock.thread_local else None
+        return pipe
+
+    cdef _step(self, bint *over):
+        """What to wait for; or, when it is over, the outcome."""
+        if self.ended:
+            raise RuntimeError("cannot reuse what was already awaited")
+        self.ended = True  # unless there is something to wait for
+        if self.others is None:
+            if self.future is None:
+                self._begin()
+                if self.others is None:
+                    self.future._asyncio_future_blocking = True  # as a future's own iterator does it
+                    self.ended = False
+                    return self.future
+            else:
+                outcome = self._end(self.future.result())
+                if self.others is None:
+                    over[0] = True
+                    return outcome
+        cdef PyObject *result
+        self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
+        outcome = <object>result
+        Py_DECREF(outcome)  # the reference that came with it
+        return outcome
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """As a coroutine's."""
+        cdef bint over = False
+        outcome = self._step(&over)
+        if over:
+            raise StopIteration(outcome)
+        return outcome
+
+    def throw(self, kind, value=None, trace=None):
+        """As a coroutine's: the task is cancelled, or ends."""
+        error = kind if value is None else value
+        if not isinstance(error, BaseException):
+            error = kind() if value is None else kind(value)
+        if self.ended:
+            raise RuntimeError("cannot reuse what was already awaited")
+        self.ended = True
+        if self.others is not None:
+            step = self.others.throw(error)
+            self.ended = False
+            return step
+        self._leave()
+        raise error
+
+    def close(self):
+        """As a coroutine's: nobody awaits it any more."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.others is not None:
+            self.others.close()
+        else:
+            self._leave()
+
+    cdef _leave(self):
+        if self.future is not None:
+            self.pipe.link.leave(self._op(), self.sent)
+
+
+@cython.final
+cdef class _Take(_Exchange):
+    """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `Terms.taking`."""
+
+    cdef bint must
+    cdef bytes token
+
+    def __cinit__(self, Terms lock not None, bint must):
+        self.lock = lock
+        self.must = must
+
+    cdef _begin(self):
+        cdef Terms lock = self.lock
+        cdef Pipe pipe = None if lock.special else self._open_pipe()
+        if pipe is None:
+            self.others = lock._wire.run(lock.taking(None, self.must))
+            return
+        self.pipe = pipe
+        self.token = new_token()
+        self.future = pipe.request(
+            <Template>pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, self.token, lock.ms
+        )
+        self.sent = pipe.sent
+
+    cdef _end(self, answer):
+        cdef Lease lease
+        if answer is None:
+            lease = _granted(self.lock, self.owner, self.token, self.sent)
+            if lease is not None:
+                return lease
+        op = _asked(self._op(), self.pipe.link, self.sent)
+        self.others = self.lock._wire.drive(op.rest(answer, now))
+
+    cdef _op(self):
+        return self.lock.taking(self.token, self.must)
+
+
+@cython.final
+cdef class _Give(_Exchange):
+    """Release the lease of the running task. Errors are those of `Terms.releasing`; `leaving` a `with`, they go where
+    `Terms.left` puts them, beside the `error` that ended its body."""
+
+    cdef bint leaving
+    cdef object error
+    cdef Lease lease
+
+    def __cinit__(self, Terms lock not None, bint leaving, error):
+        self.lock = lock
+        self.leaving = leaving
+        self.error = error
+
+    cdef _begin(self):
+        cdef Terms lock = self.lock
+        cdef Pipe pipe = self._open_pipe()
+        cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
+        if lease is None or lease.inherited:
+            self.others = lock._wire.release(lock, None, None, self.leaving, self.error)
+            return
+        self.pipe = pipe
+        self.lease = lease
+        self.future = pipe.request(<Template>pipe.forms[RELEASE], lease.key, lease.token, 0)
+        self.sent = pipe.sent
+
+    cdef _end(self, answer):
+        if answer == 1:
+            _gone(self.lock, self.owner, self.lease)
+        else:
+            op = _asked(self._op(), self.pipe.link, self.sent)
+            self.others = self.lock._wire.release(self.lock, op, answer, self.leaving, self.error)
+
+    cdef _op(self):
+        return Releasing(self.lock, self.lease)
+
+
+# How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a
+# traceback, which costs more than all the rest (3,000 instructions).
+
+cdef PySendResult _send(PyObject *self, PyObject *value, PyObject **result) except -1:
+    cdef bint over = False
+    result[0] = NULL
+    outcome = (<_Exchange>self)._step(&over)
+    Py_INCREF(outcome)
+    result[0] = <PyObject *>outcome
+    return PYGEN_RETURN if over else PYGEN_NEXT
+
+
+cdef PyObject *_next(PyObject *self) except? NULL:
+    cdef bint over = False
+    outcome = (<_Exchange>self)._step(&over)
+    if over:
+        PyErr_SetObject(StopIteration, outcome)
+        return NULL
+    Py_INCREF(outcome)
+    return <PyObject *>outcome
+
+
+aio_take, aio_give = _Take, _Give
+for _type in (_Take, _Give):
+    (<PyTypeObject *>_type).tp_as_async.am_send = <sendfunc>_send
+    (<PyTypeObject *>_type).tp_iternext = <iternextfunc>_next

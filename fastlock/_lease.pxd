@@ -1,0 +1,16 @@
+# The types of _lease.py where it is compiled.
+
+import cython
+
+cdef class Lease:
+    cdef public object name, fence
+    cdef public bytes key, token
+    cdef public double deadline
+    cdef public bint release_doubted
+    cdef public tuple stale
+    cdef long _generation
+    cdef object __weakref__
+
+
+@cython.locals(digits=bytes, fresh=list, i=cython.Py_ssize_t, token=bytes)
+cpdef bytes new_token()

@@ -1,0 +1,33 @@
+# Part of _core.pyx: commands with holes, encoded once. Never here: a buffer, a socket.
+
+@cython.final
+cdef class Template:
+    """A command with holes, encoded once. Parts are bytes (literal arguments) or 0, 1, 2: name, token, milliseconds."""
+
+    def __init__(self, *parts):
+        if not 0 < len(parts) <= 16:
+            raise ValueError("a template has 1 to 16 parts")
+        self.parts = parts
+        self.literals = []
+        self.count = 0
+        cdef bytes literal = b"*%d\r\n" % len(parts)
+        for part in parts:
+            if isinstance(part, bytes):
+                literal += b"$%d\r\n%b\r\n" % (len(part), part)
+            elif part in (0, 1, 2):
+                self._segment(literal, part)
+                literal = b""
+            else:
+                raise ValueError(f"a template's part is bytes or 0, 1, 2, not {part!r}")
+        if literal:
+            self._segment(literal, -1)
+
+    cdef int _segment(self, bytes literal, int argument) except -1:
+        if argument >= 0 and self.count == PARTS - 1:
+            raise ValueError("a template has too many holes")
+        self.literals.append(literal)
+        self.segments[self.count].literal = PyBytes_AS_STRING(literal)
+        self.segments[self.count].size = PyBytes_GET_SIZE(literal)
+        self.segments[self.count].argument = argument
+        self.count += 1
+        return 0

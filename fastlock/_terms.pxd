@@ -1,0 +1,13 @@
+# The types of _terms.py where it is compiled.
+
+from fastlock._checks cimport as_ms, as_name
+
+cdef class Terms:
+    cdef public object name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error, fence
+    cdef public object _client, _wire
+    cdef public bytes key
+    cdef public long long ms
+    cdef public dict leases
+    cdef public bint special
+    cdef public str _encoding
+    cdef object __weakref__

@@ -1,0 +1,108 @@
+"""Pipes of the bytes layer on sockets: an end for the pipe, an end for the test, a server that echoes, somebody asleep.
+
+`raise_at` interrupts Python code where a signal's handler could, at one point after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any
+
+from support import resp
+
+LONG = 30.0  # seconds: a wait that must not run out
+
+
+class Echo:
+    """A server that answers each command with its last word, in order, in its own thread.
+
+    gather: it says nothing before it has so many commands to answer. Unlike a real one it does not read while it cannot
+    write, so what nobody reads must fit into a socket.
+    """
+
+    def __init__(self, sock: socket.socket, chunk: int = 1 << 16, gather: int = 1) -> None:
+        self.heard: list[bytes] = []
+        self.sock, self.chunk, self.gather = sock, chunk, gather
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        framer = resp.Framer(resp.command_end)
+        words: list[bytes] = []
+        while data := self.sock.recv(self.chunk):
+            words += [resp.words(frame)[-1] for frame in framer.feed(data)]
+            if len(words) >= self.gather:
+                self.heard += words
+                with contextlib.suppress(BrokenPipeError):  # the test is over
+                    self.sock.sendall(b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
+                words = []
+
+    def __enter__(self) -> Echo:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.thread.join(LONG)
+        assert not self.thread.is_alive()
+
+
+def beside(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def asleep() -> threading.Lock:
+    """A lock to sleep on: held."""
+    wake = threading.Lock()
+    wake.acquire()
+    return wake
+
+
+class Interrupt(BaseException):
+    """What a test's signal handler raises, as KeyboardInterrupt is raised by the usual one."""
+
+
+CHECKS = (
+    "CALL",
+    "JUMP_BACKWARD",
+    "POP_JUMP_BACKWARD",
+    "RESUME",
+)  # where the interpreter looks for signals, 3.11 to 3.13
+
+
+def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool:
+    """Run `call`; raise Interrupt at the n-th point of `files` where a handler could. Whether it came to it."""
+    left, last = step, (None, "")
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left, last
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call":
+            last = (frame, "RESUME")
+        elif event == "opcode":
+            before, last = last, (frame, dis.opname[frame.f_code.co_code[frame.f_lasti]])
+            left -= before[0] is frame and before[1].startswith(CHECKS)
+            if left == 0:
+                left = -1
+                raise Interrupt
+        return trace
+
+    previous = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False

@@ -1,0 +1,301 @@
+"""Connections that end, fall silent or are crowded under a client, and what is asked over the next one.
+
+A real server behind the proxy or, for very many rounds, a fake one. What must never happen: an error or a pause because
+of what was only idle, a timeout of somebody who was answered, a command that nobody sends, the end of a connection that
+is somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.fakeserver import FakeServer
+from support.faultproxy import FaultProxy, replace, stall, swallow
+from support.wire import Wire
+
+import fastlock.asyncio
+from fastlock import _commands as say
+from fastlock import _law as law
+from fastlock import _session as sessions
+from fastlock._lease import now
+from fastlock.embedded import Server
+
+NAME = "sku"
+MARK = b"\r\nsku\r\n"
+PATIENT, HASTY = 20.0, 0.15  # seconds: a reply_timeout that never strikes, and one that does
+threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
+
+
+def killed(commands: list[list[bytes]]) -> list[list[bytes]]:
+    """The commands by which one connection ends another."""
+    return [words for words in commands if words[:2] == [b"CLIENT", b"KILL"]]
+
+
+async def fired(face: Face, armed: Any) -> None:
+    """Return when the fault has begun its work; the event loop goes on meanwhile."""
+    await (asyncio.to_thread(armed.wait) if face.is_async else face.get(armed.wait()))
+
+
+# -------------------------------------------------------------------------------------------------- closed while idle
+
+
+async def idle_connections(face: Face, client: Any, proxy: FaultProxy, count: int) -> None:
+    """Make so many connections, all idle: as many callers at once, whose replies are held back until all have asked."""
+    armed = proxy.arm(stall(), after=b"hold:")
+    jobs = [face.start(lambda n=n: client.lock(f"hold:{n}").locked()) for n in range(count)]
+    await fired(face, armed) if face.is_async else armed.wait(count)
+    armed.resume()
+    assert [await job.get() for job in jobs] == [False] * count
+    assert len(proxy.links) == (1 if face.is_async else count)
+
+
+async def closed_by_the_server(face: Face, client: Any, proxy: FaultProxy) -> None:
+    """End all connections; return when the client's sockets have heard of it (and asyncio has, which is told)."""
+    proxy.cut()
+    proxy.wait_for(lambda proxy: all(link.pumps == 0 for link in proxy.links))
+    while face.is_async and client._wire.link is not None:
+        await asyncio.sleep(0)
+
+
+def note_pauses(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of this client from now on, however short; none of them is made."""
+    found: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        found.append(seconds)
+
+    if hasattr(client._wire, "_sleep"):
+        monkeypatch.setattr(client._wire, "_sleep", sleep)
+    else:
+        monkeypatch.setattr(client._wire._closing, "wait", found.append)
+    return found
+
+
+@pytest.mark.parametrize("operation", ["acquire", "acquire with", "release", "extend", "locked", "many"])
+async def test_connections_that_the_server_closed_while_they_were_idle_are_replaced_unnoticed(
+    face: Face, proxy: FaultProxy, no_leaks: Any, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = face.client(proxy.url, max_connections=4, reply_timeout=PATIENT)
+    lock = client.lock(NAME, thread_local=False)
+    await idle_connections(face, client, proxy, 4)
+    if operation in ("release", "extend"):
+        assert await face.get(lock.acquire())
+    made = proxy.accepted
+    await closed_by_the_server(face, client, proxy)
+    pauses = note_pauses(client, monkeypatch)
+    if operation == "acquire":
+        assert await face.get(lock.acquire()) is True
+    elif operation == "acquire with":
+        assert await face.get(lock.acquire(blocking_timeout=PATIENT)) is True
+    elif operation == "release":
+        await face.get(lock.release())
+    elif operation == "extend":
+        assert await face.get(lock.extend(5)) is True
+    elif operation == "locked":
+        assert await face.get(lock.locked()) is False
+    else:
+        (lease,) = await face.get(client.acquire_many([NAME]))
+        assert await face.get(client.release_many([lease])) == [True]
+    assert pauses == []
+    assert proxy.accepted == made + 1, "one for them all: the others are needed by nobody"
+    assert sum(MARK in link.requests for link in proxy.links[:made]) <= 1, "nothing was sent on any that had ended"
+    if not face.is_async:
+        assert client._wire.connections == client._wire.idle and len(client._wire.idle) == 1
+    proxy.arm(swallow(), after=b"\r\nother\r\n")
+    assert await face.get(client.lock("other").locked()) is False
+    assert pauses == [0.0], "a reply that was lost is another matter, or this test sees no pause"
+    if lock.lease is not None:
+        await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------------- quiet for a while
+
+
+class Later(asyncio.SelectorEventLoop):
+    """An event loop whose time can be put forward."""
+
+    later = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.later
+
+
+def test_a_quiet_time_before_a_command_counts_for_no_reply_timeout(
+    impl: str, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The watch that the command before it set goes off while it is under way: it was asked only just now."""
+
+    async def ticks(count: int = 5) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def body(loop: Later) -> None:
+        async with fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=100) as client:
+            lock = client.lock(NAME, timeout=3600)
+            await client.server_info()
+            for quiet in (99.5, 100.5, 250.0):
+                loop.later += quiet
+                armed = proxy.arm(stall(), after=MARK, times=1)
+                task = asyncio.ensure_future(lock.acquire())
+                while not armed.fired:
+                    await asyncio.sleep(0.001)
+                loop.later += 1
+                await ticks()
+                assert not task.done() and client._wire.link is not None
+                armed.resume()
+                assert await task is True and proxy.accepted == 1
+                await lock.release()
+            armed = proxy.arm(stall(), after=MARK, times=1)
+            task = asyncio.ensure_future(lock.acquire())
+            while not armed.fired:
+                await asyncio.sleep(0.001)
+            loop.later += 101
+            assert await task is True and proxy.accepted == 2, "a reply that does not come is a timeout"
+            await lock.release()
+
+    with asyncio.Runner(loop_factory=Later) as runner:
+        loop: Any = runner.get_loop()
+        runner.run(body(loop))
+
+
+# --------------------------------------------------------------------------------------------- broken under a command
+
+
+@contextlib.contextmanager
+def nameless(proxy: FaultProxy) -> Iterator[None]:
+    """Connections made meanwhile do not learn who they are, so nobody can end them on the server."""
+    armed = proxy.arm(replace(b"-ERR not for you\r\n"), after=b"\r\nINFO\r\n", times=float("inf"))
+    yield
+    armed.disarm()
+
+
+async def test_doubt_lasts_over_looks_until_the_own_token_turns_up(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The first look times out unread, the next one finds another holder; then the first is executed after all, as
+    where the broken connection could not be ended: what the look after that finds is our own token, and so ours."""
+    probe.set(NAME, "another")
+    with nameless(proxy):
+        client = face.client(proxy.url, reply_timeout=HASTY, max_connections=1)
+        await face.get(client.server_info())
+    lock = client.lock(NAME, timeout=3600, sleep=0.005, thread_local=False)
+    first = proxy.arm(stall("request"), after=MARK, times=1)
+    waiter = face.start(lock.acquire)
+    await fired(face, first)
+    await waited(face, lambda: len(proxy.links) > 1 and MARK in proxy.links[1].requests)
+    assert not killed(proxy.commands), "nobody knows whom to end"
+    later = proxy.arm(stall("request"), after=lambda frame: MARK in frame and b"PTTL" not in frame, times=1)
+    await fired(face, later)
+    assert not waiter.finished.is_set()
+    probe.delete(NAME)
+    first.resume()
+    await waited(face, lambda: probe.exists(NAME))
+    later.resume()
+    assert await waiter.get() is True
+    assert probe.get(NAME) == lock.lease.token
+    assert 0 < lock.lease.remaining <= probe.pttl(NAME) / 1000 + 0.001
+    await face.get(lock.release())
+    assert not probe.exists(NAME)
+
+
+async def waited(face: Face, holds: Callable[[], object]) -> None:
+    """Return when it holds; AssertionError after 10 seconds."""
+    end = now() + 10
+    while not holds():
+        assert now() < end
+        if face.is_async:
+            await asyncio.sleep(0.0005)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["the same server", "restarted"])
+async def test_a_broken_connection_is_ended_on_its_own_server_only(
+    face: Face, start_server: Callable[..., Server], restarted: bool
+) -> None:
+    """Numbers of connections start anew with a server, and all of a unix socket have one address: there the number of
+    what broke is somebody else's."""
+    before, after = start_server(), start_server()
+    for _ in range(30):
+        Wire(before.unix_url).socket.close()
+    with FaultProxy(before.unix_url) as proxy:
+        client = face.client(proxy.url, reply_timeout=PATIENT, max_connections=1)
+        await face.get(client.server_info())
+        proxy.upstream = after.unix_url if restarted else before.unix_url
+        armed = proxy.arm(swallow(), after=MARK)
+        lock = client.lock(NAME, timeout=60)
+        assert await face.get(lock.acquire(blocking=False)) is True
+        armed.wait()
+        assert len(proxy.links) == 2
+        calls = killed(proxy.links[1].commands)
+        assert (calls == []) if restarted else (len(calls) == 1 and calls[0][2] == b"ID" and calls[0][4] == b"ADDR")
+        await face.get(lock.release())
+        await face.get(client.close())
+
+
+def session(number: int, serial: int, id: bytes | None = None) -> sessions.Session:
+    return sessions.Session({}, frozenset(), b"%d" % number if id is None else id, b"/tmp/s:0", "", serial)
+
+
+@pytest.mark.parametrize(
+    ("broken", "current", "is_ended"),
+    [
+        (session(7, 1), session(8, 2), True),
+        (session(7, 2), session(3, 1), True),  # the one that asks is older: the server lives as long at least
+        (session(7, 1), session(7, 2), False),  # its own number: the server was restarted meanwhile
+        (session(7, 1), session(3, 2), False),
+        (session(99, 1), session(100, 2), True),  # numbers, not texts
+        (session(100, 1), session(99, 2), False),
+        (session(0, 1, b""), session(8, 2), False),  # nobody knows who that was
+        (session(7, 1), session(0, 2, b""), True),  # nobody knows who this is: by number and address
+    ],
+)
+def test_who_ends_whom(broken: sessions.Session, current: sessions.Session, is_ended: bool) -> None:
+    call = (b"CLIENT", b"KILL", b"ID", broken.id, b"ADDR", broken.address)
+    assert sessions.end(broken, current) == (call if is_ended else None)
+
+
+# ---------------------------------------------------------------------------------------- more threads than connections
+
+
+@pytest.fixture
+def hurried(request: pytest.FixtureRequest) -> None:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    request.addfinalizer(lambda: sys.setswitchinterval(interval))
+    sys.setswitchinterval(1e-6)
+
+
+def echo(words: list[bytes]) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(words[1]), words[1])
+
+
+@threads_only
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_command_is_stranded_and_no_reply_goes_astray_in_a_crowd(
+    face: Face, hurried: None, limit: int, seed: int
+) -> None:
+    """What is queued at any moment of another's sending and reading is sent by somebody: else its caller would get a
+    timeout, and the connection be given up."""
+    with FakeServer(handshake={"GET": echo}) as fake:
+        client = face.client(fake.url, max_connections=limit, reply_timeout=PATIENT)
+        await face.get(client.server_info())
+
+        def work(number: int) -> int:
+            dice = random.Random(f"{seed}/{number}")
+            for count in range(500):
+                key = b"%d:%d:" % (number, count) + b"x" * dice.choice((0, 0, 0, 50, 3000))
+                assert client._wire.drive(law.inspect(say.GET, key, now)) == key
+            return number
+
+        assert await face.together([lambda n=n: work(n) for n in range(8)]) == list(range(8))
+        assert fake.accepted <= limit and len(client._wire.idle) == fake.accepted
+        asked = [words for words in fake.commands if words[0] == b"GET"]
+        assert len(asked) == 8 * 500, "each command was sent once"

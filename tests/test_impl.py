@@ -1,0 +1,131 @@
+"""Which implementation a process gets: what FASTLOCK_IMPL asks for, whole, or an error; never a mixture of both.
+
+Each case is a process of its own, on this checkout or on a copy of the package from which something is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hiredis
+import pytest
+import redis
+
+import fastlock
+from fastlock._sources import PYTHON
+
+PACKAGE = Path(fastlock.__file__).resolve().parent
+CHOSEN = (*PYTHON, "_hot")  # compiled, or run as Python
+EXTENSIONS = (*CHOSEN, "_core")
+REPORT = """
+import json, sys
+import fastlock, fastlock.asyncio
+from fastlock import _impl
+ours = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if name.startswith("fastlock.")}
+client = fastlock.Client()
+print(json.dumps({
+    "implementation": fastlock.IMPLEMENTATION, "layer": _impl.default.__name__, "pipes": client._wire.impl.__name__,
+    "files": {name: module.__file__ for name, module in ours.items()},
+    "declared": hasattr(fastlock.Lease, "deadline"),
+}))
+"""
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastlock._core") is None, reason="nothing is compiled here")
+
+
+def imported(asked: str | None, folder: Path = PACKAGE.parent, report: str = REPORT) -> tuple[dict[str, Any], str]:
+    """Import the package that lies in `folder`: what was found (empty: it could not be imported), and the messages."""
+    env = {name: value for name, value in os.environ.items() if name != "FASTLOCK_IMPL"}
+    # -S: the hook of an editable install would lend a copy the checkout's core. Dependencies come by PYTHONPATH.
+    path = [folder, *(Path(module.__path__[0]).parent for module in (redis, hiredis))]
+    env |= {"PYTHONPATH": os.pathsep.join(map(str, path))} | ({} if asked is None else {"FASTLOCK_IMPL": asked})
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", report], env=env, capture_output=True, text=True, timeout=50
+    )
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    assert all(Path(each).is_relative_to(folder) for each in found.get("files", {}).values())
+    return found, done.stderr
+
+
+def assert_whole(found: dict[str, Any], implementation: str) -> None:
+    """All of it is of this implementation."""
+    compiled = implementation == "cython"
+    assert found["implementation"] == implementation
+    assert found["layer"] == found["pipes"] == ("fastlock._core" if compiled else "fastlock._fallback")
+    suffixes = {name: Path(file).suffix for name, file in found["files"].items() if name in CHOSEN}
+    assert suffixes == dict.fromkeys(CHOSEN, ".so" if compiled else ".py")
+    assert found["declared"] is compiled, "a compiled class declares its attributes"
+    assert ("_core" in found["files"]) is compiled
+
+
+def extension(package: Path, name: str) -> Path:
+    (found,) = package.glob(f"{name}.*.so")
+    return found
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package, with what was compiled, from which a test may take something away."""
+    shutil.copytree(PACKAGE, tmp_path / "fastlock", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "fastlock"
+
+
+def test_python_is_python_although_all_is_compiled() -> None:
+    assert_whole(imported("python")[0], "python")
+
+
+@pytest.mark.parametrize("asked", ["cython", None, ""])
+def test_what_is_compiled_is_used_when_it_was_asked_for_or_nothing_was(asked: str | None) -> None:
+    assert_whole(imported(asked)[0], "cython")
+
+
+def test_another_name_is_refused() -> None:
+    found, said = imported("rust")
+    assert not found and "ValueError" in said and "'rust'" in said and "FASTLOCK_IMPL" in said
+
+
+@pytest.mark.parametrize("missing", EXTENSIONS)
+def test_one_module_that_is_not_compiled_makes_all_of_it_python_unless_it_was_asked_for(
+    copy: Path, missing: str
+) -> None:
+    extension(copy, missing).unlink()
+    found, said = imported("cython", copy.parent)
+    assert not found and "ModuleNotFoundError" in said and f"fastlock.{missing}" in said
+    for asked in (None, "python"):
+        assert_whole(imported(asked, copy.parent)[0], "python")
+
+
+def test_falling_back_is_noted_for_who_wants_to_know(copy: Path) -> None:
+    extension(copy, "_hot").unlink()
+    found, said = imported(None, copy.parent, "import logging\nlogging.basicConfig(level=logging.INFO)\n" + REPORT)
+    assert found and "fastlock._hot is not compiled" in said
+    assert imported(None, copy.parent)[1] == ""
+
+
+@pytest.mark.parametrize("changed", ["_core.pyx", "_core.pxd", "_template.pxi", "_hot.pyx", "_terms.py", "_terms.pxd"])
+@pytest.mark.parametrize("asked", ["cython", None])
+def test_a_build_of_other_sources_is_refused(copy: Path, asked: str | None, changed: str) -> None:
+    """Compiled before the last change: to go on without it would hide that for ever."""
+    source = copy / changed
+    source.write_text(source.read_text() + "\n")
+    found, said = imported(asked, copy.parent)
+    assert not found and "ImportError" in said and "stale" in said and "build fastlock again" in said
+    assert_whole(imported("python", copy.parent)[0], "python")
+
+
+def test_an_installation_without_sources_trusts_its_build(copy: Path) -> None:
+    for source in [*copy.glob("*.pyx"), *copy.glob("*.px?")]:
+        source.unlink()
+    assert_whole(imported("cython", copy.parent)[0], "cython")
+
+
+def test_children_get_what_their_parent_got(impl: str) -> None:
+    """This session hands its choice on to the processes that its tests start."""
+    assert os.environ["FASTLOCK_IMPL"] == fastlock.IMPLEMENTATION == impl

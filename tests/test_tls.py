@@ -1,0 +1,85 @@
+"""Over TLS: a real handshake, certificates that hold and that do not, records that cut replies, shared connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from support.faces import Face
+from support.tls import Authority, TlsFront
+
+from fastlock.embedded import Server
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "localhost", "127.0.0.1")
+
+
+@pytest.fixture(params=[65536, 3], ids=["whole", "crumbs"])
+def front(request: pytest.FixtureRequest, authority: Authority, server: Server) -> Iterator[TlsFront]:
+    with TlsFront(authority, server.path, records=request.param) as front:
+        yield front
+
+
+async def test_locks_work_over_tls(face: Face, front: TlsFront, authority: Authority, no_leaks: object) -> None:
+    client = face.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
+    for _ in range(20):
+        lock = client.lock("a", timeout=10)
+        lease = await face.enter(lock)
+        assert lease.valid and await face.get(lock.owned())
+        await face.get(lock.extend(10))
+        assert not await face.get(client.lock("a").acquire(blocking=False))
+        await face.leave(lock)
+    names = [f"name:{number}" for number in range(300)]
+    leases = await face.get(client.acquire_many(names))
+    assert all(leases)
+    assert await face.get(client.release_many(leases)) == [True] * 300
+
+
+async def test_threads_and_tasks_share_connections_over_tls(
+    face: Face, front: TlsFront, authority: Authority, no_leaks: object
+) -> None:
+    limit = {} if face.is_async else {"max_connections": 2}
+    client = face.client(f"rediss://127.0.0.1:{front.port}/0", ssl_ca_certs=authority.file, **limit)
+
+    def worker(number: int) -> object:
+        async def work() -> int:
+            for lap in range(20):
+                lock = client.lock(f"lock:{number}:{lap % 3}", timeout=10)
+                lease = await face.enter(lock)
+                assert lease.valid, lease
+                await face.leave(lock)
+            return number
+
+        return work
+
+    assert await face.together([worker(number) for number in range(8)]) == list(range(8))
+
+
+async def test_a_certificate_of_nobody_known_is_refused(face: Face, authority: Authority, server: Server) -> None:
+    with TlsFront(authority, server.path) as front:
+        client = face.client(f"rediss://localhost:{front.port}/0")
+        with pytest.raises(redis.exceptions.ConnectionError, match=r"(?i)certificate"):
+            await face.get(client.lock("a").acquire())
+
+
+async def test_a_certificate_of_another_host_is_refused(face: Face, tmp_path: Path, server: Server) -> None:
+    elsewhere = Authority(tmp_path, "elsewhere.example")
+    with TlsFront(elsewhere, server.path) as front:
+        client = face.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=elsewhere.file)
+        with pytest.raises(redis.exceptions.ConnectionError, match=r"(?i)certificate|hostname"):
+            await face.get(client.lock("a").acquire())
+        trusting = face.client(
+            f"rediss://localhost:{front.port}/0", ssl_ca_certs=elsewhere.file, ssl_check_hostname=False
+        )
+        assert await face.get(trusting.lock("a").acquire())
+
+
+async def test_a_plain_server_is_no_tls_server(face: Face, server: Server) -> None:
+    port = server.tcp_url.rpartition(":")[2].partition("/")[0]
+    client = face.client(f"rediss://127.0.0.1:{port}/0", ssl_cert_reqs="none", connect_timeout=0.5)
+    with pytest.raises((redis.exceptions.ConnectionError, redis.exceptions.TimeoutError), match=r"127.0.0.1:\d+: \w"):
+        await face.get(client.lock("a").acquire())
