@@ -117,6 +117,7 @@ cdef class Pipe:
         self.feed_ = self.reader.feed
         self.ring = [None] * 16
         self.pushes = []
+        self.forms = ()
         self.sock = sock
         self.fd = -1
         if sock is not None:
@@ -550,7 +551,7 @@ cdef class Pipe:
             self._give_back(data, room)
             if mine:
                 self.sending = QUIET
-        if False:
+        if mine and self.used:
             self.flush(timeout)
         if got == -EINTR:
             PyErr_CheckSignals()
