@@ -96,8 +96,10 @@ class Ticket:
         self.ready = True
         wake, self.wake = self.wake, None
         if wake is not None:
-            with contextlib.suppress(RuntimeError):  # woken before: by who passed leadership on
+            try:  # noqa: SIM105 - a call before that of `release` could be interrupted, and nobody would be woken
                 wake.release()
+            except RuntimeError:  # woken before: by who passed leadership on
+                pass
 
 
 class _Many:
@@ -329,10 +331,13 @@ class Pipe:
                 slot.missing -= 1
                 if slot.missing:
                     return
-                slot, reply = slot.slot, slot.replies
-            self._slots.popleft()
-        if slot is not None and not slot.done():
-            slot.set_result(reply)
+                reply = slot.replies
+        getter = slot.slot if type(slot) is _Many else slot
+        if getter is not None and not getter.done():
+            getter.set_result(reply)
+        with self._mutex:  # after it: interrupted in between, the slot gets that the connection broke
+            if self._slots and self._slots[0] is slot:
+                self._slots.popleft()
 
     # the socket, for threads
 

@@ -41,9 +41,9 @@ def _granted(lock: Terms, owner: Any, token: bytes, sent: float) -> Lease | None
 
 
 def _gone(lock: Terms, owner: Any, lease: Lease) -> None:
-    lease.deadline = ENDED
     if lock.leases.get(owner) is lease:
         lock.leases.pop(owner, None)
+    lease.deadline = ENDED
 
 
 def _asked(op: Any, link: Any, sent: float) -> Any:
@@ -112,22 +112,27 @@ def give(lock: Terms) -> None:
     op = None
     sent = now()
     try:
-        answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+        try:
+            answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+        except BaseException as error:
+            op = _asked(Releasing(lock, lease), connection, sent)
+            answer = connection.explain(op, error)
+        finally:
+            if connection.dead is None:
+                wire.idle.append(connection)
+        if answer == 1:
+            _gone(lock, owner, lease)
+            return
+        if op is None:
+            op = _asked(Releasing(lock, lease), connection, sent)
+        if answer is STALE or answer is connection.busy:
+            wire.run(op)
+        else:
+            wire.drive(op.rest(answer, now))
     except BaseException as error:
-        op = _asked(Releasing(lock, lease), connection, sent)
-        answer = connection.explain(op, error)
-    finally:
-        if connection.dead is None:
-            wire.idle.append(connection)
-    if answer == 1:
-        _gone(lock, owner, lease)
-        return
-    if op is None:
-        op = _asked(Releasing(lock, lease), connection, sent)
-    if answer is STALE or answer is connection.busy:
-        wire.run(op)
-    else:
-        wire.drive(op.rest(answer, now))
+        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the server has let go
+            lease.doubt_release(sent)
+        raise
 
 
 # asyncio

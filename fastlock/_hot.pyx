@@ -79,9 +79,9 @@ cdef Lease _granted(Terms lock, owner, bytes token, double sent):
 
 
 cdef int _gone(Terms lock, owner, Lease lease) except -1:
-    lease.deadline = ENDED
     if lock.leases.get(owner) is lease:
         del lock.leases[owner]
+    lease.deadline = ENDED
     return 0
 
 
@@ -160,22 +160,27 @@ def give(Terms lock not None):
     op = None
     sent = _time()
     try:
-        answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+        try:
+            answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+        except BaseException as error:
+            op = _asked(Releasing(lock, lease), connection, sent)
+            answer = connection.explain(op, error)
+        finally:
+            if connection.dead is None:
+                (<list>wire.idle).append(connection)
+        if answer == 1:
+            _gone(lock, owner, lease)
+            return
+        if op is None:
+            op = _asked(Releasing(lock, lease), connection, sent)
+        if answer is STALE or answer is connection.busy:
+            wire.run(op)
+        else:
+            wire.drive(op.rest(answer, now))
     except BaseException as error:
-        op = _asked(Releasing(lock, lease), connection, sent)
-        answer = connection.explain(op, error)
-    finally:
-        if connection.dead is None:
-            (<list>wire.idle).append(connection)
-    if answer == 1:
-        _gone(lock, owner, lease)
-        return
-    if op is None:
-        op = _asked(Releasing(lock, lease), connection, sent)
-    if answer is STALE or answer is connection.busy:
-        wire.run(op)
-    else:
-        wire.drive(op.rest(answer, now))
+        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the server has let go
+            lease.doubt_release(sent)
+        raise
 
 
 # asyncio

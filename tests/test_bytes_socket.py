@@ -23,7 +23,7 @@ from typing import Any
 import hiredis
 import pytest
 from support import resp
-from support.pipes import LONG, Echo, Interrupt, beside, raise_at
+from support.pipes import LONG, Echo, Interrupt, asleep, beside, raise_at
 
 from fastlock import _fallback
 
@@ -384,10 +384,10 @@ def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             pipe, tickets = layer.Pipe(ours), [layer.Ticket() for _ in range(5)]
-            pipe.put_command(tickets[0], (b"GET",))
-            pipe.put_command(tickets[1], (b"GET",))
-            for ticket in tickets[2:]:
+            for ticket in tickets:
                 pipe.put_command(ticket, (b"GET",))
+                ticket.wake = asleep()
+            wakes = [ticket.wake for ticket in tickets]
             theirs.sendall(stream)
             interrupted = raise_at(step, {str(layer.__file__)}, lambda pipe=pipe: pipe.receive(LONG, 0.0))
             if not pipe.broken:
@@ -396,6 +396,9 @@ def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
                     pass
                 assert all(ticket.ready for ticket in tickets), f"point {step}"
             assert [t.reply for t in tickets if t.ready] == [n for n, t in enumerate(tickets) if t.ready], f"{step}"
+            for ticket in pipe.drain():  # those who are told that the connection broke
+                ticket.set_result("broken")
+            assert not any(wake.locked() for wake in wakes), f"point {step}: nobody sleeps on"
             if not interrupted:
                 assert step > 25
                 break

@@ -181,7 +181,7 @@ def test_a_crowd_on_one_pipe_strands_nobody(layer: ModuleType, ends: Any, seed: 
         if not pipe.lead(ticket, wake):
             pipe.flush(LONG)
             if not ticket.ready and not wake.acquire(timeout=10):
-                wrong.append((word, "was stranded"))
+                wrong.append((word[:20], "was stranded"))
         if pipe.leads(ticket):
             pipe.exchange(ticket, 10.0, 0.0)
         ticket.abandoned = not ticket.ready
@@ -194,7 +194,7 @@ def test_a_crowd_on_one_pipe_strands_nobody(layer: ModuleType, ends: Any, seed: 
             word = b"%d:%d:" % (number, count) + b"x" * dice.choice((0, 0, 0, 500, 1500))
             reply = pipe.ask(form, word, b"", 0, LONG, 0.0) if dice.random() < 0.8 else layer.BUSY
             if (share(word) if reply is layer.BUSY else reply) != word:
-                wrong.append((word, reply))
+                wrong.append((word[:20], reply))
             if wrong:
                 return
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import pytest
 import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
+from support.pipes import raise_at
 from support.servers import leftovers
 
 import fastlock
@@ -63,6 +66,46 @@ def test_ctrl_c_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mod
     assert len(owned) <= (hits if mode == "with" else 0), owned
 
 
+STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # what is compiled cannot be interrupted
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+@pytest.mark.parametrize("operation", ["acquire", "release"])
+def test_interrupted_at_any_point(
+    impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, shared: bool
+) -> None:
+    """Whatever a handler of signals raises, at any point where it can: nothing stays, and the connection is of use."""
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
+            lock = client.lock(NAME, timeout=60)
+            if operation == "release":
+                lock.acquire()
+            else:
+                client.server_info()
+            borrowed = client._wire.idle.pop() if shared else None  # as if another thread had it for now
+            interrupted = raise_at(step, STACK, lock.acquire if operation == "acquire" else lock.release)
+            if borrowed is not None and borrowed.dead is None:
+                client._wire.idle.append(borrowed)
+            assert all(nobody_reads(each) for each in client._wire.connections), f"point {step}"
+            if lock.lease is not None:
+                lock.release()
+            assert not client.lock("barrier").locked()
+            assert not probe.exists(NAME), f"point {step}"
+        if not interrupted:
+            break
+    assert step > 2
+
+
+def nobody_reads(connection: Any) -> bool:
+    """Whether anybody may become the one who reads there."""
+    ticket, wake = connection.impl.Ticket(), threading.Lock()
+    wake.acquire()
+    free: bool = connection.pipe.lead(ticket, wake)
+    connection.pipe.resign(ticket)
+    return free
+
+
 # ---------------------------------------------------------------------------------------------- cancelled at any step
 
 
@@ -78,10 +121,16 @@ class Subject:
         self.probe.delete(NAME)
         if self.operation == "wait":
             self.probe.set(NAME, "another")
-        elif self.operation in ("release", "extend"):
+        elif self.operation in ("release", "extend", "leave"):
             assert await self.lock.acquire()
         elif self.operation == "release many":
             self.leases = await self.client.acquire_many([NAME, "b", "c"])
+
+    @property
+    def call(self) -> Callable[[], Awaitable[Any]]:
+        """What is to be made a task of: where it can be the awaitable itself, without a coroutine round it."""
+        bare = {"enter": self.lock.__aenter__, "leave": lambda: self.lock.__aexit__(None, None, None)}
+        return bare.get(self.operation, self.run)
 
     async def run(self) -> None:
         if self.operation in ("acquire", "fenced", "wait"):
@@ -121,14 +170,14 @@ async def cancelled_after(steps: int, call: Callable[[], Awaitable[Any]], times:
         task.cancel()
         await asyncio.sleep(0)
     (outcome,) = await asyncio.gather(task, return_exceptions=True)
-    assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
-    return outcome is not None
+    assert outcome is None or isinstance(outcome, (fastlock.Lease, asyncio.CancelledError)), outcome
+    return isinstance(outcome, asyncio.CancelledError)
 
 
 @both_loops
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 @pytest.mark.parametrize(
-    "operation", ["acquire", "fenced", "wait", "release", "extend", "with", "many", "release many"]
+    "operation", ["acquire", "fenced", "wait", "release", "extend", "with", "enter", "leave", "many", "release many"]
 )
 async def test_cancelled_at_any_step(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, times: int
@@ -140,7 +189,7 @@ async def test_cancelled_at_any_step(
     hits = 0
     for steps in range(STEPS):
         await subject.prepare()
-        hits += await cancelled_after(steps, subject.run, times)
+        hits += await cancelled_after(steps, subject.call, times)
         await subject.settle()
     assert hits > 2
     assert len(probe.client_list()) == 2, "no cancellation costs a connection"

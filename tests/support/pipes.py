@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import gc
 import socket
 import sys
 import threading
@@ -79,7 +80,7 @@ CHECKS = (
 
 
 def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool:
-    """Run `call`; raise Interrupt at the n-th point of `files` where a handler could. Whether it came to it."""
+    """Run `call`; raise Interrupt at the n-th point of `files` where a handler of signals could; whether it did."""
     left, last = step, (None, "")
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -98,6 +99,7 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool
         return trace
 
     previous = sys.gettrace()
+    gc.disable()  # what it runs would swallow the interrupt
     try:
         sys.settrace(trace)
         call()
@@ -105,4 +107,5 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool
         return True
     finally:
         sys.settrace(previous)
+        gc.enable()
     return False

@@ -1,0 +1,440 @@
+"""The hot path, on canned answers: what it counts a lease from, and that it hands on whatever is not just as hoped.
+
+And what a task awaits there, resumed, closed and thrown at by hand: compiled it is no coroutine, yet behaves as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import math
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall
+
+import fastlock.asyncio
+from fastlock import _commands as say
+from fastlock import _hot as hot
+from fastlock._law import Distrust
+from fastlock._lease import ENDED, now
+from fastlock._lock import ClientLock
+from fastlock._wire import STALE
+from fastlock.embedded import Server
+
+NAME = "sku"
+MARK = b"\r\nsku\r\n"
+BUSY = object()
+valkey = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+pytestmark = pytest.mark.usefixtures("impl")
+
+
+# ----------------------------------------------------------------------------------------------------------- threads
+
+
+class Wire:
+    """A wire with one idle connection that gives this answer; what is handed on is kept, and has the outcome "on"."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[tuple[Any, ...]] = []
+        self.handed_on: list[tuple[str, Any]] = []
+        self.debts: list[Any] = []
+        self.patience, self.dead, self.busy = 5.0, None, BUSY
+        self.pipe = self
+        self.forms = tuple(range(say.UNDO_SCRIPT + 1))
+        self.connections = [self]
+        self.idle = [self]
+
+    def ask(self, form: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
+        assert self.idle == [] and timeout == self.patience
+        self.asked.append((form, name, token, ms, now()))
+        answer = self.answer() if callable(self.answer) else self.answer
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def explain(self, op: Any, error: BaseException) -> Any:
+        assert op.link is self and op.sent <= now()
+        if not isinstance(error, OSError):
+            raise error
+        return STALE
+
+    def run(self, op: Any) -> str:
+        self.handed_on.append(("run", op))
+        return "on"
+
+    def drive(self, steps: Any) -> str:
+        self.handed_on.append(("drive", steps))
+        return "on"
+
+    def interrupted(self, op: Any, error: BaseException) -> None:
+        self.handed_on.append(("interrupted", op))
+
+    def lock(self, timeout: float | None = 10, **terms: Any) -> ClientLock:
+        given = {"blocking": True, "blocking_timeout": None, "fence": False, "thread_local": True} | terms
+        client: Any = SimpleNamespace(_wire=self)
+        return ClientLock(client, NAME, timeout, 0.1, raise_on_release_error=True, **given)
+
+
+def test_a_lease_counts_from_before_its_command_was_sent() -> None:
+    wire, before = Wire(None), now()
+    lock = wire.lock(timeout=10)
+    lease = hot.take(lock, True)
+    ((form, name, token, ms, sent),) = wire.asked
+    assert lease is not None and lock.leases == {hot.thread_owner(): lease} and wire.idle == [wire]
+    assert (form, name, ms) == (say.ACQUIRE, b"sku", 10_000)
+    assert (lease.name, lease.key, lease.token, lease.fence) == (NAME, b"sku", token, None)
+    assert before + 10 <= lease.deadline <= sent + 10
+    assert wire.handed_on == []
+
+
+def test_without_end_there_is_no_deadline() -> None:
+    wire = Wire(None)
+    lease = hot.take(wire.lock(timeout=None), True)
+    assert lease is not None and lease.deadline == math.inf and wire.asked[0][0] == say.ACQUIRE_ENDLESS
+
+
+def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
+    """It must be undone on the server before it is tried again."""
+
+    def late() -> None:
+        end = now() + 0.0011
+        while now() < end:
+            pass
+
+    wire = Wire(late)
+    lock = wire.lock(timeout=0.001)
+    assert hot.take(lock, True) == "on" and lock.leases == {}
+    ((how, steps),) = wire.handed_on
+    op = next(steps)  # the first that the law asks for
+    assert (how, op.verb, op.token) == ("drive", say.RELEASE, wire.asked[0][2])
+
+
+@pytest.mark.parametrize("answer", [b"another", False, 0, b"", [], [None], "text", 1], ids=repr)
+def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
+    wire = Wire(answer)
+    lock = wire.lock(blocking=False)
+    assert hot.take(lock, False) == "on" and lock.leases == {} and wire.idle == [wire]
+    ((how, steps),) = wire.handed_on
+    step = next(steps, None)
+    assert how == "drive" and (step is None) is isinstance(answer, bytes), "that is: held by somebody else"
+    assert step is None or (type(step) is Distrust and step.reply is answer and step.ask.link is wire)
+
+
+@pytest.mark.parametrize("answer", [0, None, b"1", 2, b"another", [1]], ids=repr)
+def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
+    wire = Wire(None)
+    lock = wire.lock()
+    lease = hot.take(lock, True)
+    wire.answer = answer
+    hot.give(lock)
+    assert lease is not None and lease.valid and list(lock.leases.values()) == [lease]
+    assert [how for how, _ in wire.handed_on] == ["drive"] and wire.idle == [wire]
+
+
+@pytest.mark.parametrize("answer", [BUSY, ConnectionResetError()], ids=["busy", "stale"])
+@pytest.mark.parametrize("operation", ["take", "give"])
+def test_what_was_not_sent_is_asked_elsewhere_as_the_same_operation(operation: str, answer: Any) -> None:
+    wire = Wire(None)
+    lock = wire.lock()
+    lease = hot.take(lock, True)
+    wire.answer = answer
+    if operation == "take":
+        assert hot.take(lock, True) == "on"
+    else:
+        hot.give(lock)
+    ((how, op),) = wire.handed_on
+    assert how == "run" and op.token == wire.asked[-1][2] and op.link is wire
+    assert lease is not None and lease.valid and wire.idle == [wire]
+
+
+def test_a_release_ends_the_lease_of_its_owner_only() -> None:
+    wire = Wire(None)
+    lock = wire.lock()
+    other = hot.take(lock, True)
+    lock.leases[object()] = lock.leases.pop(hot.thread_owner())
+    mine = hot.take(lock, True)
+    wire.answer = 1
+    hot.give(lock)
+    assert mine is not None and other is not None
+    assert (mine.deadline, list(lock.leases.values()), other.valid) == (ENDED, [other], True)
+    assert wire.asked[-1][:4] == (say.RELEASE, b"sku", mine.token, 0)
+
+
+@pytest.mark.parametrize("terms", [{"fence": True}, {"blocking_timeout": 5}], ids=lambda terms: next(iter(terms)))
+def test_special_terms_are_not_for_the_hot_path(terms: dict[str, Any]) -> None:
+    wire = Wire(None)
+    assert hot.take(wire.lock(**terms), True) == "on"
+    assert wire.asked == [] and [how for how, _ in wire.handed_on] == ["run"] and wire.idle == [wire]
+
+
+def test_who_is_owed_something_comes_first() -> None:
+    wire = Wire(None)
+    wire.debts.append("an undo")
+    lock = wire.lock()
+    assert hot.take(lock, True) == "on" and wire.asked == [] and wire.idle == [wire]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), MemoryError()], ids=repr)
+@pytest.mark.parametrize("operation", ["take", "give"])
+def test_what_interrupts_is_raised_after_what_it_leaves_was_told(operation: str, error: BaseException) -> None:
+    wire = Wire(None)
+    lock = wire.lock()
+    lease = hot.take(lock, True)
+    wire.answer = error
+    with pytest.raises(type(error)):
+        hot.take(lock, True) if operation == "take" else hot.give(lock)
+    assert wire.idle == [wire] and lease is not None
+    interrupted = not isinstance(error, Exception)
+    if operation == "take":
+        assert [how for how, _ in wire.handed_on] == ["interrupted"] * interrupted
+        assert [op.token for _, op in wire.handed_on] == [wire.asked[-1][2]] * interrupted
+    else:
+        assert lease.valid and lease.release_doubted is interrupted, "it can be repeated"
+
+
+# ----------------------------------------------------------------------------------------------------------- asyncio
+
+
+@pytest.fixture
+def quiet_coroutines() -> Iterator[None]:
+    """In Python it is a coroutine, which complains when it is dropped before it began."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        yield
+        gc.collect()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    end = now() + 10
+    while not holds():
+        assert now() < end
+        await asyncio.sleep(0)
+
+
+def commands(proxy: FaultProxy) -> int:
+    """How many commands about the lock were sent."""
+    return sum(NAME.encode() in words for words in proxy.commands)
+
+
+async def in_step(client: Any) -> None:
+    """What was queued before has been executed."""
+    assert await client.lock("barrier").locked() is False
+
+
+@both_loops
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "fresh"])
+async def test_what_is_never_awaited_sends_nothing(
+    face: Face, proxy: FaultProxy, no_leaks: Any, quiet_coroutines: None, connected: bool
+) -> None:
+    client = face.client(proxy.url)
+    if connected:
+        await client.server_info()
+    lock = client.lock(NAME)
+    for _ in range(2):
+        begun: Any = lock.__aenter__()
+        begun.close()
+        del begun
+        lock.__aenter__()
+        lock.acquire()
+        lock.release()
+        lock.__aexit__(None, None, None)
+        gc.collect()
+    assert commands(proxy) == 0 and len(proxy.links) == connected
+    await in_step(client)
+    assert commands(proxy) == 0
+    async with lock:
+        lock.__aexit__(None, None, None)
+        assert await lock.owned()
+
+
+@both_loops
+async def test_an_enter_can_be_waited_for_as_any_awaitable(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    lock = face.client(server.unix_url).lock(NAME)
+    ways: list[Callable[[Any], Awaitable[Any]]] = [
+        lambda entered: entered,
+        lambda entered: asyncio.wait_for(entered, 10),
+        asyncio.ensure_future,
+        asyncio.create_task,
+        asyncio.shield,
+    ]
+    for way in ways:
+        lease = await way(lock.__aenter__())
+        assert lease.valid and probe.get(NAME) == lease.token
+        assert await way(lock.__aexit__(None, None, None)) is None
+        assert not lease.valid and not probe.exists(NAME) and lock.lease is None
+    (lease,) = await asyncio.gather(lock.__aenter__())
+    assert lease.valid
+    await asyncio.gather(lock.release())
+
+
+@both_loops
+@pytest.mark.parametrize("way", ["wait_for", "timeout"])
+async def test_an_enter_that_runs_out_of_time_leaves_nothing(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, way: str
+) -> None:
+    client = face.client(proxy.url, reply_timeout=20)
+    await client.server_info()
+    lock = client.lock(NAME)
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    with pytest.raises(TimeoutError):
+        if way == "wait_for":
+            await asyncio.wait_for(lock.__aenter__(), 0.02)
+        else:
+            async with asyncio.timeout(0.02):
+                await lock.__aenter__()
+    armed.resume()
+    await in_step(client)
+    assert not probe.exists(NAME) and lock.lease is None and len(proxy.links) == 1
+
+
+@both_loops
+async def test_locks_in_an_exit_stack(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    client, names = face.client(server.unix_url), ["a", "b", "c"]
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with contextlib.AsyncExitStack() as stack:
+            leases = [await stack.enter_async_context(client.lock(name)) for name in names]
+            assert [probe.get(name) for name in names] == [lease.token for lease in leases]
+            probe.delete("b")
+            raise ZeroDivisionError
+    assert not probe.exists(*names)
+    assert ["'b'" in note for note in caught.value.__notes__] == [True], "of the one that was lost"
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(client.lock("a"))
+        kept = stack.pop_all()
+    assert probe.exists("a")
+    await kept.aclose()
+    assert not probe.exists("a")
+
+
+class OfTheCaller(Exception):
+    pass
+
+
+BY_HAND = ["close", "throw", "throw a class", "cancel", "drop"]
+
+
+def end_by_hand(how: str, waiting: list[Any]) -> None:
+    """End the only coroutine in `waiting`, which waits for a reply."""
+    coroutine = waiting.pop()
+    if how == "close":
+        coroutine.close()
+    elif how == "throw":
+        with pytest.raises(OfTheCaller):
+            coroutine.throw(OfTheCaller("with a text"))
+    elif how == "throw a class":
+        with pytest.raises(OfTheCaller):
+            coroutine.throw(OfTheCaller)
+    elif how == "cancel":
+        with pytest.raises(asyncio.CancelledError):
+            coroutine.throw(asyncio.CancelledError())
+    del coroutine
+    gc.collect()
+
+
+@valkey
+@both_loops
+@pytest.mark.parametrize("replied", [False, True], ids=["before its reply", "after its reply"])
+@pytest.mark.parametrize("how", BY_HAND)
+@pytest.mark.parametrize("operation", ["with", "acquire", "release"])
+async def test_a_coroutine_ended_by_hand_while_it_waits_leaves_nothing(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, how: str, replied: bool
+) -> None:
+    client = face.client(server.unix_url)
+    await client.server_info()
+    lock = client.lock(NAME, thread_local=False)
+
+    async def body() -> None:
+        async with lock:
+            raise AssertionError("nobody resumed it")
+
+    if operation == "release":
+        await lock.acquire()
+    waiting = [{"with": body, "acquire": lock.acquire, "release": lock.release}[operation]()]
+    future = waiting[0].send(None)
+    while replied and not future.done():
+        await asyncio.sleep(0)
+    end_by_hand(how, waiting)
+    await in_step(client)
+    assert not probe.exists(NAME)
+    if operation == "release":
+        assert lock.lease is not None and lock.lease.release_doubted
+        await lock.release()
+    assert lock.lease is None
+
+
+@valkey
+@both_loops
+@pytest.mark.parametrize("how", BY_HAND[:-1])
+async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, how: str
+) -> None:
+    """As above, without a coroutine round it; also while it waits for its turn, where a coroutine goes on."""
+    client = face.client(server.unix_url)
+    await client.server_info()
+    lock = client.lock(NAME, thread_local=False, sleep=0.001)
+    for held in (False, True):
+        if held:
+            probe.set(NAME, "another")
+        awaitable: Any = lock.__aenter__()
+        steps = awaitable.__await__()
+        future = steps.send(None)
+        if held:
+            await until(future.done)
+            assert not steps.send(None).done(), "it asks how long the holder may have it"
+        end_by_hand(how, [steps])
+        await in_step(client)
+        assert probe.get(NAME) == (b"another" if held else None) and lock.lease is None
+    probe.delete(NAME)
+
+
+@both_loops
+async def test_what_was_awaited_cannot_be_awaited_again_and_closing_it_changes_nothing(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    lock = face.client(server.unix_url).lock(NAME)
+    await lock.locked()
+    for _ in range(2):
+        entered: Any = lock.__aenter__()
+        lease = await entered
+        entered.close()
+        for again in (lambda entered=entered: entered, lambda entered=entered: asyncio.ensure_future(entered)):
+            with pytest.raises(RuntimeError, match="already awaited"):
+                await again()
+        assert lock.lease is lease and await lock.owned(), "nothing was undone, nothing granted twice"
+        left: Any = lock.__aexit__(None, None, None)
+        await left
+        left.close()
+        for awaited in (entered, left):
+            with pytest.raises(RuntimeError, match="already awaited"):
+                await awaited
+        assert lock.lease is None and not probe.exists(NAME)
+        begun: Any = lock.__aenter__()
+        begun.close()
+        with pytest.raises(RuntimeError, match="already awaited"):
+            await begun
+        begun = lock.__aenter__()
+        with pytest.raises(OfTheCaller):
+            begun.throw(OfTheCaller())
+        with pytest.raises(RuntimeError, match="already awaited"):
+            await begun
+    assert not probe.exists(NAME)
+
+
+async def test_the_awaitable_is_a_coroutine_to_asyncio(impl: str) -> None:
+    """So that it can be the whole of a task."""
+    lock = fastlock.asyncio.Client(unix_socket_path="/nowhere").lock(NAME)
+    for made in (lock.__aenter__(), lock.__aexit__(None, None, None)):
+        assert asyncio.iscoroutine(made) and inspect.isawaitable(made)
+        made.close()  # type: ignore[attr-defined]
