@@ -69,6 +69,8 @@ PYTHON = {
     "annotation_typing": False,
     "auto_pickle": False,
     "embedsignature": False,
+    "boundscheck": True,
+    "nonecheck": True,
 }
 modules = [
     *(extension(name, ".pyx") for name in SOURCES["TWINS"]),

@@ -6,7 +6,9 @@ the GIL. Never here: any decision about locks, any knowledge of what a command m
 Python: same names, same parameters, same behaviour, kept so by `tests/test_bytes.py`.
 
 Every method of `Pipe` is atomic towards other threads (here by the GIL, which is given up only inside system calls,
-while the bytes in question belong to the caller alone), so a thread may `put` while another one reads.
+while the bytes in question belong to the caller alone), so a thread may `put` while another one reads. Only `sending`
+changes outside the GIL, atomically: whoever queues while somebody sends either leaves it word to look again, or finds
+that it has gone on to read, and sends by itself.
 """
 
 cimport cython
@@ -210,8 +212,8 @@ cdef class Pipe:
         cdef char *text = digits
         cdef Py_ssize_t size = 0, need = 0
         cdef bytes value
-        if name is None or token is None:
-            raise TypeError("name and token are bytes")
+        if template is None or name is None or token is None:
+            raise TypeError("template, name and token must not be None")
         for i in range(template.count):
             need += template.segments[i].size + 48
             if template.segments[i].argument == 0:
@@ -514,7 +516,7 @@ cdef class Pipe:
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
         receive."""
         cdef int64_t end = _now() + _ns(timeout), left
-        if self.used and self.sending == QUIET:
+        if self.used and self.sending == QUIET:  # else a follower sends, and looks again before it stops
             self._say(timeout, spin)
         while not ticket.ready:
             left = end - _now()

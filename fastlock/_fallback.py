@@ -405,7 +405,9 @@ class Pipe:
         self._probes += 1
         start = time.monotonic()
         spinning = spin and (self._usual <= spin or not self._probes & 63)
-        waits = not self._tls and timeout >= _SLICE
+        # A signal would make the socket wait anew for its slice, again and again; they come to the main thread
+        main = threading.get_ident() == threading.main_thread().ident
+        waits = not self._tls and not main and timeout >= _SLICE
         data: bytes | None = None
         lost = False  # whether bytes may have been taken that are not in `data`
         try:

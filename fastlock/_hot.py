@@ -40,6 +40,11 @@ def _granted(lock: Terms, owner: Any, token: bytes, sent: float) -> Lease | None
     return lease
 
 
+def _special(lock: Terms) -> bool:
+    """Whether the way is longer: by a script, or with a time that runs out."""
+    return lock.fence or lock.blocking_timeout is not None
+
+
 def _gone(lock: Terms, owner: Any, lease: Lease) -> None:
     if lock.leases.get(owner) is lease:
         lock.leases.pop(owner, None)
@@ -70,7 +75,7 @@ def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: in
 def take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
     wire = lock._wire
-    connection = None if lock.special else _idle_one(wire)
+    connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
     token = new_token()
@@ -147,7 +152,7 @@ def _open_pipe(lock: Terms) -> Any:
 async def aio_take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a task. Outcome and errors are those of `Terms.taking`."""
     wire = lock._wire
-    pipe = None if lock.special else _open_pipe(lock)
+    pipe = None if _special(lock) else _open_pipe(lock)
     if pipe is None or (task := current_task(pipe.loop)) is None:  # None: another loop runs
         return await wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
     token = new_token()

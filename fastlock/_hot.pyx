@@ -1,4 +1,4 @@
-# cython: language_level=3, binding=True, auto_pickle=False, wraparound=False
+# cython: language_level=3, binding=True, auto_pickle=False, wraparound=False, nonecheck=True
 """Wire, compiled: an acquire that finds its name free, and a release that finds it held, which is nearly every one.
 
 `_hot.py` is the same in Python and says what may live here; names, parameters and behaviour are the same, kept so by
@@ -8,7 +8,7 @@ and a thousand tasks share one: here every microsecond counts twice.
 
 import math
 import threading
-from asyncio import current_task
+from asyncio import InvalidStateError, current_task
 
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
@@ -16,6 +16,7 @@ from fastlock._terms import KEPT as _KEPT, Releasing
 from fastlock._wire import SPIN as _SPIN, STALE as _STALE
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from posix.time cimport clock_gettime, timespec
@@ -78,6 +79,11 @@ cdef Lease _granted(Terms lock, owner, bytes token, double sent):
     return lease
 
 
+cdef bint _special(Terms lock) except -1:
+    """Whether the way is longer: by a script, or with a time that runs out."""
+    return lock.fence or lock.blocking_timeout is not None
+
+
 cdef int _gone(Terms lock, owner, Lease lease) except -1:
     if lock.leases.get(owner) is lease:
         del lock.leases[owner]
@@ -116,7 +122,7 @@ def take(Terms lock not None, bint must):
     cdef bytes token
     cdef Lease lease
     wire = lock._wire
-    connection = None if lock.special else _idle_one(wire)
+    connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))
     op = None
@@ -134,6 +140,7 @@ def take(Terms lock not None, bint must):
         if answer is None:
             lease = _granted(lock, thread_owner() if lock.thread_local else None, token, sent)
             if lease is not None:
+                PyErr_CheckSignals()  # what has struck since is raised here, where it is undone, not behind our back
                 return lease
         if op is None:
             op = _asked(lock.taking(token, must), connection, sent)
@@ -233,7 +240,7 @@ cdef class _Exchange:
                     self.ended = False
                     return self.future
             else:
-                outcome = self._end(self.future.result())
+                outcome = self._end(self._reply())
                 if self.others is None:
                     over[0] = True
                     return outcome
@@ -242,6 +249,13 @@ cdef class _Exchange:
         outcome = <object>result
         Py_DECREF(outcome)  # the reference that came with it
         return outcome
+
+    cdef _reply(self):
+        try:
+            return self.future.result()
+        except InvalidStateError:
+            self.ended = False  # for who awaits it
+            raise RuntimeError("it is being awaited already") from None
 
     def __await__(self):
         return self
@@ -285,6 +299,11 @@ cdef class _Exchange:
         else:
             self._leave()
 
+    def __del__(self):
+        """Dropped half-way: as a coroutine, it closes."""
+        if not self.ended and (self.future is not None or self.others is not None):
+            self.close()
+
     cdef _leave(self):
         if self.future is not None:
             self.pipe.link.leave(self._op(), self.sent)
@@ -303,7 +322,7 @@ cdef class _Take(_Exchange):
 
     cdef _begin(self):
         cdef Terms lock = self.lock
-        cdef Pipe pipe = None if lock.special else self._open_pipe()
+        cdef Pipe pipe = None if _special(lock) else self._open_pipe()
         if pipe is None:
             self.others = lock._wire.run(lock.taking(None, self.must))
             return

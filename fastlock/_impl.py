@@ -1,6 +1,6 @@
 """The one door between what is compiled and the same in Python.
 
-Unset, FASTLOCK_IMPL takes what is compiled, and Python only where that cannot be imported. Asked for by name ("cython"
+Unset, FASTLOCK_IMPL takes what is compiled, and Python only where nothing was compiled. Asked for by name ("cython"
 or "python") it obeys or raises. A build whose interface is not the one of this version is refused. The bytes layer has
 a text for each (`_core`, `_fallback`); the modules in COMPILED have one text, and Python's is imported from its source.
 """

@@ -31,6 +31,11 @@ class Lease:
     `remaining` and `valid` need no I/O and may be asked often. A lease is not shared with a forked child.
     """
 
+    __slots__ = (
+        *("name", "key", "token", "deadline", "fence", "release_doubted", "stale", "_generation"),
+        "__weakref__",
+    )
+
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
         self.name = name  # as the caller wrote it
         self.key = key  # as the server knows it

@@ -8,6 +8,5 @@ cdef class Terms:
     cdef public bytes key
     cdef public long long ms
     cdef public dict leases
-    cdef public bint special
     cdef public str _encoding
     cdef object __weakref__

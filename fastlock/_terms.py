@@ -61,7 +61,6 @@ class Terms:
         self.thread_local = thread_local
         self.raise_on_release_error = raise_on_release_error
         self.fence = fence
-        self.special = fence or blocking_timeout is not None  # not for the hot path
         self._encoding = encoding
         if sleep is not SLEEP:
             checks.as_wait(sleep, "sleep")

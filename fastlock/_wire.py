@@ -248,7 +248,9 @@ class Wire:
         self._met = (
             False  # whether there ever was a connection: before that, an error is a wrong setting, not an outage
         )
-        self._changed = threading.Condition()
+        # Taken by itself: Condition's own `with` is Python, in which Ctrl-C can leave the mutex locked for ever
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         self._closing = threading.Event()
 
     def run(self, op: Any) -> Any:
@@ -332,7 +334,7 @@ class Wire:
         """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one."""
         limit = self.settings.max_connections
         deadline = now() + self.settings.connect_timeout
-        with self._changed:
+        with self._mutex:
             while True:
                 if self.closed:
                     raise errors.ClientClosedError("this client is closed")
@@ -353,7 +355,7 @@ class Wire:
         try:
             connection = Connection(self)
         finally:
-            with self._changed:
+            with self._mutex:
                 self._opening -= 1
                 if connection is not None:
                     self.connections.append(connection)
@@ -367,7 +369,7 @@ class Wire:
 
     def discard(self, connection: Connection) -> None:
         """A connection broke; its idle twin, if any, is thrown away by whoever takes it."""
-        with self._changed:
+        with self._mutex:
             if connection in self.connections:
                 self.connections.remove(connection)
             if connection in self.idle:
@@ -375,7 +377,7 @@ class Wire:
 
     def undo(self, undo: Undo) -> None:
         """Have something released that nobody waits for; over the next connection, when there is none."""
-        with self._changed:
+        with self._mutex:
             connection = self.connections[0] if self.connections else None
         if connection is None:
             self.debts.append(undo)
@@ -393,7 +395,7 @@ class Wire:
     def close(self) -> None:
         """End all connections, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
-        with self._changed:
+        with self._mutex:
             self.closed = True
             connections = list(self.connections)
             self.idle.clear()
@@ -430,7 +432,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_socket(settings: Settings) -> Any:
-    """A connected socket that does not block. OSError: nobody there, refused, or no certificate that can be trusted."""
+    """A connected socket, which blocks, but not under TLS. OSError: refused, nobody there, no trust."""
     if settings.path is not None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(settings.connect_timeout)
