@@ -7,8 +7,7 @@ Python: same names, same parameters, same behaviour, kept so by `tests/test_byte
 
 Every method of `Pipe` is atomic towards other threads (here by the GIL, which is given up only inside system calls,
 while the bytes in question belong to the caller alone), so a thread may `put` while another one reads. Only `sending`
-changes outside the GIL, atomically: whoever queues while somebody sends either leaves it word to look again, or finds
-that it has gone on to read, and sends by itself.
+changes outside it, atomically: who queues meanwhile leaves word to look again, or finds that nobody sends any more.
 """
 
 cimport cython
@@ -349,6 +348,8 @@ cdef class Pipe:
     def feed(self, data):
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
         cdef bytes chunk = data if type(data) is bytes else bytes(data)
+        if self.broken:  # and whoever broke it has not come to close it yet
+            raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
             self._check_sizes(<const unsigned char *>PyBytes_AS_STRING(chunk), PyBytes_GET_SIZE(chunk))
             self.feed_(chunk)
@@ -555,10 +556,7 @@ cdef class Pipe:
                 self.sending = QUIET
         if mine and self.used:
             self.flush(timeout)
-        if got == -EINTR:
-            PyErr_CheckSignals()
-        else:
-            self._received(got, start)
+        self._received(got, start)
         return 0
 
     cdef int64_t _budget(self, double spin) noexcept:
@@ -605,7 +603,9 @@ cdef class Pipe:
             return True
         if size == 0:
             raise EOFError("the server closed the connection")
-        if size != -EAGAIN:
+        if size == -EINTR:
+            PyErr_CheckSignals()
+        elif size != -EAGAIN:
             raise OSError(-size, strerror(-size).decode())
         return False
 

@@ -258,6 +258,8 @@ class Pipe:
 
     def feed(self, data: Any) -> None:
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
+        if self.broken:  # and whoever broke it has not come to close it yet
+            raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
             for reply in self._understood(data):
                 self._deliver(reply)

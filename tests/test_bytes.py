@@ -556,6 +556,20 @@ def test_a_slot_that_raises_breaks_the_pipe(layer: ModuleType) -> None:
     assert pipe.broken  # nobody can tell which replies of the chunk were delivered
 
 
+def test_nobody_reads_on_where_bytes_were_lost(layer: ModuleType) -> None:
+    """Between the break and the end of the connection others may get their turn: no reply may reach the wrong one."""
+    log: list[Any] = []
+    pipe = layer.Pipe()
+    for number in range(3):
+        pipe.put_command(Slot(log, number), (b"GET",))
+    with pytest.raises(hiredis.ProtocolError):
+        pipe.feed(b"?\r\n")
+    for data in (b":1\r\n", b":2\r\n"):
+        with pytest.raises(hiredis.ProtocolError, match="out of step"):
+            pipe.feed(data)
+    assert log == [] and pipe.pending == 3
+
+
 class Intruder:
     """Whenever the garbage collector runs in the test's thread, another thread queues a command of its own.
 
