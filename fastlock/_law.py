@@ -26,6 +26,7 @@ LATE: Any = type("LATE", (), {"__repr__": lambda self: "LATE", "__slots__": ()})
 SHORTEST_PAUSE = 0.001  # seconds: between two looks at a held name, so that no setting makes a busy loop
 LAST_LOOK = 0.01  # seconds before the end of a blocking_timeout, so that its wait is of some use
 BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the longest
+RELOADS = 10  # of scripts for one command: somebody may flush them all the time
 RELEASE_CHUNK = 100  # names in one script: a server does nothing else meanwhile (35 us)
 
 
@@ -250,7 +251,7 @@ def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
     text = errors.text_of(error)
     code = text.partition(" ")[0]
     form = say.SCRIPTED.get(ask.verb)
-    if code == "NOSCRIPT" and trial.loads < 2:
+    if code == "NOSCRIPT" and trial.loads < RELOADS:
         trial.loads += 1
         answer = yield Call([script.load for script in say.SCRIPTS])
         if type(answer) is list and isinstance(answer[0], Exception):

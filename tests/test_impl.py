@@ -33,7 +33,7 @@ client = fastlock.Client()
 print(json.dumps({
     "implementation": fastlock.IMPLEMENTATION, "layer": _impl.default.__name__, "pipes": client._wire.impl.__name__,
     "files": {name: module.__file__ for name, module in ours.items()},
-    "declared": hasattr(fastlock.Lease, "deadline"),
+    "declared": not isinstance(fastlock.Lease.remaining, property),
 }))
 """
 
