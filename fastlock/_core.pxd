@@ -42,6 +42,7 @@ cdef class Pipe:
     cdef unsigned int probes
     cdef object leader  # the ticket of the thread that reads
     cdef readonly list pushes
+    cdef bint deaf  # replies were lost: nobody may read on until the connection is closed
     cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 
     cdef public tuple forms  # the dialect of its server, as templates

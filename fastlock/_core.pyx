@@ -348,14 +348,14 @@ cdef class Pipe:
     def feed(self, data):
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
         cdef bytes chunk = data if type(data) is bytes else bytes(data)
-        if self.broken:  # and whoever broke it has not come to close it yet
+        if self.deaf:
             raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
             self._check_sizes(<const unsigned char *>PyBytes_AS_STRING(chunk), PyBytes_GET_SIZE(chunk))
             self.feed_(chunk)
             self._deliver(PyBytes_GET_SIZE(chunk))
         except BaseException:
-            self.broken = True
+            self.broken = self.deaf = True
             raise
 
     cdef int _check_sizes(self, const unsigned char *data, Py_ssize_t size) except -1:

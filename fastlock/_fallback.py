@@ -140,6 +140,7 @@ class Pipe:
         self._probes = 0
         self.pushes: list[Any] = []
         self.broken = False
+        self._deaf = False  # replies were lost: nobody may read on until the connection is closed
         self.forms: tuple[Template, ...] = ()  # the dialect of its server
         # of a pipe that serves tasks: its connection, their loop and thread, and when the first of a tick was queued
         self.link: Any = None
@@ -258,13 +259,13 @@ class Pipe:
 
     def feed(self, data: Any) -> None:
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
-        if self.broken:  # and whoever broke it has not come to close it yet
+        if self._deaf:
             raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
             for reply in self._understood(data):
                 self._deliver(reply)
         except BaseException:
-            self.broken = True
+            self.broken = self._deaf = True
             raise
 
     def _understood(self, data: Any) -> list[Any]:
@@ -431,7 +432,8 @@ class Pipe:
             if data:
                 self.feed(data)
         except BaseException:  # interrupted: what was taken from the socket is in nobody's hands
-            self.broken = self.broken or lost or data is not None
+            self._deaf = self._deaf or lost or data is not None
+            self.broken = self.broken or self._deaf
             raise
         if not data:
             raise EOFError("the server closed the connection")
