@@ -43,6 +43,14 @@ def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*args), cwd=folder, capture_output=True, text=True, timeout=55)
 
 
+@pytest.fixture(scope="module")
+def measurable() -> None:
+    """Whole runs are refused on other builds, see below."""
+    core = cli._core()
+    if core is not None and core.BUILD != "release":
+        pytest.skip(f"a {core.BUILD} build is not measured")
+
+
 def options(*args: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
@@ -73,7 +81,9 @@ def target(shared: embedded.Server) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="module")
-def document(shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def document(
+    measurable: None, shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """One run of everything against a server that somebody else uses too."""
     db.set("somebody-else", "stays")
     folder = tmp_path_factory.mktemp("bench")
@@ -132,7 +142,7 @@ def test_run_leaves_nothing_behind(document: dict[str, Any], db: Any) -> None:
     assert db.get("somebody-else") == b"stays"
 
 
-def test_embedded_server_and_table(tmp_path: Path) -> None:
+def test_embedded_server_and_table(measurable: None, tmp_path: Path) -> None:
     done = bench(tmp_path, "--scenario", "pair", "--rounds", "2", "--seconds", "0.02")
     assert done.returncode == 0, done
     assert "pair: one thread" in done.stdout
@@ -140,7 +150,7 @@ def test_embedded_server_and_table(tmp_path: Path) -> None:
     assert "embedded" in done.stdout
 
 
-def test_check_says_which_bounds_were_judged(tmp_path: Path) -> None:
+def test_check_says_which_bounds_were_judged(measurable: None, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = bench(tmp_path, "--scenario", "threads", "--quick", "--check", "--json", str(result))
     verdicts = json.loads(result.read_text())["budgets"]
@@ -149,7 +159,7 @@ def test_check_says_which_bounds_were_judged(tmp_path: Path) -> None:
     assert "connections" in done.stdout
 
 
-def test_interrupt_keeps_what_was_measured(shared: embedded.Server, db: Any, tmp_path: Path) -> None:
+def test_interrupt_keeps_what_was_measured(measurable: None, shared: embedded.Server, db: Any, tmp_path: Path) -> None:
     args = ("--scenario", "pair", "--rounds", "1000", "--seconds", "0.02", "--json", "-", "--url", shared.url)
     pipe = subprocess.PIPE
     with subprocess.Popen(command(*args), cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
@@ -185,12 +195,12 @@ def test_other_builds_are_not_refused(core: Any) -> None:
     cli.refuse_slow_build(core)
 
 
-def test_url_and_server_exclude_each_other() -> None:
+def test_url_and_server_exclude_each_other(measurable: None) -> None:
     with pytest.raises(_console.Refusal, match="exclude"):
         cli.run(options("--url", "redis://localhost", "--server", "redis-server"))
 
 
-def test_unreachable_server_is_refused_without_its_password(tmp_path: Path) -> None:
+def test_unreachable_server_is_refused_without_its_password(measurable: None, tmp_path: Path) -> None:
     url = f"unix://:s3cret@{tmp_path}/nobody.sock"
     with pytest.raises(_console.Refusal, match="cannot use") as refused:
         cli.run(options("--url", url))

@@ -259,16 +259,20 @@ async def test_no_room_for_another_client(face: Face, own: Own) -> None:
 # ------------------------------------------------------------------------------------------------ scripts that are gone
 
 
-async def everything(face: Face, client: Any, number: int) -> None:
-    """Each operation once."""
+async def everything(face: Face, client: Any, number: int, step: Callable[[], object] = lambda: None) -> None:
+    """Each operation once, and a step after each."""
     lock = client.lock(f"all:{number}", fence=bool(number % 2))
-    assert await face.get(lock.acquire(blocking=False))
-    assert await face.get(lock.extend(5)) and await face.get(lock.reacquire()) and await face.get(lock.owned())
+    for operation in (lambda: lock.acquire(blocking=False), lambda: lock.extend(5), lock.reacquire, lock.owned):
+        assert await face.get(operation())
+        step()
     await face.get(lock.release())
+    step()
     names = [f"all:{number}:{each}" for each in range(3)]
     leases = await face.get(client.acquire_many(names))
     assert all(lease is not None and lease.valid for lease in leases)
+    step()
     assert await face.get(client.release_many(leases)) == [True] * 3
+    step()
 
 
 async def test_scripts_flushed_between_operations(
@@ -288,28 +292,41 @@ async def test_scripts_flushed_between_operations(
 async def test_scripts_flushed_under_many_callers(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
+    """As soon as everybody has ended an operation since the last time. By the clock, nobody would get through on a slow
+    machine: scripts that do not stay are not loaded for ever."""
     no_leaks.allow("fastlock:fence:*")
     client = face.client(server.unix_url, max_connections=2)
     await face.get(client.server_info())
-    over = threading.Event()
+    moved, over, flushes = threading.Condition(), set[int](), 0
+    ended: set[int] = set()  # who has ended an operation since the last flush
 
     def flush() -> None:
+        nonlocal flushes
         with redis.Redis(unix_socket_path=server.path) as other:
-            while not over.wait(0.003):
+            while len(over) < 5:
                 other.script_flush()
+                flushes += 1
+                with moved:
+                    ended.clear()
+                    moved.wait_for(lambda: len(ended | over) == 5)
 
-    async def work(first: int) -> None:
-        for number in range(first, first + 25):
-            await everything(face, client, number)
+    def step(worker: int, of: set[int] = ended) -> None:
+        with moved:
+            of.add(worker)
+            moved.notify()
+
+    async def work(worker: int) -> None:
+        try:
+            for number in range(worker * 100, worker * 100 + 25):
+                await everything(face, client, number, lambda: step(worker))
+        finally:
+            step(worker, over)
 
     flusher = threading.Thread(target=flush)
     flusher.start()
-    try:
-        outcomes = await face.together([lambda first=first: work(first) for first in range(0, 500, 100)])
-    finally:
-        over.set()
-        flusher.join(10)
-    assert outcomes == [None] * 5
+    outcomes = await face.together([lambda worker=worker: work(worker) for worker in range(5)])
+    flusher.join(10)
+    assert outcomes == [None] * 5 and not flusher.is_alive() and flushes > 20
 
 
 async def test_extend_by_script_after_a_flush_adds_once(face: Face, server: Server, probe: redis.Redis) -> None:
