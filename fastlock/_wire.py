@@ -134,6 +134,7 @@ class Connection:
         explain: it was interrupted."""
         if isinstance(error, self.impl.Unasked):
             self.fail(error)
+            self.wire.discard(self)  # who found it broken before may not have come to that yet
             return STALE
         if isinstance(error, _BROKEN):
             self.fail(error)  # after which it is `dead`
