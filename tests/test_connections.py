@@ -269,7 +269,7 @@ def test_who_ends_whom(broken: sessions.Session, current: sessions.Session, is_e
 async def test_a_connection_that_is_just_failing_is_left_at_once(
     face: Face, server: Server, no_leaks: Any, operation: str
 ) -> None:
-    """Another thread has found it broken and not come to throwing it away: it was stopped, or interrupted, before that."""
+    """Another thread has found it broken and not yet thrown it away: it was stopped, or interrupted, before that."""
     client = face.client(server.unix_url, max_connections=1)
     lock = client.lock(NAME)
     await face.get(lock.locked())
