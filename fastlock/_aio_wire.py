@@ -116,12 +116,16 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         if self.dead is not None:
             return
-        if self._quiet:
-            self._quiet = False
-            self._progress = self.loop.time()
-        if self._watch is None:
-            self._watch = self.loop.call_later(self.wire.settings.reply_timeout, self._look)
-        self.transport.write(self.pipe.take())
+        try:
+            if self._quiet:
+                self._quiet = False
+                self._progress = self.loop.time()
+            if self._watch is None:
+                self._watch = self.loop.call_later(self.wire.settings.reply_timeout, self._look)
+            self.transport.write(self.pipe.take())
+        except BaseException as error:  # a signal's handler raised: what was taken may be in nobody's hands
+            self.fail(error)
+            raise
 
     def _look(self) -> None:
         """Is the server still answering? One timer for all that is in flight: replies come in order."""

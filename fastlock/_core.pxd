@@ -65,6 +65,7 @@ cdef class Pipe:
     cdef int _check_sizes(self, const unsigned char *data, Py_ssize_t size) except -1
     cdef int _announce(self) except -1
     cdef int _deliver(self, Py_ssize_t size) except -1
+    cdef int _taken(self) except -1
     cdef void _give_back(self, char *data, Py_ssize_t room) noexcept
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1
     cdef int _say(self, double timeout, double spin) except -1

@@ -71,33 +71,11 @@ cdef object _NOTHING = object()  # what the reader answers when a reply is incom
 
 
 include "_template.pxi"
+include "_slots.pxi"
 
 
 class Unasked(OSError):
     """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
-
-
-@cython.final
-@cython.freelist(64)
-cdef class Ticket:
-    """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
-
-    def done(self):
-        return self.ready
-
-    def set_result(self, reply):
-        self.reply = reply
-        self.ready = True
-        wake, self.wake = self.wake, None
-        if wake is not None:
-            wake.release()
-
-
-@cython.final
-cdef class _Many:
-    cdef object slot
-    cdef list replies
-    cdef Py_ssize_t missing
 
 
 @cython.final
@@ -460,8 +438,7 @@ cdef class Pipe:
         try:
             while self.used:
                 data, size, room = self.out, self.used, self.room
-                self.out = NULL
-                self.used = self.room = 0
+                self._taken()
                 try:
                     self._send(data, size, timeout)
                 except BaseException:
@@ -471,6 +448,14 @@ cdef class Pipe:
                     self._give_back(data, room)
         finally:
             self.sending = QUIET
+
+    cdef int _taken(self) except -1:
+        """The buffer is the caller's, to be sent: never behind a command that was lost half-way, or replies shift."""
+        if self.broken:
+            raise OSError("the connection is out of step: bytes were lost on their way to the server")
+        self.out = NULL
+        self.used = self.room = 0
+        return 0
 
     cdef void _give_back(self, char *data, Py_ssize_t room) noexcept:
         if self.out == NULL and room <= KEPT:
@@ -535,8 +520,7 @@ cdef class Pipe:
         cdef int64_t start = 0, budget = self._budget(spin), end = _now() + _ns(timeout)
         cdef bint mine = True
         self._make_chunk()
-        self.out = NULL
-        self.used = self.room = 0
+        self._taken()
         self.sending = SENDING
         with nogil:
             sent = c_send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -660,14 +644,6 @@ cdef int _check_bytes(values) except -1:
         if type(value) is not bytes:
             raise TypeError(f"bytes expected, not {type(value).__name__}")
     return 0
-
-
-cdef _Many _many(slot, Py_ssize_t count):
-    cdef _Many many = _Many.__new__(_Many)
-    many.slot = slot
-    many.replies = []
-    many.missing = count
-    return many
 
 
 cdef int _check_depth(reply, int left) except -1:

@@ -383,9 +383,16 @@ class Pipe:
             raise
 
     def _batch(self) -> bytes:
-        data = b"".join(self._out)
-        self._out.clear()
-        self._sending = bool(data)
+        """What is to be sent now: nothing behind a command that was lost half-way, or replies shift."""
+        if self._out and self.broken:
+            raise OSError("the connection is out of step: bytes were lost on their way to the server")
+        try:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._sending = bool(data)
+        except BaseException:  # interrupted: before anybody else can send
+            self.broken = True
+            raise
         return data
 
     def _send(self, data: bytes, timeout: float) -> None:

@@ -386,8 +386,7 @@ class Wire:
             connection.post(undo)
 
     def _pay(self, connection: Connection) -> None:
-        while self.debts:
-            undo = self.debts[-1]
+        for undo in list(self.debts):
             if now() < undo.until:
                 connection.post(undo)
             with contextlib.suppress(ValueError):  # paid by another thread as well, which does no harm

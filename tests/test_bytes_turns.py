@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hiredis import ProtocolError
 from support import resp
 from support.pipes import LONG, Echo, asleep, beside, raise_at
 
@@ -253,3 +254,56 @@ def test_an_interrupt_at_any_point_of_ask_leaves_the_reading_to_others(replied: 
             if not interrupted:
                 assert step > 5
                 break
+
+
+def test_nothing_is_sent_behind_a_command_that_was_lost_half_way(layer: ModuleType, ends: Any) -> None:
+    """The server would take it for the rest of the other one, or its reply for the other's."""
+    pipe, lost = layer.Pipe(ends[0]), b"x" * 2_000_000
+    with pytest.raises(TimeoutError, match="takes no more bytes"):
+        pipe.ask(get(layer), lost, b"", 0, 0.0, 0.0)
+    heard = b""
+    ends[1].setblocking(False)
+    for _ in range(2):
+        with contextlib.suppress(BlockingIOError):
+            while data := ends[1].recv(1 << 20):
+                heard += data
+        ticket = layer.Ticket()
+        pipe.put_command(ticket, (b"GET", b"b"))
+        assert pipe.lead(ticket, asleep())
+        with pytest.raises(OSError, match="out of step"):
+            pipe.exchange(ticket, LONG, 0.0)
+        with pytest.raises(OSError, match="out of step"):
+            pipe.flush(0.0)
+        pipe.resign(ticket)
+    assert heard.endswith(b"x"), "its end is missing, and nothing came in its place"
+    assert not ticket.ready and pipe.broken
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with others"])
+def test_an_interrupt_at_any_point_gives_nobody_a_reply_of_others(alone: bool) -> None:
+    """Between the interrupt and the end of the connection others use it: theirs, or an error, never another's."""
+    layer, refused = _fallback, 0
+    for step in itertools.count(1):
+        ours, theirs = socket.socketpair()
+        with ours, theirs, Echo(theirs):
+            pipe, before, after = layer.Pipe(ours), layer.Ticket(), layer.Ticket()
+
+            def call(pipe: Any = pipe, before: Any = before) -> None:
+                if alone:
+                    pipe.ask(get(layer), b"a", b"", 0, LONG, 0.0)
+                else:
+                    pipe.put_command(before, (b"GET", b"a"))
+                    pipe.put_command(None, (b"GET", b"b"))
+                    pipe.flush(LONG)
+
+            interrupted = raise_at(step, {str(layer.__file__)}, call)
+            try:
+                pipe.put_command(after, (b"GET", b"c"))
+                assert pipe.lead(after, asleep()) and pipe.exchange(after, LONG, 0.0)
+                assert (after.reply, before.reply) == (b"c", None if alone or not before.ready else b"a"), step
+            except (OSError, ProtocolError):
+                assert pipe.broken
+                refused += 1
+        if not interrupted:
+            assert step > 20 and refused > 2
+            break

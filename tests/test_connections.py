@@ -117,6 +117,27 @@ async def test_connections_that_the_server_closed_while_they_were_idle_are_repla
         await face.get(lock.release())
 
 
+# ------------------------------------------------------------------------------------------------------ what is owed
+
+
+@threads_only
+def test_what_is_owed_outlives_the_connection_that_was_to_carry_it(
+    face: Face, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """It may break by another thread's hand, or another thread may pay, between its being taken and its being used."""
+    probe.set(NAME, "abandoned")
+    client = face.client(server.unix_url, max_connections=2)
+    client.server_info()
+    wire = client._wire
+    wire.debts += [law.Undo([name], [b"abandoned"], now() + PATIENT) for name in (b"other", NAME.encode())]
+    connection = wire.idle.pop()
+    connection.fail(EOFError("by another thread"))
+    wire._pay(connection)
+    assert sorted(undo.names for undo in wire.debts) == [[b"other"], [NAME.encode()]]
+    assert not client.lock("barrier").locked()
+    assert not probe.exists(NAME) and wire.debts == []
+
+
 # ------------------------------------------------------------------------------------------------- quiet for a while
 
 
