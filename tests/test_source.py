@@ -45,7 +45,7 @@ class Layer:
 
 
 LAYERS = [
-    Layer("_sources _libc _template _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
+    Layer("_sources _libc _slots _template _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
         "_version _checks _batch _commands _law _lease _session _terms",
