@@ -140,7 +140,10 @@ class Connection:
             self.fail(error)  # after which it is `dead`
             return Lost(self.dead, self.patience, sent=True, session=self.session)  # type: ignore[arg-type]
         self._leave(ask)  # perhaps on its way out: the others must not pay for it
-        raise error
+        try:
+            raise error
+        finally:  # or its traceback and this frame would keep each other, and the socket, until the next collection
+            del error
 
     def _share(self, ask: Ask) -> Any:
         """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
