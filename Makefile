@@ -18,7 +18,7 @@ CORE := setup.py $(CYTHON) fastlock/_sources.py \
 
 help:
 	@echo "make test         compile, find servers, run the tests          ARGS=\"-k handover\" goes to pytest"
-	@echo "make bench        compile, run the benchmarks                   ARGS=\"--quick\" goes to fastlock bench"
+	@echo "make bench        compile, run the quick benchmarks            ARGS=\"--check\" goes to fastlock bench instead"
 	@echo "make bench-smoke  every benchmark once, to see that it runs"
 	@echo "make lint         ruff, mypy --strict, cython-lint, stubtest"
 	@echo "make debug        the tests on a core with assertions and bounds checks; the next target compiles anew"
@@ -65,7 +65,7 @@ debug: $(VENV)/.core-debug servers
 	$(call SESSIONS,-X faulthandler)
 
 bench: build
-	$(BIN)/fastlock bench $(ARGS)
+	$(BIN)/fastlock bench $(or $(ARGS),--quick)
 
 bench-smoke: build
 	$(BIN)/fastlock bench --quick --rounds 1

@@ -65,7 +65,9 @@ def _connections(rows: Mapping[str, Row]) -> float | None:
 
 def _ceiling(rows: Mapping[str, Row]) -> float | None:
     ours, ceiling = rows.get("fastlock"), rows.get("ceiling")
-    return ours.rate.median / ceiling.rate.median if ours and ceiling and ceiling.rate.median else None
+    if not (ours and ours.rate and ceiling and ceiling.rate and ceiling.rate.median):
+        return None
+    return ours.rate.median / ceiling.rate.median
 
 
 BUDGETS = (

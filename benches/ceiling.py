@@ -1,6 +1,6 @@
 """The ceiling: what redis-benchmark or valkey-benchmark reaches with the same two commands, and the raw round trip.
 
-Law: these take part in the rounds like a rival, but hold no locks for anybody. Acquires are measured on free names and
+Law: these take their turns like a rival, but hold no locks for anybody. Acquires are measured on free names and
 releases on held ones, each alone: ceiling = 1 / (1/acquires + 1/releases). The tool draws names at random, out of four
 times as many as there are commands: about 88 % find what they should, the rest costs the server less, so that the
 ceiling errs upwards.
@@ -22,13 +22,16 @@ from . import raw
 from .rivals import LEASE
 from .stats import Sample, encode
 from .target import Target
-from .workers import Meanwhile
+from .workers import Meanwhile, Turn
 
 PIPELINE = 256
 """Commands per write, as in the budget."""
 
+MOST = 50_000
+"""Commands of a run at most: keys are filled four times as many, which must not take longer than the run."""
+
 CLIENTS = (1, 50)
-"""Numbers of connections tried; the better one counts."""
+"""Numbers of connections tried in the warm-up; the better one counts."""
 
 TOOLS = ("valkey-benchmark", "redis-benchmark")
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -69,8 +72,9 @@ class Ceiling:
         self._base = [tool, *at, "--dbnum", str(where.get("db", 0)), "--csv", "-P", str(PIPELINE)]
         self.versions: dict[str, str] = {"tool": tool.rsplit("/", 1)[-1]}
 
-    def open(self, scenario: str, label: str) -> None:
+    def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
         """Find out which commands this server takes."""
+        self._best: tuple[int, int] | None = None
         self._prefix = f"{label}:"
         key = f"{self._prefix}__rand_int__"
         self._acquire = spoken(self._target.url, _commands.ACQUIRE, key)
@@ -79,24 +83,25 @@ class Ceiling:
         words = [word for word in self._acquire if word not in (key, TOKEN)]
         self.versions |= {"acquire": " ".join(words), "release": self._release[0]}
 
-    def run(self, seconds: float, meanwhile: Meanwhile | None = None) -> Sample:
-        """Acquires, then releases, each with the better number of connections. CPU is left out: keys are filled too."""
-        count = max(PIPELINE, int(seconds * 200_000))
-        names = raw.numbered(self._prefix, SPARE * count)
-        acquires = releases = 0.0
-        for clients in CLIENTS:
-            acquires = max(acquires, self._rate(self._acquire, count, clients))
-            raw.fill(self._sock, names, TOKEN.encode(), 6 * LEASE * 1000)
-            releases = max(releases, self._rate(self._release, count, clients))
-            raw.remove(self._sock, names)
-        seconds_a_pair = 1 / acquires + 1 / releases
+    def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
+        """Acquires, then releases, each with the better number of connections, which the first run finds out. CPU is
+        left out: keys are filled too."""
+        count = min(MOST, max(PIPELINE, int(turn.seconds * 200_000)))
+        acquires: dict[int, float] = {}
+        releases: dict[int, float] = {}
+        for clients in CLIENTS if self._best is None else sorted(set(self._best)):
+            acquires[clients] = self._rate(self._acquire, count, clients)
+            raw.fill(self._sock, self._prefix, SPARE * count, TOKEN.encode(), 6 * LEASE * 1000)
+            releases[clients] = self._rate(self._release, count, clients)
+            raw.remove(self._sock, self._prefix, SPARE * count)
+        if self._best is None:
+            self._best = max(acquires, key=acquires.__getitem__), max(releases, key=releases.__getitem__)
+        seconds_a_pair = 1 / max(acquires.values()) + 1 / max(releases.values())
         return Sample(count, count * seconds_a_pair, count, count)
 
     def _rate(self, command: Sequence[str], count: int, clients: int) -> float:
         line = [*self._base, "-c", str(clients), "-n", str(count), "-r", str(SPARE * count), *command]
-        for _ in range(
-            2
-        ):  # seen once on a machine with other work: all of its connections dropped; it does not try again
+        for _ in range(2):  # seen once on a busy machine: all of its connections dropped; it does not try again
             done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
             if not done.returncode:
                 break
@@ -110,9 +115,9 @@ class Ceiling:
 
 
 class RoundTrip:
-    """Takes part in ``pair``: two PINGs over a blocking socket, what the machine asks for two waits.
+    """Plays beside every round: two PINGs over a blocking socket, what the machine asks for two waits.
 
-    To wake a sleeping thread costs 5 us on one machine and 40 us on the next: read the latencies of a pair beside it.
+    To wake a sleeping thread costs 5 us on one machine and 40 us on the next: read all latencies beside it.
     """
 
     name = "round trip"
@@ -121,16 +126,17 @@ class RoundTrip:
         self._url = target.url
         self.versions: dict[str, str] = {}
 
-    def open(self, scenario: str, label: str) -> None:
+    def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
         """Connect."""
         self._sock = raw.RawSocket(self._url)
 
-    def run(self, seconds: float, meanwhile: Meanwhile | None = None) -> Sample:
+    def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
         """Pairs of PINGs for so many seconds."""
         before = time.process_time()
-        laps = self._sock.ping_pairs(seconds)
+        laps = self._sock.ping_pairs(turn.seconds)
         cpu = time.process_time() - before
-        return Sample(len(laps), sum(laps) / 1e9, len(laps), len(laps), cpu, None, encode(laps))
+        histograms = {"latency": encode(laps)}
+        return Sample(len(laps), sum(laps) / 1e9, len(laps), len(laps), cpu, histograms=histograms)
 
     def close(self) -> None:
         """Disconnect."""

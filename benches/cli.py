@@ -1,4 +1,4 @@
-"""The command ``fastlock bench``: its options, what it refuses, how it ends.
+"""The command ``fastlock bench``: what it refuses, how it ends.
 
 Law: no measuring here. A debug or traced build is refused, because its numbers would be believed. Exit codes: 0 all is
 well; 1 a scenario was not true, or --check missed a budget; 2 refused; 130 Ctrl-C, after printing what was measured.
@@ -10,61 +10,55 @@ import argparse
 import contextlib
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fastlock._console import OK, WRONG, Refusal, mask, scrub, seconds, whole
+from fastlock._console import OK, WRONG, Refusal, mask, scrub
+
+from . import options, results
 
 if TYPE_CHECKING:
-    from .session import Plan, Session
+    from .plan import Plan
+    from .session import Session
     from .target import Target
-
-DESCRIPTION = """\
-Measure fastlock, its fallback and redis-py on the same server, in turns: pairs of acquire and release per second,
-latencies, server and client CPU. Only ratios taken in one run mean something. Keys carry a prefix of the run and are
-removed."""
-
-SCENARIO_NAMES = ("pair", "threads", "tasks", "tasks-uvloop", "batch")
-"""As in ``scenarios``, which is not loaded for --help."""
-
-FULL, QUICK = (5, 0.5), (3, 0.15)
-"""Rounds, and seconds of one run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastlock bench``."""
-    parser.description = DESCRIPTION
-    parser.add_argument("--url", help="server to measure, such as redis://localhost:6379/0; default: an embedded one")
-    parser.add_argument("--server", metavar="PATH", help="program of the embedded server; default: the best one found")
-    parser.add_argument(
-        "--scenario", action="append", choices=SCENARIO_NAMES, help="measure this one only; may be given several times"
-    )
-    parser.add_argument("--rounds", type=whole(1, 1000), metavar="N", help=f"default {FULL[0]}, quick {QUICK[0]}")
-    parser.add_argument(
-        "--seconds",
-        type=seconds(0.01, 600),
-        metavar="S",
-        help=f"of one run; default {FULL[1]}, quick {QUICK[1]}",
-    )
-    parser.add_argument("--quick", action="store_true", help="short runs and few rounds: a first look, noisy")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a budget of the acceptance list is missed")
-    parser.add_argument("--json", metavar="FILE", help="write JSON there; -: to stdout, and the table to stderr")
+    """Declare the options, and the commands below ``fastlock bench``."""
+    options.add_arguments(parser)
+    results.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark: 0 or 1. Raises Refusal if it cannot be run, KeyboardInterrupt after printing what there is."""
+    if args.results:
+        return results.run(args)
     refuse_slow_build(_core())
     if args.url is not None and args.server is not None:
         raise Refusal("--url and --server exclude each other: a server is either there or started")
+    if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
+        raise Refusal(f"--json {args.json}: there is no such folder")
     try:
-        from .session import Plan
+        from .plan import Wishes, make_plan
     except ImportError as error:
         raise Refusal(f"a library is missing ({error}); install fastlock[bench]") from None
-    rounds, length = QUICK if args.quick else FULL
-    chosen = tuple(name for name in SCENARIO_NAMES if name in (args.scenario or SCENARIO_NAMES))
-    plan = Plan(chosen, args.rounds or rounds, args.seconds or length)
+    plan = make_plan(
+        Wishes(
+            scenarios=args.scenario or (),
+            rivals=args.rival,
+            **{
+                name: getattr(args, name)
+                for name in ("quick", "rounds", "seconds", "processes", "threads", "tasks", "names", "zipf", "hold")
+            },
+            waiters=args.waiters,
+            rate=args.rate,
+            try_lock=args.try_lock,
+        )
+    )
     with _target(args.url, args.server) as target:
         return _measure(args, target, plan)
 
@@ -89,13 +83,16 @@ def _target(url: str | None, server: str | None) -> Iterator[Target]:
 
     from fastlock import embedded
 
-    from .target import open_target
+    from .target import Unusable, open_target
 
     with contextlib.ExitStack() as stack:
         try:
             target = stack.enter_context(open_target(url, server))
+            target.check()
         except embedded.EmbeddedServerError as error:
             raise Refusal(str(error).partition("\n")[0]) from None
+        except Unusable as error:
+            raise Refusal(f"cannot measure {mask(url or 'this server')}: {scrub(str(error), url or '')}") from None
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
             if url is None:
                 raise
@@ -113,18 +110,35 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
     except KeyboardInterrupt as interrupt:  # SIGTERM too: the command line makes it one
         stopped = interrupt
     finally:
-        session.end()
+        with _patient():
+            session.end()
     code = _report(args, session, server, stopped is not None)
     if stopped is not None:
         raise stopped
     return code
 
 
+@contextlib.contextmanager
+def _patient() -> Iterator[None]:
+    """A second Ctrl-C must not cut short what tidies up after the first; it takes a few seconds at most."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread, which is the one that gets it
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _report(args: argparse.Namespace, session: Session, server: dict[str, str], interrupted: bool) -> int:
     from .budgets import judge
-    from .report import document, show
+    from .document import document
+    from .report import show
 
-    verdicts = judge(session.rows(), session.plan.scenarios) if args.check else []
+    rows = {name: taken.rows() for name, taken in session.taken.items()}
+    verdicts = judge(rows, session.plan.scenarios) if args.check else []
     show(session, server, verdicts, interrupted, sys.stderr if args.json == "-" else sys.stdout)
     if args.json:
         text = json.dumps(document(session, server, verdicts, interrupted), indent=1) + "\n"
@@ -133,5 +147,7 @@ def _report(args: argparse.Namespace, session: Session, server: dict[str, str], 
         else:
             with open(args.json, "w", encoding="utf-8") as file:
                 file.write(text)
+    if args.html:
+        results.write_page(document(session, server, verdicts, interrupted), args.html)
     good = not session.failures and all(verdict.met for verdict in verdicts)
     return OK if good else WRONG

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from array import array
-from collections.abc import Sequence
 from time import perf_counter_ns as clock
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,8 +27,8 @@ def address(url: str) -> dict[str, Any]:
 
 
 def reachable(url: str) -> bool:
-    """Whether a bare socket can talk to that server: no TLS, no password (which a command line would show to all)."""
-    return urlsplit(url).scheme not in ("rediss", "valkeys") and not address(url).get("password")
+    """Whether a bare socket can talk to that server: no TLS."""
+    return urlsplit(url).scheme not in ("rediss", "valkeys")
 
 
 def encode(*args: bytes) -> bytes:
@@ -49,6 +48,9 @@ class RawSocket:
         else:
             self._sock = socket.create_connection((where["host"], where["port"]), timeout=TIMEOUT)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if password := where.get("password"):
+            login = [text.encode() for text in (where.get("username"), password) if text]
+            self.call(encode(b"AUTH", *login), 1)
         if database := where.get("db"):
             self.call(encode(b"SELECT", b"%d" % database), 1)
 
@@ -85,22 +87,29 @@ class RawSocket:
         self._sock.close()
 
 
-def numbered(prefix: str, count: int) -> Sequence[bytes]:
-    """Keys as redis-benchmark makes them out of ``__rand_int__``: twelve digits."""
-    head = prefix.encode()
-    return [b"%b%012d" % (head, number) for number in range(count)]
+DIGITS = 12
+"""Of a number in a key, as redis-benchmark makes them out of ``__rand_int__``."""
+
+STEP = 1000
+"""Commands, or keys of a command, per write."""
 
 
-def fill(sock: RawSocket, keys: Sequence[bytes], token: bytes, milliseconds: int) -> None:
-    """Give every key the same value and a lease."""
-    lease, step = b"%d" % milliseconds, 1000
-    for start in range(0, len(keys), step):
-        chunk = keys[start : start + step]
-        sock.call(b"".join([encode(b"SET", key, token, b"PX", lease) for key in chunk]), len(chunk))
+def fill(sock: RawSocket, prefix: str, count: int, token: bytes, milliseconds: int) -> None:
+    """Give the first ``count`` numbered keys the same value and a lease."""
+    head, _, tail = encode(b"SET", _key(prefix), token, b"PX", b"%d" % milliseconds).partition(b"0" * DIGITS)
+    for start in range(0, count, STEP):
+        numbers = range(start, min(start + STEP, count))
+        sock.call(b"".join([b"%b%012d%b" % (head, number, tail) for number in numbers]), len(numbers))
 
 
-def remove(sock: RawSocket, keys: Sequence[bytes]) -> None:
-    """Remove every key, there or not."""
-    step = 1000
-    for start in range(0, len(keys), step):
-        sock.call(encode(b"UNLINK", *keys[start : start + step]), 1)
+def remove(sock: RawSocket, prefix: str, count: int) -> None:
+    """Remove the first ``count`` numbered keys, there or not."""
+    start, key = b"$%d\r\n%b" % (len(_key(prefix)), prefix.encode()), b"%b%012d\r\n"
+    for first in range(0, count, STEP):
+        numbers = range(first, min(first + STEP, count))
+        keys = b"".join([key % (start, number) for number in numbers])
+        sock.call(b"*%d\r\n$6\r\nUNLINK\r\n%b" % (1 + len(numbers), keys), 1)
+
+
+def _key(prefix: str) -> bytes:
+    return prefix.encode() + b"0" * DIGITS

@@ -1,107 +1,72 @@
-"""The result of a run, for eyes (tables, by rich where it is installed) and for programs (JSON, see benches/README.md).
+"""The result of a run for eyes: a table for each scenario, by rich where it is installed, and what must be said of it.
 
-Law: reads the session, measures nothing. The schema's number rises with every change that could break a reader.
+Law: reads the session, measures nothing.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-import fastlock
-
 from .budgets import Verdict
-from .scenarios import SCENARIOS
-from .session import Session
-from .stats import Row
+from .document import environment
+from .plan import Stage
+from .session import ROUND_TRIP, Session, Taken
+from .stats import Percentiles, Row
 
-SCHEMA = "fastlock-bench/1"
+Line = tuple[str, ...]
 
-HEADERS = ("rival", "pairs/s", "min..max", "ratio", "p50 us", "p99 us", "srv us", "part", "cli us", "conns")
+PAIRS = ("rival", "pairs/s", "min..max", "ratio", "p50 us", "p99 us", "srv us", "part", "cmds", "cli us", "conns")
 
-NOTES = (
-    "pairs/s: acquire + release, median of {rounds} rounds; ratio: to redis-py, round by round.",
-    "srv us, cli us: CPU per pair, server and client; part: server CPU as part of redis-py's; conns: most connections.",
-    "Latencies are of a closed loop: with many threads or tasks mostly queueing; batch: of 500 names at once.",
-    "round trip: two PINGs, blocking socket. Waking a sleeping thread costs 5 us on one machine, 40 us on the next.",
-    "ceiling: {tool} -P 256 with the same two commands, 1 / (1/acquires + 1/releases).",
+GRANTS = (
+    *("rival", "grants/s", "min..max", "ratio", "wait p50", "p90", "p99", "p99.9", "max", "rel p50", "p99"),
+    *("gap p50", "p99", "Jain", "min/max", "cmds", "srv us", "cli us", "missed", "failed"),
 )
 
+CRASH = ("rival", "lease", "kills", "grants", "recovery p50", "p90", "p99", "max", "ratio", "missed", "failed")
 
-def document(session: Session, server: dict[str, str], verdicts: list[Verdict], interrupted: bool) -> dict[str, Any]:
-    """The JSON document of a run."""
-    rows = session.rows()
-    return {
-        "schema": SCHEMA,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "interrupted": interrupted,
-        "environment": environment(session, server),
-        "parameters": asdict(session.plan),
-        "scenarios": {
-            scenario: {
-                rival: row.as_dict() | {"samples": [asdict(sample) for sample in session.samples[scenario][rival]]}
-                for rival, row in rivals.items()
-            }
-            for scenario, rivals in rows.items()
-        },
-        "skipped": session.skipped,
-        "failures": session.failures,
-        "budgets": [verdict.as_dict() for verdict in verdicts],
-    }
+STORM = (
+    *("rival", "served in", "grants/s", "ratio", "wait p50", "p99", "max", "gap p50", "order", "cmds"),
+    *("missed", "failed"),
+)
 
-
-def environment(session: Session, server: dict[str, str]) -> dict[str, Any]:
-    """Machine, versions, server: what a number means nothing without."""
-    return {
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "fastlock": fastlock.__version__,
-        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "server": server,
-        "uvloop": _uvloop(),
-        "rivals": session.versions,
-    }
-
-
-def _uvloop() -> str | None:
-    try:
-        return version("uvloop")
-    except PackageNotFoundError:
-        return None
-
-
-def headline(facts: dict[str, Any]) -> str:
-    """The environment in two lines."""
-    server = facts["server"]
-    versions = facts["rivals"].get("redis-py", {})
-    libraries = "  ".join(f"{name} {number}" for name, number in versions.items() if name != "python")
-    cores = ", ".join(name for name in ("fastlock", "fallback") if name in facts["rivals"])
-    return (
-        f"{facts['python']}  fastlock {facts['fastlock']} ({cores})  {libraries}  uvloop {facts['uvloop'] or 'none'}\n"
-        f"{server['kind']} {server['version']} ({server['mode']}, {server['reached_by']})  {facts['cpus']} CPUs"
-        f"  {facts['kernel']}  load {facts['load']}"
-    )
+NOTES = {
+    "pairs": "pairs/s: acquire + release; grants/s: grants within the run; median of the rounds, and their spread.",
+    "ratio": "ratio: to redis-py (or the first rival), round by round, of rates (load: of median waits); ~: inside the"
+    " noise, says nothing.",
+    "cpu": "srv us, cli us: CPU per grant, server and clients; part: server CPU as part of redis-py's; cmds: commands"
+    " that the server ran per grant, also within scripts; conns: most connections.",
+    "pair": "Latencies of pairs are of a closed loop: with many threads or tasks mostly queueing; batch: of 500 names.",
+    "wait": "wait: from the (intended) start of an acquire to holding; who gave up counts with the time he waited;"
+    " rel: the call to release.",
+    "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait.",
+    "gap": "gap: release called to next holder running, by another lane, while somebody waited. Jain: 1 is even, over"
+    " lanes; min/max: grants of the lane with fewest to that with most. missed: not had in time, or refused.",
+    "storm": "served in: from the release to the last grant; order: 1 first come first served, 0 none.",
+    "crash": "recovery: from the end of the dead holder's lease to the next grant.",
+    "round trip": "round trip: two PINGs, blocking socket. Waking a sleeping thread costs 5 us on one machine, 40 us on"
+    " the next.",
+    "ceiling": "ceiling: {tool} -P 256 with the same two commands, 1 / (1/acquires + 1/releases).",
+}
 
 
 def show(session: Session, server: dict[str, str], verdicts: list[Verdict], interrupted: bool, stream: TextIO) -> None:
     """Print tables, notes, verdicts and failures to ``stream``."""
     facts = environment(session, server)
     print(headline(facts), file=stream)
-    for scenario, rows in session.rows().items():
-        if rows:
-            _table(f"{scenario}: {SCENARIOS[scenario].title}", [cells(row) for row in rows.values()], stream)
+    for name, taken in session.taken.items():
+        if any(taken.rows(x) for x in taken.samples):
+            header, lines = table(taken)
+            _print(f"{name}: {caption(taken.stage)}", header, lines, stream)
+            print(beside(taken), file=stream)
+    print(file=stream)
     tool = facts["rivals"].get("ceiling", {}).get("tool")
-    absent = {"round trip", "ceiling"} - session.versions.keys()
-    for note in NOTES:
-        if note.partition(":")[0] not in absent:
-            print(note.format(rounds=session.plan.rounds, tool=tool), file=stream)
+    for key in _needed(session):
+        print(NOTES[key].format(tool=tool), file=stream)
     for what, why in session.skipped.items():
         print(f"left out: {what} ({why})", file=stream)
+    for note in _counted(session.notes):
+        print(f"note: {note}", file=stream)
     for verdict in verdicts:
         print(verdict, file=stream)
     for failure in session.failures:
@@ -110,59 +75,234 @@ def show(session: Session, server: dict[str, str], verdicts: list[Verdict], inte
         print("interrupted: what was measured until then", file=stream)
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """One line of the table; what is not known stays empty."""
+def _counted(texts: Sequence[str]) -> list[str]:
+    """Each text once, with the number of times."""
+    return [text if (times := texts.count(text)) == 1 else f"{text} ({times} times)" for text in dict.fromkeys(texts)]
+
+
+def _needed(session: Session) -> list[str]:
+    """Notes that explain something in these tables."""
+    stages = [taken.stage for taken in session.taken.values()]
+    found = {"pairs", "ratio", "cpu"}
+    found |= {"pair"} if any(stage.kind == "pair" for stage in stages) else set()
+    found |= {"wait"} if any(stage.kind != "pair" for stage in stages) else set()
+    found |= {"sweep"} if any(stage.sweep for stage in stages) else set()
+    found |= {"gap"} if any(stage.kind == "contention" for stage in stages) else set()
+    found |= {"storm"} if any(stage.name == "storm" for stage in stages) else set()
+    found |= {"crash"} if any(stage.kind == "crash" for stage in stages) else set()
+    found |= {ROUND_TRIP} if any(taken.round_trips for taken in session.taken.values()) else set()
+    found |= {"ceiling"} if "ceiling" in session.versions else set()
+    return [key for key in NOTES if key in found]
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """The environment in three lines."""
+    server = facts["server"]
+    libraries = {
+        name: number
+        for versions in facts["rivals"].values()
+        for name, number in versions.items()
+        if name not in ("python", "fastlock", "implementation", "tool", "acquire", "release")
+    }
+    installed = "  ".join(f"{name} {number}" for name, number in libraries.items())
+    ours = ", ".join(filter(None, [facts["build"], facts["commit"]]))
+    governor = f", governor {facts['governor']}" if facts["governor"] else ""
     return (
-        row.rival,
-        f"{row.rate.median:,.0f}",
-        f"{_thousands(row.rate.low)}..{_thousands(row.rate.high)}k",
-        _number(None if row.ratio is None else row.ratio.median),
-        _number(row.p50_us),
-        _number(row.p99_us),
-        _number(row.server_cpu_us),
-        "" if row.server_cpu_ratio is None else f"{row.server_cpu_ratio:.2f}",
-        _number(row.client_cpu_us),
-        "" if row.connections is None else str(row.connections),
+        f"{facts['python']}  fastlock {facts['fastlock']} ({ours})  uvloop {facts['uvloop'] or 'none'}  {installed}\n"
+        f"{server['kind']} {server['version']} ({server['mode']}, {server['reached_by']})\n"
+        f"{facts['cpus']} CPUs, {facts['cpu_model'] or 'unknown'}{governor}  {facts['kernel']}  load {facts['load']}"
     )
+
+
+def caption(stage: Stage) -> str:
+    """What is played, in a line."""
+    if stage.kind == "pair":
+        return stage.title
+    settings = stage.parameters
+    lanes = f"{settings['processes']} processes, {settings['lanes']:,} {stage.face}"
+    names = settings["names"]
+    loop = f", {settings['rate']:g} arrivals/s" if isinstance(settings["rate"], float) and settings["rate"] else ""
+    said = [
+        "one name" if names == 1 else "own names" if names == "unique" else f"{names:,} names",
+        *([f"Zipf {settings['zipf']:g}"] if settings["zipf"] else []),
+        f"held {settings['hold_ms']:g} ms",
+        *([] if settings["blocking"] else ["try-lock"]),
+    ]
+    return f"{stage.title} ({lanes}, {', '.join(said)}{loop})"
+
+
+def beside(taken: Taken) -> str:
+    """The round trip and the noise of a table."""
+    said = []
+    if trip := taken.round_trip():
+        said.append(f"round trip p50 {trip['p50_us']:.0f} us, p99 {trip['p99_us']:.0f} us")
+    if (width := taken.noise()) is not None:
+        said.append(f"noise {width:.0%}: ratios from {1 / (1 + width):.2f} to {1 + width:.2f} say nothing")
+    return "  ".join(said)
+
+
+def table(taken: Taken) -> tuple[Line, list[Line]]:
+    """Header and lines of a stage."""
+    stage = taken.stage
+    if stage.sweep:
+        return sweep(taken)
+    rows = list(taken.rows().values())
+    if stage.kind == "pair":
+        return PAIRS, [pair_cells(row) for row in rows]
+    if stage.kind == "crash":
+        return CRASH, [crash_cells(row) for row in rows]
+    if stage.name == "storm":
+        return STORM, [storm_cells(row) for row in rows]
+    return GRANTS, [grant_cells(row) for row in rows]
+
+
+def sweep(taken: Taken) -> tuple[Line, list[Line]]:
+    """A line for each place in the sweep; for each rival its rate and waits; ~: the ratio is inside the noise."""
+    found = {x: taken.rows(x) for x in taken.samples}
+    rivals = list(dict.fromkeys(rival for rows in found.values() for rival in rows))
+    load = taken.stage.kind == "load"
+    header = ("offered/s" if load else "waiters", *(text for rival in rivals for text in (rival, *_waits(load))))
+    lines = []
+    for x, rows in found.items():
+        cells = [f"{x:,.0f}"]
+        for rival in rivals:
+            row = rows.get(rival)
+            said = [_rate(row), *_times(row.wait_us if row else None, *_waits(load))]
+            said[load] += "~" if row and row.noisy else ""  # what is compared: rates, or the median waits of a load
+            cells += said
+        lines.append(tuple(cells))
+    return header, [line for line in lines if any(line[1:])]
+
+
+def _waits(load: bool) -> Line:
+    return ("p50", "p99") if load else ("p99",)
+
+
+def pair_cells(row: Row) -> Line:
+    """One line; what is not known stays empty."""
+    latency = row.latency_us
+    return (
+        *(row.rival, _rate(row), _range(row), _ratio(row)),
+        *(_us(latency, "p50"), _us(latency, "p99")),
+        *(_number(row.server_cpu_us), _share(row.server_cpu_ratio), _number(row.commands_per_grant)),
+        *(_number(row.client_cpu_us), "" if row.connections is None else str(row.connections)),
+    )
+
+
+def grant_cells(row: Row) -> Line:
+    """One line of a contest."""
+    wait, release, gap, fair = row.wait_us, row.release_us, row.handover_us, row.fairness
+    return (
+        *(row.rival, _rate(row), _range(row), _ratio(row)),
+        *_times(wait, "p50", "p90", "p99", "p999", "max"),
+        *_times(release, "p50", "p99"),
+        *_times(gap, "p50", "p99"),
+        *(_share(fair.jain if fair else None), _share(fair.min_over_max if fair else None)),
+        *(_number(row.commands_per_grant), _number(row.server_cpu_us), _number(row.client_cpu_us)),
+        *(_percent(row.timeouts), _percent(row.failures)),
+    )
+
+
+def storm_cells(row: Row) -> Line:
+    """One line of a storm."""
+    served = "not all" if row.served_s is None else _time(1e6 * row.served_s.median)
+    return (
+        *(row.rival, served, _rate(row), _ratio(row)),
+        *_times(row.wait_us, "p50", "p99", "max"),
+        *_times(row.handover_us, "p50"),
+        *(_share(row.order), _number(row.commands_per_grant), _percent(row.timeouts), _percent(row.failures)),
+    )
+
+
+def crash_cells(row: Row) -> Line:
+    """One line of a crash."""
+    recovery = row.recovery_us
+    return (
+        *(row.rival, "" if row.lease_ms is None else f"{row.lease_ms:g}ms"),
+        *("" if recovery is None else str(recovery.count), str(row.grants)),
+        *_times(recovery, "p50", "p90", "p99", "max"),
+        *(_ratio(row), _percent(row.timeouts), _percent(row.failures)),
+    )
+
+
+def _rate(row: Row | None) -> str:
+    return "" if row is None or row.rate is None else f"{row.rate.median:,.0f}"
+
+
+def _range(row: Row) -> str:
+    return "" if row.rate is None else f"{_thousands(row.rate.low)}..{_thousands(row.rate.high)}k"
+
+
+def _ratio(row: Row | None) -> str:
+    if row is None or row.ratio is None:
+        return ""
+    return f"{_number(row.ratio.median, 2)}{'~' if row.noisy else ''}"
+
+
+def _times(found: Percentiles | None, *names: str) -> Line:
+    return tuple(_time(None if found is None else getattr(found, name)) for name in names)
+
+
+def _us(found: Percentiles | None, name: str) -> str:
+    return _number(None if found is None else getattr(found, name))
+
+
+def _time(us: float | None) -> str:
+    """A time in four or five characters."""
+    if us is None:
+        return ""
+    for unit, size in (("us", 1.0), ("ms", 1e3)):
+        if us / size < 999.5:
+            return f"{us / size:.{1 if us / size < 9.95 else 0}f}{unit}"
+    return f"{us / 1e6:.1f}s"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else "0" if not value else f"{100 * value:.2g}%"
 
 
 def _thousands(rate: float) -> str:
     return f"{rate / 1e3:,.{2 if rate < 1e4 else 1 if rate < 1e5 else 0}f}"
 
 
-def _number(value: float | None) -> str:
+def _number(value: float | None, digits: int = 1) -> str:
     if value is None:
         return ""
-    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.{digits}f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-def _table(title: str, lines: list[tuple[str, ...]], stream: TextIO) -> None:
+def _print(title: str, header: Line, lines: list[Line], stream: TextIO) -> None:
     try:
         from rich import box
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        _plain(title, lines, stream)
+        _plain(title, header, lines, stream)
         return
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for number, header in enumerate(HEADERS):
-        table.add_column(header, justify="right" if number else "left", no_wrap=True)
+    print(f"\n{title}", file=stream)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for number, text in enumerate(header):
+        table.add_column(text, justify="right" if number else "left", no_wrap=True)
     for line in lines:
         table.add_row(*line, style="bold" if line[0] == "fastlock" else None)
     # wide enough at least for the numbers: a terminal wraps what rich would cut short
-    width = max(len(title), sum(_widths(lines)) + 2 * len(HEADERS))
+    width = sum(_widths(header, lines)) + 2 * len(header)
     console = Console(file=stream)
     console.width = max(console.width if console.is_terminal else 0, width)
     console.print(table)
 
 
-def _plain(title: str, lines: list[tuple[str, ...]], stream: TextIO) -> None:
-    widths = _widths(lines)
+def _plain(title: str, header: Line, lines: list[Line], stream: TextIO) -> None:
+    widths = _widths(header, lines)
     print(f"\n{title}", file=stream)
-    for first, *others in (HEADERS, *lines):
+    for first, *others in (header, *lines):
         numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         print(first.ljust(widths[0]), *numbers, sep="  ", file=stream)
 
 
-def _widths(lines: list[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(HEADERS, *lines, strict=True)]
+def _widths(header: Line, lines: list[Line]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *lines, strict=True)]

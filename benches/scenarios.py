@@ -1,4 +1,4 @@
-"""Scenarios: what every rival does, how it is clocked and counted. Runs inside a rival's worker process.
+"""Scenarios without contention: what every rival does, how it is clocked and counted, inside its worker process.
 
 Law: one loop body for all rivals. A lap is one pair (batch: one acquire_many + release_many), clocked in nanoseconds
 into an array made beforehand; laps follow each other without a pause, so a lap with 1,000 tasks is mostly queueing:
@@ -85,7 +85,10 @@ def play(scenario: Scenario, rival: Rival, url: str, label: str) -> Playing:
     if scenario.face == "tasks":
         return _PlayTasks(scenario, rival, url, label, keys)
     threads = rival.open_threads(url, label)
-    return _PlayBatch(threads, keys) if scenario.face == "batch" else _PlayThreads(threads, keys)
+    if scenario.face == "batch":
+        assert threads.batch is not None, "this rival has no batches"
+        return _PlayBatch(threads.batch, threads.close, keys)
+    return _PlayThreads(threads, keys)
 
 
 def thread_lane(lane: Lane, lock: MakeLock, key: str, gate: threading.Barrier, span: int) -> None:
@@ -197,8 +200,13 @@ class _PlayThreads:
 class _PlayBatch:
     """The main thread alone."""
 
-    def __init__(self, threads: Threads, keys: Sequence[str]) -> None:
-        self._batch, self._keys, self._close = threads.batch, keys, threads.close
+    def __init__(
+        self,
+        batch: Callable[[Sequence[str]], tuple[int, int]],
+        close: Callable[[], object],
+        keys: Sequence[str],
+    ) -> None:
+        self._batch, self._keys, self._close = batch, keys, close
 
     def run(self, seconds: float) -> Tally:
         (lane,) = make_lanes(1, seconds)

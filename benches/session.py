@@ -1,15 +1,17 @@
-"""A run: scenarios, rounds, rivals in turn; what was measured, and whether it is true.
+"""A run: stages, rounds, players in turn; what was measured, and whether it is true.
 
-Law: within a round every rival plays once, in an order that rotates from round to round; warm-ups are apart and count
-for nothing. A number whose acquires, releases and claimed pairs differ, or that the server's own counter does not bear
-out, or that leaves a key behind, fails the run.
+Law: within a round everybody plays once, in an order that rotates from round to round; warm-ups are apart and count for
+nothing; the first player has a twin that plays too, so that it is known how far the machine alone moves a ratio. A
+number whose acquires, releases and claimed grants differ, or that the server's own counter does not bear out, or that
+more than one held at a time, or that leaves a key behind, fails the run.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -17,37 +19,86 @@ from typing import Protocol
 
 import redis
 
-from fastlock._console import Progress
+from fastlock._console import Progress, scrub
 
 from . import raw
 from .ceiling import Ceiling, RoundTrip, find_tool
-from .rivals import BASELINE, RIVALS
-from .scenarios import SCENARIOS, Scenario
-from .stats import Row, Sample, summarize
-from .target import Target
-from .workers import Meanwhile, WorkerError, WorkerRival
+from .contention.crew import Crew
+from .plan import Plan, Seat, Stage
+from .rivals import BASELINE, COMPILED, OURS
+from .stats import Percentiles, Row, Sample, merge, noise, percentiles, round_ratios, spread, summarize
+from .target import PREFIX, Meter, Target
+from .workers import Meanwhile, RivalMissing, Turn, WorkerError, WorkerProcess, WorkerRival, end_all
 
+ROUND_TRIP = "round trip"
 
-@dataclass(frozen=True)
-class Plan:
-    """Which scenarios, how many rounds, how long each run is."""
+ROUND_TRIP_SECONDS, ROUND_TRIP_QUICK = 0.2, 0.05
+"""Of the raw socket, beside each round. In the first hundredths of a second waking is cheaper than it is later."""
 
-    scenarios: tuple[str, ...]
-    rounds: int
-    seconds: float
+X = float | None
+"""Where in a sweep; None where nothing is swept."""
 
 
 class Player(Protocol):
-    """Whoever takes part in a scenario: a rival's worker, the ceiling, the round trip."""
+    """Whoever takes part in a stage: a rival's workers, or the benchmark tool."""
 
     name: str
     versions: dict[str, str]
 
-    def open(self, scenario: str, label: str) -> None: ...
+    def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None: ...
 
-    def run(self, seconds: float, meanwhile: Meanwhile | None = None) -> Sample: ...
+    def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample: ...
 
     def close(self) -> None: ...
+
+
+@dataclass
+class Taken:
+    """What was measured of one stage: samples by place in the sweep and player, and the raw round trip beside them."""
+
+    stage: Stage
+    subject: str = ""
+    twin: str = ""
+    hidden: bool = True
+    samples: dict[X, dict[str, list[Sample]]] = field(default_factory=dict)
+    round_trips: list[Sample] = field(default_factory=list)
+    connections: dict[str, int] = field(default_factory=dict)
+    leases: dict[str, float] = field(default_factory=dict)
+    _rows: dict[tuple[X, int], dict[str, Row]] = field(default_factory=dict)
+
+    def noise(self) -> float | None:
+        """How far a rival is from itself, over all rounds and points."""
+        found = [
+            ratio
+            for players in self.samples.values()
+            for ratio in round_ratios(players.get(self.twin, []), players.get(self.subject, []))
+        ]
+        return noise(found)
+
+    def rows(self, x: X = None) -> dict[str, Row]:
+        """The rows of one place in the sweep; of players that have played. The twin is shown if it was asked for."""
+        players = self.samples.get(x, {})
+        rounds = sum(len(taken) for point in self.samples.values() for taken in point.values())
+        if (x, rounds) not in self._rows:
+            self._rows[x, rounds] = self._summarized(players)
+        return self._rows[x, rounds]
+
+    def _summarized(self, players: Mapping[str, list[Sample]]) -> dict[str, Row]:
+        shown = {name: taken for name, taken in players.items() if taken and not (self.hidden and name == self.twin)}
+        base = players.get(BASELINE) or (players.get(self.subject, []) if BASELINE not in players else [])
+        width = self.noise()
+        return {
+            name: summarize(name, taken, base, self.connections.get(name), width, self.leases.get(name))
+            for name, taken in shown.items()
+        }
+
+    def round_trip(self) -> dict[str, float] | None:
+        """The raw socket beside these rounds."""
+        found: Percentiles | None = percentiles(merge(sample.histograms["latency"] for sample in self.round_trips))
+        if found is None:
+            return None
+        rate = spread([sample.rate for sample in self.round_trips]).median
+        return {"p50_us": found.p50, "p99_us": found.p99, "pairs_per_s": rate}
 
 
 @dataclass
@@ -57,162 +108,313 @@ class Session:
     target: Target
     plan: Plan
     progress: Progress = field(default_factory=lambda: Progress(sys.stderr))
-    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
-    connections: dict[tuple[str, str], int] = field(default_factory=dict)
+    taken: dict[str, Taken] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    prefix: str = field(default_factory=lambda: f"fastlock-bench:{os.urandom(6).hex()}")
-    _workers: dict[str, WorkerRival] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    prefix: str = field(default_factory=lambda: f"{PREFIX}:{os.urandom(6).hex()}")
+    _absent: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    _missing: dict[str, str] = field(default_factory=dict)
+    _rivals: dict[tuple[str, bool], WorkerRival | Crew] = field(default_factory=dict)
+    _ticket: tuple[int, int] = (0, 0)
+    _began: float = 0.0
+
+    # -------------------------------------------------------------------------------------------- the whole of it
 
     def run(self) -> None:
         """Play everything. Ctrl-C comes through; call ``end`` in any case."""
+        self._began = time.monotonic()
         try:
-            for name in self.plan.scenarios:
-                self._play(SCENARIOS[name])
+            for number, stage in enumerate(self.plan.stages):
+                self._ticket = number + 1, len(self.plan.stages)
+                try:
+                    self._play(stage)
+                except redis.RedisError as error:
+                    self._fail(f"{stage.name}: the server cannot be asked any more: {error}")
+                    break
         finally:
             self.progress.clear()
 
     def end(self) -> None:
         """End the workers, then remove what they may have left."""
-        for worker in self._workers.values():
-            worker.end()
-        self._workers.clear()
+        for rival in self._rivals.values():
+            if isinstance(rival, Crew):
+                rival.stop()
+        processes: list[WorkerProcess] = [process for rival in self._rivals.values() for process in rival.processes]
+        end_all(processes)
+        for rival in self._rivals.values():
+            rival.end()
+        self._rivals.clear()
         try:
             self.target.sweep(self.prefix)
         except redis.RedisError as error:
             if not self.target.private:  # a private server took its keys along
-                self.failures.append(f"keys {self.prefix}* could not be removed: {error}")
+                self._fail(f"keys *{self.prefix}* could not be removed: {error}")
 
-    def rows(self) -> dict[str, dict[str, Row]]:
-        """What was measured, by scenario and rival."""
-        return {
-            scenario: {
-                rival: summarize(rival, ours, rivals.get(BASELINE, []), self.connections.get((scenario, rival)))
-                for rival, ours in rivals.items()
-                if ours
-            }
-            for scenario, rivals in self.samples.items()
-        }
+    @property
+    def skipped(self) -> dict[str, str]:
+        """What was left out, and why: rivals with the scenarios that they did not play."""
+        found: dict[str, str] = {}
+        for (who, why), stages in self._absent.items():
+            what = f"{who} in {', '.join(stages)}" if stages else who
+            found[what] = why
+        return found
 
-    def _play(self, scenario: Scenario) -> None:
-        if scenario.loop and find_spec(scenario.loop) is None:
-            self.skipped[scenario.name] = f"{scenario.loop} is not installed"
+    def _skip(self, who: str, why: str, stage: str | None = None) -> None:
+        stages = self._absent.setdefault((who, why), [])
+        if stage is not None and stage not in stages:
+            stages.append(stage)
+
+    # -------------------------------------------------------------------------------------------------- one stage
+
+    def _play(self, stage: Stage) -> None:
+        if stage.loop and find_spec(stage.loop) is None:
+            self._skip(stage.name, f"{stage.loop} is not installed")
             return
-        players = [player for player in self._players(scenario) if self._open(scenario, player)]
-        self._rounds(scenario, players)
-        for player in players:  # not after Ctrl-C: a worker may be at work then, and ``end`` ends it
-            self._guard(scenario, player, player.close)
-        self._look_for_keys(scenario)
+        taken = self.taken[stage.name] = Taken(stage)
+        players = [player for player in self._players(stage, taken) if self._open(stage, taken, player)]
+        if not players:
+            self._fail(f"{stage.name}: nobody could play")
+            return
+        bystander = self._round_trip(stage)
+        for player in [*self._rounds(stage, taken, players, bystander), *([bystander] if bystander else [])]:
+            # not after Ctrl-C: a worker may be at work then, and ``end`` ends it
+            self._guard(stage, player, player.close)
+        self._look_for_keys(stage)
+        self._thin_out(stage)
 
-    def _rounds(self, scenario: Scenario, players: Sequence[Player]) -> None:
-        taken, active = self.samples.setdefault(scenario.name, {}), list(players)
-        for player in players:
-            taken[player.name] = []  # in this order in the table, whoever begins
-        for number in range(self.plan.rounds):
-            turn = number % max(1, len(active))
-            for player in active[turn:] + active[:turn]:
-                now = f"round {number + 1}/{self.plan.rounds}, {player.name}"
-                self.progress.show(f"fastlock bench: {scenario.name}, {now}")
-                if not self._round(scenario, player, taken[player.name]):
-                    active.remove(player)
+    def _rounds(
+        self, stage: Stage, taken: Taken, players: Sequence[Player], bystander: Player | None
+    ) -> Sequence[Player]:
+        """Play all rounds; gives back who has survived them."""
+        active = list(players)
+        for x, _ in stage.turns:
+            taken.samples[x] = {player.name: [] for player in players}  # in this order in the table, whoever begins
+        for x, turn in stage.turns:
+            for number in range(stage.rounds):
+                if number and self._late():
+                    self.notes.append(f"{stage.name}: {number} of {stage.rounds} rounds, for lack of time")
+                    break
+                at = number % max(1, len(active))
+                for player in active[at:] + active[:at]:
+                    self._say(stage, f"{'' if x is None else f'{x:g}, '}round {number + 1}/{stage.rounds}", player)
+                    if not self._round(stage, taken, player, replace(turn, seed=number), taken.samples[x][player.name]):
+                        active.remove(player)
+                if bystander is not None:
+                    self._beside(stage, taken, bystander)
+        return active
 
-    def _players(self, scenario: Scenario) -> list[Player]:
+    def _late(self) -> bool:
+        """Whether the stages until this one have taken more than their part of the plan's time."""
+        budget, (at, of) = self.plan.budget, self._ticket
+        return budget is not None and time.monotonic() - self._began > budget * at / of
+
+    def _beside(self, stage: Stage, taken: Taken, bystander: Player) -> None:
+        turn = Turn(ROUND_TRIP_QUICK if self.plan.quick else ROUND_TRIP_SECONDS)
+        self._guard(stage, bystander, lambda: taken.round_trips.append(bystander.run(turn)))
+
+    def _say(self, stage: Stage, what: str, player: Player) -> None:
+        at, of = self._ticket
+        self.progress.show(f"fastlock bench: [{at}/{of}] {stage.name}, {what}, {player.name}")
+
+    def _thin_out(self, stage: Stage) -> None:
+        """End workers that no later stage needs: they would only take memory."""
+        later = self.plan.stages[self.plan.stages.index(stage) + 1 :]
+        for key in [key for key in self._rivals if not any((each.unit == "grants") == key[1] for each in later)]:
+            self._rivals.pop(key).end()
+
+    # ---------------------------------------------------------------------------------------------- who takes part
+
+    def _players(self, stage: Stage, taken: Taken) -> list[Player]:
         players: list[Player] = []
-        for name, entry in RIVALS.items():
-            if entry.only and scenario.name not in entry.only:
+        starting: list[tuple[Seat, WorkerRival | Crew]] = []
+        for seat in self._table(stage, taken):
+            if seat.entry is None:
+                players += self._ceiling(stage)
                 continue
-            worker = self._worker(name)
-            if worker is not None:
-                players.append(worker)
-        if scenario.name in ("pair", "batch"):
-            players += self._bystanders(scenario)
-        return players
+            found = self._start(stage, seat)
+            if found is not None:
+                starting.append((seat, found))
+        greeted = [rival for seat, rival in starting if self._greet(stage, seat, rival)]
+        return [*greeted, *players]
 
-    def _worker(self, name: str) -> WorkerRival | None:
-        if name not in self._workers and name not in self.skipped:
-            if name == "fastlock" and find_spec("fastlock._core") is None:
-                self.skipped[name] = "the core is not compiled"
+    def _table(self, stage: Stage, taken: Taken) -> list[Seat]:
+        """Those who can play, and the twin of the first of them."""
+        seats = []
+        for seat in self.plan.seats:
+            why = seat.cannot(stage.face) or self.plan.left_out.get((seat.label, stage.name), "")
+            if why and not (seat.batches and not self.plan.chosen):
+                self._skip(seat.label, why, stage.name)
+            elif why:
+                continue
+            elif absent := self._missing.get(seat.rival) or _absence(seat):
+                self._skip(seat.label, absent)
             else:
-                try:
-                    self._workers[name] = WorkerRival(name, self.target.url)
-                    self.versions[name] = self._workers[name].versions
-                except WorkerError as error:
-                    self.skipped[name] = "its worker did not start"
-                    self.failures.append(str(error))
-        return self._workers.get(name)
+                seats.append(seat)
+        locks = [seat for seat in seats if seat.entry is not None]
+        if locks:
+            first = locks[0]
+            twin = first.again(2)
+            taken.subject, taken.twin = first.label, twin.label
+            taken.hidden = twin not in seats
+            if taken.hidden:
+                seats.append(twin)
+        return seats
 
-    def _bystanders(self, scenario: Scenario) -> list[Player]:
+    def _start(self, stage: Stage, seat: Seat) -> WorkerRival | Crew | None:
+        assert seat.entry is not None
+        contended = stage.unit == "grants"
+        key = (seat.label, contended)
+        if key not in self._rivals:
+            kind = Crew if contended else WorkerRival
+            self._rivals[key] = kind(seat.label, self.target.url, seat.entry)
+        found = self._rivals[key]
+        if isinstance(found, Crew):
+            found.grow(max(turn.contest.crews for _, turn in stage.turns if turn.contest is not None))
+        return found
+
+    def _greet(self, stage: Stage, seat: Seat, rival: WorkerRival | Crew) -> bool:
+        try:
+            rival.greet()
+        except RivalMissing as error:
+            self._missing[seat.rival] = str(error)
+            self._skip(seat.label, str(error))
+        except WorkerError as error:
+            self._missing[seat.rival] = "its worker did not start"
+            self._skip(seat.label, "its worker did not start")
+            self._fail(str(error))
+        else:
+            return True
+        self._rivals.pop((seat.label, stage.unit == "grants")).end()
+        return False
+
+    def _ceiling(self, stage: Stage) -> list[Player]:
         tool = find_tool()
-        if not raw.reachable(self.target.url):
-            self.skipped["ceiling" if scenario.name == "batch" else "round trip"] = "TLS or a password"
-        elif scenario.name == "pair":
-            return [RoundTrip(self.target)]
+        if not raw.reachable(self.target.url) or raw.address(self.target.url).get("password"):
+            self._skip("ceiling", "TLS or a password")
         elif tool is None:
-            self.skipped["ceiling"] = "neither valkey-benchmark nor redis-benchmark is on PATH"
+            self._skip("ceiling", "neither valkey-benchmark nor redis-benchmark is on PATH")
         else:
             return [Ceiling(self.target, tool)]
         return []
 
-    def _open(self, scenario: Scenario, player: Player) -> bool:
-        """Connect and warm up. False: the player is out of this scenario."""
-        self.progress.show(f"fastlock bench: {scenario.name}, warm-up, {player.name}")
+    def _round_trip(self, stage: Stage) -> Player | None:
+        if not raw.reachable(self.target.url):
+            self._skip(ROUND_TRIP, "TLS")
+            return None
+        found = RoundTrip(self.target)
+        return found if self._guard(stage, found, lambda: found.open(stage.name, "", ())) else None
+
+    # --------------------------------------------------------------------------------------------- one player's turn
+
+    def _open(self, stage: Stage, taken: Taken, player: Player) -> bool:
+        """Connect and warm up. False: the player is out of this stage."""
+        self._say(stage, "warm-up", player)
+        turns = [turn for _, turn in stage.turns]
 
         def warm_up() -> None:
-            player.open(scenario.name, self._label(scenario, player))
-            player.run(self.plan.seconds, lambda: self._count_connections(scenario, player))
+            player.open(stage.name, self._label(stage, player), [*turns, *([stage.warm_up] if stage.warm_up else [])])
+            if stage.warm_up:
+                player.run(stage.warm_up, lambda: self._count_connections(stage, taken, player))
+            if isinstance(player, Crew) and turns[0].contest is not None:
+                taken.leases[player.name] = player.lease(turns[0].contest).lease
 
-        if not self._guard(scenario, player, warm_up):
-            with suppress(Exception):  # it failed already, and says so
-                player.close()
+        if not self._guard(stage, player, warm_up):
             return False
-        self.versions[player.name] = player.versions
+        if player.name != taken.twin or not taken.hidden:
+            self.versions[player.name] = player.versions
         return True
 
-    def _round(self, scenario: Scenario, player: Player, taken: list[Sample]) -> bool:
+    def _round(self, stage: Stage, taken: Taken, player: Player, turn: Turn, samples: list[Sample]) -> bool:
         def measure() -> None:
-            changes, cpu = self.target.changes(), self.target.cpu()
-            sample = player.run(self.plan.seconds)
-            cpu, changes = self.target.cpu() - cpu, self.target.changes() - changes
-            if isinstance(player, WorkerRival):
-                sample = replace(sample, server_cpu=cpu)
-                found = lies(sample, changes if self.target.private else None)
-                self.failures += [f"{scenario.name}, {player.name}: {lie}" for lie in found]
-            taken.append(sample)
-            self._count_connections(scenario, player)
+            before = self.target.read()
+            sample = player.run(turn)
+            spent = self.target.since(before)
+            if isinstance(player, WorkerRival | Crew):
+                sample = replace(sample, server_cpu=spent.cpu, commands=spent.commands)
+                self._judge(stage, player, sample, spent)
+            samples.append(sample)
+            self._count_connections(stage, taken, player)
 
-        return self._guard(scenario, player, measure)
+        return self._guard(stage, player, measure)
 
-    def _label(self, scenario: Scenario, player: Player) -> str:
-        return f"{self.prefix}:{scenario.name}:{player.name.replace(' ', '-')}"
+    def _judge(self, stage: Stage, player: WorkerRival | Crew, sample: Sample, spent: Meter) -> None:
+        changes = spent.changes if self.target.private else None
+        found = lies(sample, changes) if isinstance(player, WorkerRival) else contended_lies(sample, changes)
+        where = f"{stage.name}, {player.name}"
+        if isinstance(player, Crew):
+            found = [*found, *player.wrong]
+            errors = f"{where}: {sample.failures} calls failed: {'; '.join(player.errors)}" if player.errors else ""
+            if errors and player.name.partition("#")[0] in OURS:
+                found = [*found, errors.partition(": ")[2]]
+            elif errors:
+                self.notes.append(scrub(errors, self.target.url))
+        for lie in found:
+            self._fail(f"{where}: {lie}")
 
-    def _count_connections(self, scenario: Scenario, player: Player) -> None:
-        if isinstance(player, WorkerRival):
-            cell, count = (scenario.name, player.name), self.target.connections(self._label(scenario, player))
-            self.connections[cell] = max(self.connections.get(cell, 0), count)
+    def _label(self, stage: Stage, player: Player) -> str:
+        return f"{self.prefix}:{stage.name}:{player.name.replace(' ', '-')}"
 
-    def _guard(self, scenario: Scenario, player: Player, action: Callable[[], None]) -> bool:
+    def _count_connections(self, stage: Stage, taken: Taken, player: Player) -> None:
+        if isinstance(player, WorkerRival | Crew):
+            count = self.target.connections(self._label(stage, player))
+            taken.connections[player.name] = max(taken.connections.get(player.name, 0), count)
+
+    def _guard(self, stage: Stage, player: Player, action: Callable[[], None]) -> bool:
         try:
             action()
         except Exception as error:  # whatever it is: it costs this cell, not what was measured elsewhere
-            self.failures.append(f"{scenario.name}, {player.name}: {type(error).__name__}: {error}")
+            self._fail(f"{stage.name}, {player.name}: {type(error).__name__}: {error}")
+            self._drop(stage, player)
             return False
         return True
 
-    def _look_for_keys(self, scenario: Scenario) -> None:
-        left = self.target.leftovers(self.prefix)
+    def _drop(self, stage: Stage, player: Player) -> None:
+        """Part with a player that failed: its workers may be dead, or about to answer what nobody asks any more."""
+        gone = self._rivals.pop((player.name, stage.unit == "grants"), None)
+        with suppress(Exception):  # it failed already, and says so
+            (gone.end if gone else player.close)()
+
+    def _fail(self, text: str) -> None:
+        self.failures.append(scrub(text, self.target.url))
+
+    def _look_for_keys(self, stage: Stage) -> None:
+        by_design = tuple(key for seat in self.plan.seats if seat.entry for key in seat.entry.leaves)
+        left = self.target.leftovers(self.prefix, by_design)
         if left:
-            self.failures.append(f"{scenario.name}: {len(left)} keys left behind, such as {left[0]!r}")
-            self.target.sweep(self.prefix)
+            self._fail(f"{stage.name}: {len(left)} keys left behind, such as {left[0]!r}")
+        self.target.sweep(self.prefix)
+
+
+def _absence(seat: Seat) -> str:
+    """What keeps this rival from playing on this machine; '' if nothing does."""
+    entry = seat.entry
+    if entry is not None and entry.env == COMPILED and find_spec("fastlock._core") is None:
+        return "the core is not compiled"
+    if entry is not None and entry.needs and find_spec(entry.needs[0]) is None:
+        return f"not installed: pip install {entry.needs[1]}"
+    return ""
 
 
 def lies(sample: Sample, changes: int | None) -> Sequence[str]:
     """What is not true about a sample. ``changes``: key changes that the server counted, None if others use it too."""
     found = []
-    if sample.pairs == 0:
+    if sample.grants == 0:
         found.append("no pair was made")
-    if not sample.acquired == sample.released == sample.pairs:
-        found.append(f"{sample.acquired} acquired, {sample.released} released, {sample.pairs} pairs claimed")
-    if changes is not None and changes < 2 * sample.pairs:
-        found.append(f"the server counted {changes} key changes for {sample.pairs} pairs, two each are due")
+    if not sample.acquired == sample.released == sample.grants:
+        found.append(f"{sample.acquired} acquired, {sample.released} released, {sample.grants} pairs claimed")
+    if changes is not None and changes < 2 * sample.grants:
+        found.append(f"the server counted {changes} key changes for {sample.grants} pairs, two each are due")
     return found
+
+
+def contended_lies(sample: Sample, changes: int | None) -> Sequence[str]:
+    """The same for a contest, in which calls may fail, and are counted then."""
+    if not sample.failures and sample.released != sample.acquired:
+        return [f"{sample.acquired} acquired, {sample.released} released, and no call failed"]
+    if changes is not None and changes < sample.acquired + sample.released:
+        return [f"the server counted {changes} key changes for {sample.acquired} grants, two each are due"]
+    return []
+
+
+__all__ = ["Player", "Session", "Taken", "contended_lies", "lies"]

@@ -7,34 +7,60 @@ rivals of the same round first and the median after, because the machine's mood 
 from __future__ import annotations
 
 import statistics
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
-LONGEST = 600_000_000_000
-"""Longest lap that a histogram tells apart, in nanoseconds (ten minutes)."""
+SHORTEST, LONGEST = 1_000, 60_000_000_000
+"""What a histogram tells apart, in nanoseconds: a microsecond to a minute, three digits. Longer times count there."""
+
+KINDS = ("wait", "release", "handover", "latency")
+"""The histograms of a row."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One rival in one round. Times in seconds, CPU None where not measured; ``histogram`` of its laps, '' for none."""
+    """One rival in one round. Times in seconds, CPU and commands None where not measured.
 
-    pairs: int
+    grants: those within the ``seconds`` of the run, out of which rates are made; acquired, released: all of them, also
+    those that ended after it, which is what CPU and commands were spent on. score: what the ratio compares, if that is
+    not the rate. histograms: encoded, by kind. lanes: grants of each lane.
+    """
+
+    grants: int
     seconds: float
     acquired: int
     released: int
     client_cpu: float | None = None
     server_cpu: float | None = None
-    histogram: str = ""
+    commands: int | None = None
+    attempts: int = 0
+    failures: int = 0
+    timeouts: int = 0
+    violations: int = 0
+    outlived: int = 0
+    score: float | None = None
+    served_seconds: float | None = None
+    order: float | None = None
+    histograms: dict[str, str] = field(default_factory=dict)
+    lanes: list[int] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
-        """Pairs per second."""
-        return self.pairs / self.seconds if self.seconds else 0.0
+        """Grants per second."""
+        return self.grants / self.seconds if self.seconds else 0.0
+
+    @property
+    def speed(self) -> float:
+        """What ratios are made of: more is better."""
+        return self.rate if self.score is None else self.score
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; what the row holds merged is left out."""
+        return {key: value for key, value in asdict(self).items() if key not in ("histograms", "lanes")}
 
 
 @dataclass(frozen=True)
@@ -47,21 +73,55 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Percentiles:
+    """Microseconds out of one merged histogram."""
+
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """How evenly the lanes were served: 1 is even. ``grants`` of each lane over all rounds, most first."""
+
+    jain: float | None
+    min_over_max: float | None
+    grants: list[int]
+
+
+@dataclass(frozen=True)
 class Row:
-    """One rival in one scenario, over all rounds. ``*_us`` in microseconds; CPU per pair; None where not known."""
+    """One rival in one scenario, over all rounds; as the schema in benches/README.md. None: not measured."""
 
     rival: str
     rounds: int
-    pairs: int
-    rate: Spread
-    ratio: Spread | None
-    p50_us: float | None
-    p99_us: float | None
-    laps: int
-    client_cpu_us: float | None
-    server_cpu_us: float | None
-    server_cpu_ratio: float | None
-    connections: int | None
+    grants: int
+    rate: Spread | None
+    ratio: Spread | None = None
+    noisy: bool | None = None
+    wait_us: Percentiles | None = None
+    release_us: Percentiles | None = None
+    handover_us: Percentiles | None = None
+    latency_us: Percentiles | None = None
+    recovery_us: Percentiles | None = None
+    fairness: Fairness | None = None
+    commands_per_grant: float | None = None
+    server_cpu_us: float | None = None
+    server_cpu_ratio: float | None = None
+    client_cpu_us: float | None = None
+    connections: int | None = None
+    failures: float | None = None
+    timeouts: float | None = None
+    violations: int | None = None
+    outlived: int | None = None
+    served_s: Spread | None = None
+    order: float | None = None
+    lease_ms: float | None = None
+    histograms: dict[str, str | None] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -73,24 +133,49 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
 
-def ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> Spread | None:
+def round_ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> list[float]:
     """How many times as fast as ``base``, round by round; rounds that only one of them played are left out."""
-    pairs = [a.rate / b.rate for a, b in zip(ours, base, strict=False) if b.rate]
-    return spread(pairs) if pairs else None
+    return [a.speed / b.speed for a, b in zip(ours, base, strict=False) if b.speed]
 
 
-def cpu_per_pair(spent: Sequence[float | None], samples: Sequence[Sample]) -> float | None:
-    """Microseconds per pair over all rounds, out of the seconds spent in each; None if any was not measured."""
-    known = [seconds for seconds in spent if seconds is not None]
-    pairs = sum(sample.pairs for sample in samples)
-    return 1e6 * sum(known) / pairs if pairs and len(known) == len(samples) else None
+def ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> Spread | None:
+    """Median and spread of those."""
+    found = round_ratios(ours, base)
+    return spread(found) if found else None
 
 
-def encode(laps: array[int]) -> str:
-    """A histogram of nanoseconds with three digits, as text."""
+def noise(found: Sequence[float]) -> float | None:
+    """How far ratios of a rival to itself lie from 1, at most over their median and quartiles; None without any.
+
+    0.1 means: between 1/1.1 and 1.1 a ratio says nothing.
+    """
+    known = [ratio for ratio in found if ratio > 0]
+    if not known:
+        return None
+    marks = statistics.quantiles(known, n=4, method="inclusive") if len(known) > 1 else known
+    return max(max(mark, 1 / mark) for mark in marks) - 1
+
+
+def inside(ratio: float, width: float) -> bool:
+    """Whether a ratio lies within noise of that width."""
+    return 1 / (1 + width) <= ratio <= 1 + width
+
+
+def per_grant(spent: Sequence[float | None], samples: Sequence[Sample]) -> float | None:
+    """What was spent on a grant, over all rounds; None if any was not measured."""
+    known = [amount for amount in spent if amount is not None]
+    grants = sum(sample.acquired for sample in samples)
+    return sum(known) / grants if grants and len(known) == len(samples) else None
+
+
+def encode(times: Iterable[int]) -> str:
+    """A histogram of nanoseconds with three digits, as text; '' for no times."""
+    counted = Counter(times)
+    if not counted:
+        return ""
     histogram = _histogram()
-    for lap, count in Counter(laps).items():
-        histogram.record_value(min(lap, LONGEST), count)
+    for time, count in counted.items():
+        histogram.record_value(max(0, min(time, LONGEST)), count)
     return str(histogram.encode(), "ascii")
 
 
@@ -103,26 +188,78 @@ def merge(encoded: Iterable[str]) -> Any:
 
 
 def _histogram() -> Any:
-    return HdrHistogram(1, LONGEST, 3)
+    return HdrHistogram(SHORTEST, LONGEST, 3)
 
 
-def summarize(rival: str, ours: Sequence[Sample], base: Sequence[Sample], connections: int | None) -> Row:
-    """The row of one rival; ``base`` are the samples of the baseline (empty: no ratios)."""
-    laps = merge(sample.histogram for sample in ours)
-    total = laps.get_total_count()
-    server = cpu_per_pair([sample.server_cpu for sample in ours], ours)
-    base_server = cpu_per_pair([sample.server_cpu for sample in base], base)
+def percentiles(histogram: Any) -> Percentiles | None:
+    """Those of a merged histogram, None if it is empty."""
+    if not histogram.get_total_count():
+        return None
+    p50, p90, p99, p999 = (histogram.get_value_at_percentile(at) / 1e3 for at in (50, 90, 99, 99.9))
+    return Percentiles(p50, p90, p99, p999, histogram.get_max_value() / 1e3, histogram.get_total_count())
+
+
+def jain(grants: Sequence[int]) -> float | None:
+    """Jain's index: 1 where all got the same, 1/n where one got all. None if nobody got any."""
+    squares = sum(number * number for number in grants)
+    return sum(grants) ** 2 / (len(grants) * squares) if squares else None
+
+
+def fairness(samples: Sequence[Sample]) -> Fairness | None:
+    """Over lanes, their grants summed over the rounds; None where there is one lane at most, or none was counted."""
+    lanes = [sum(counts) for counts in zip(*(sample.lanes for sample in samples), strict=True)]
+    if len(lanes) < 2:
+        return None
+    most = max(lanes)
+    return Fairness(jain(lanes), min(lanes) / most if most else None, sorted(lanes, reverse=True))
+
+
+def _share(part: int, samples: Sequence[Sample]) -> float | None:
+    attempts = sum(sample.attempts for sample in samples)
+    return part / attempts if attempts else None
+
+
+def summarize(
+    rival: str,
+    ours: Sequence[Sample],
+    base: Sequence[Sample],
+    connections: int | None = None,
+    width: float | None = None,
+    lease: float | None = None,
+) -> Row:
+    """The row of one rival. ``base``: samples of the baseline (empty: no ratios); ``width``: the noise, if known."""
+    merged = {kind: merge(sample.histograms.get(kind, "") for sample in ours) for kind in (*KINDS, "recovery")}
+    found = {f"{kind}_us": percentiles(histogram) for kind, histogram in merged.items()}
+    ratio = ratios(ours, base)
+    server = per_grant([sample.server_cpu for sample in ours], ours)
+    base_server = per_grant([sample.server_cpu for sample in base], base)
+    client = per_grant([sample.client_cpu for sample in ours], ours)
+    contended = any(sample.attempts for sample in ours)
+    served = [sample.served_seconds for sample in ours if sample.served_seconds is not None]
+    order = [sample.order for sample in ours if sample.order is not None]
     return Row(
         rival=rival,
         rounds=len(ours),
-        pairs=sum(sample.pairs for sample in ours),
-        rate=spread([sample.rate for sample in ours]),
-        ratio=ratios(ours, base),
-        p50_us=laps.get_value_at_percentile(50) / 1e3 if total else None,
-        p99_us=laps.get_value_at_percentile(99) / 1e3 if total else None,
-        laps=total,
-        client_cpu_us=cpu_per_pair([sample.client_cpu for sample in ours], ours),
-        server_cpu_us=server,
+        grants=sum(sample.grants for sample in ours),
+        rate=None if found["recovery_us"] else spread([sample.rate for sample in ours]),
+        ratio=ratio,
+        noisy=None if ratio is None or width is None or ours is base else inside(ratio.median, width),
+        **found,
+        fairness=fairness(ours),
+        commands_per_grant=per_grant([sample.commands for sample in ours], ours),
+        server_cpu_us=None if server is None else 1e6 * server,
         server_cpu_ratio=server / base_server if base_server and server is not None else None,
+        client_cpu_us=None if client is None else 1e6 * client,
         connections=connections,
+        failures=_share(sum(sample.failures for sample in ours), ours),
+        timeouts=_share(sum(sample.timeouts for sample in ours), ours),
+        violations=sum(sample.violations for sample in ours) if contended else None,
+        outlived=sum(sample.outlived for sample in ours) if contended else None,
+        served_s=spread(served) if len(served) == len(ours) > 0 else None,
+        order=statistics.median(order) if order else None,
+        lease_ms=None if lease is None else 1e3 * lease,
+        histograms={
+            kind: str(histogram.encode(), "ascii") if histogram.get_total_count() else None
+            for kind, histogram in merged.items()
+        },
     )

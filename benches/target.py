@@ -7,7 +7,9 @@ CLIENT LIST, SCAN) is read between runs, not during a measurement.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -16,6 +18,22 @@ from fastlock import embedded
 
 from .raw import address
 from .rivals import redis_url
+
+PREFIX = "fastlock-bench"
+"""All keys begin with it, followed by the number of the run; or mention both, where a rival adds to names."""
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What the server has counted until now. CPU in seconds; ``commands`` and ``changes`` are numbers."""
+
+    cpu: float
+    commands: int
+    changes: int
+
+
+class Unusable(Exception):
+    """The server cannot be measured: it does not take a command that somebody needs."""
 
 
 class Target:
@@ -33,6 +51,27 @@ class Target:
         """Close the connection; the server stays."""
         self._redis.close()
 
+    def check(self) -> None:
+        """Try each command that the harness or a rival needs, on a key of its own. Raises Unusable at the first no."""
+        key, db = f"{PREFIX}:{os.urandom(6).hex()}:check", self._redis
+        needed: dict[str, Callable[[], object]] = {
+            "INFO": db.info,
+            "CLIENT LIST": db.client_list,
+            "SCAN": lambda: db.scan(match=key),
+            "SET": lambda: db.set(key, "x", nx=True, px=10_000),
+            "GET": lambda: db.get(key),
+            "EVALSHA and SCRIPT LOAD": lambda: db.evalsha(db.script_load("return redis.call('get', KEYS[1])"), 1, key),
+            "UNLINK": lambda: db.unlink(key),
+            "DEL": lambda: db.delete(key),
+        }
+        for command, attempt in needed.items():
+            try:
+                attempt()
+            except redis.ResponseError as error:
+                raise Unusable(f"{command}: {error}") from None
+        if self.describe()["mode"] == "cluster":
+            raise Unusable("a cluster moves names to other servers; give a server of its own")
+
     def describe(self) -> dict[str, str]:
         """Kind and version of the server, and how it is reached (without credentials)."""
         info = self._redis.info("server")
@@ -46,26 +85,33 @@ class Target:
             "reached_by": "embedded, " + where if self.private else where,
         }
 
-    def cpu(self) -> float:
-        """CPU seconds of the server until now: from its getrusage, to the microsecond, I/O threads included."""
-        info = self._redis.info("cpu")
-        return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+    def read(self) -> Meter:
+        """Its counters, by one INFO: CPU from its getrusage, to the microsecond, I/O threads included; commands; key
+        changes since its last save, one for every lock taken, one for every freed."""
+        info = self._redis.info()
+        return Meter(
+            cpu=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
+            commands=int(info["total_commands_processed"]),
+            changes=int(info["rdb_changes_since_last_save"]),
+        )
 
-    def changes(self) -> int:
-        """Key changes that the server counted since its last save: one for every lock taken, one for every freed."""
-        return int(self._redis.info("persistence")["rdb_changes_since_last_save"])
+    def since(self, before: Meter) -> Meter:
+        """What it has counted since then, without the INFO that read ``before``."""
+        now = self.read()
+        return Meter(now.cpu - before.cpu, now.commands - before.commands - 1, now.changes - before.changes)
 
     def connections(self, label: str) -> int:
         """Connections whose client name is ``label``."""
         return sum(client.get("name") == label for client in self._redis.client_list())
 
-    def leftovers(self, prefix: str) -> list[str]:
-        """Keys that mention ``prefix``; on a private server every key there is."""
-        return list(self._redis.scan_iter(match="*" if self.private else f"*{prefix}*", count=10_000))
+    def leftovers(self, prefix: str, by_design: tuple[str, ...] = ()) -> list[str]:
+        """Keys that mention ``prefix``, on a private server every key there is; not those that begin ``by_design``."""
+        found = self._redis.scan_iter(match="*" if self.private else f"*{prefix}*", count=10_000)
+        return [key for key in found if not key.startswith(by_design)]
 
     def sweep(self, prefix: str) -> None:
-        """Remove what ``leftovers`` finds under ``prefix`` itself."""
-        for key in self._redis.scan_iter(match=f"{prefix}*", count=10_000):
+        """Remove all keys that mention ``prefix``, also those that a rival made of a name."""
+        for key in self._redis.scan_iter(match=f"*{prefix}*", count=10_000):
             self._redis.unlink(key)
 
 

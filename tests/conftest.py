@@ -32,6 +32,7 @@ from support.pipes import LONG
 from support.servers import KINDS, Servers, leftovers
 
 import fastlock
+from fastlock.benches import cli as bench_cli
 from fastlock.embedded import Server, ServerBinary
 
 LAYERS = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
@@ -300,3 +301,11 @@ def server_config(probe: redis.Redis) -> Iterator[Callable[..., None]]:
 def _skip_if_missing(request: pytest.FixtureRequest, name: str) -> None:
     if reason := request.config.stash[MISSING].get(name):
         pytest.skip(f"{name}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def measurable() -> None:
+    """For tests that run the benchmarks: only a release build is measured."""
+    core = bench_cli._core()
+    if core is not None and core.BUILD != "release":
+        pytest.skip(f"a {core.BUILD} build is not measured")

@@ -20,17 +20,23 @@ import redis
 from hdrh.histogram import HdrHistogram
 
 from fastlock import _console, embedded
-from fastlock.benches import budgets, ceiling, cli, report, session, stats
+from fastlock.benches import budgets, ceiling, cli, options, plan, report, session, stats
+from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.rivals import RIVALS
 from fastlock.benches.scenarios import SCENARIOS
+from fastlock.benches.schema import SCHEMA
 from fastlock.benches.stats import Row, Sample, Spread
 from fastlock.benches.target import Target
-from fastlock.benches.workers import WorkerError, WorkerRival
+from fastlock.benches.workers import Turn, WorkerError, WorkerRival
 
 CORE = importlib.util.find_spec("fastlock._core") is not None
 LOOPS = ["tasks", "tasks-uvloop"] if importlib.util.find_spec("uvloop") else ["tasks"]
+UNCONTENDED = ["pair", "threads", *LOOPS, "batch"]
 ROW_KEYS = {
-    *("rival", "rounds", "pairs", "rate", "ratio", "p50_us", "p99_us", "laps"),
-    *("client_cpu_us", "server_cpu_us", "server_cpu_ratio", "connections", "samples"),
+    *("rival", "rounds", "grants", "rate", "ratio", "noisy", "wait_us", "release_us", "handover_us", "latency_us"),
+    *("recovery_us", "fairness", "commands_per_grant", "server_cpu_us", "server_cpu_ratio", "client_cpu_us"),
+    *("connections", "failures", "timeouts", "violations", "outlived", "served_s", "order", "lease_ms"),
+    *("histograms", "samples"),
 }
 
 
@@ -43,18 +49,18 @@ def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*args), cwd=folder, capture_output=True, text=True, timeout=55)
 
 
-@pytest.fixture(scope="module")
-def measurable() -> None:
-    """Whole runs are refused on other builds, see below."""
-    core = cli._core()
-    if core is not None and core.BUILD != "release":
-        pytest.skip(f"a {core.BUILD} build is not measured")
-
-
-def options(*args: str) -> argparse.Namespace:
+def parsed(*args: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     return parser.parse_args(args)
+
+
+def chosen(*names: str) -> list[str]:
+    return [word for name in names for word in ("--scenario", name)]
+
+
+def pair_plan() -> plan.Plan:
+    return make_plan(Wishes(("pair",), ("fastlock" if CORE else "fallback", "redis-py"), rounds=1, seconds=0.02))
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +90,11 @@ def target(shared: embedded.Server) -> Iterator[Target]:
 def document(
     measurable: None, shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """One run of everything against a server that somebody else uses too."""
+    """One run of all without contention, against a server that somebody else uses too."""
     db.set("somebody-else", "stays")
     folder = tmp_path_factory.mktemp("bench")
-    done = bench(folder, "--quick", "--rounds", "1", "--seconds", "0.05", "--json", "-", "--url", shared.url)
+    args = ("--rounds", "1", "--seconds", "0.05", "--json", "-", "--url", shared.url)
+    done = bench(folder, "--quick", *chosen(*UNCONTENDED), *args)
     assert done.returncode == 0, done
     assert "pairs/s" in done.stderr  # the table, since stdout is taken
     document: dict[str, Any] = json.loads(done.stdout)
@@ -95,7 +102,7 @@ def document(
 
 
 def test_document_names_what_was_run(document: dict[str, Any], shared: embedded.Server) -> None:
-    assert document["schema"] == report.SCHEMA
+    assert document["schema"] == SCHEMA
     assert document["interrupted"] is False
     assert document["failures"] == []
     assert document["parameters"]["rounds"] == 1
@@ -110,28 +117,40 @@ def test_document_names_what_was_run(document: dict[str, Any], shared: embedded.
 
 def test_document_has_every_scenario_and_rival(document: dict[str, Any]) -> None:
     expected = {*(["fastlock"] if CORE else []), "fallback", "redis-py"}
-    assert list(document["scenarios"]) == ["pair", "threads", *LOOPS, "batch"]
-    for scenario, rows in document["scenarios"].items():
-        extra = {"pair": {"round trip"}, "batch": {"pipeline"}}.get(scenario, set())
-        assert expected | extra <= set(rows) <= expected | extra | {"ceiling"}
-    assert ("ceiling" in document["scenarios"]["batch"]) == (ceiling.find_tool() is not None)
+    there = {name for name, entry in RIVALS.items() if entry.needs is None or importlib.util.find_spec(entry.needs[0])}
+    others = {name: {"python-redis-lock"} & there for name in ("pair", "threads")}
+    others |= {name: {"valkey-glide"} & there for name in LOOPS}
+    others["batch"] = {"pipeline", *(["ceiling"] if ceiling.find_tool() else [])}
+    assert list(document["scenarios"]) == UNCONTENDED
+    for name, scenario in document["scenarios"].items():
+        assert set(scenario["rows"]) == expected | others[name]
+        assert (scenario["kind"], scenario["unit"], scenario["points"]) == ("pair", "pairs", [])
+        assert scenario["round_trip"]["p50_us"] > 0
+    assert set(document["noise"]) == set(UNCONTENDED)
 
 
 def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
-    for rows in document["scenarios"].values():
+    for scenario in document["scenarios"].values():
+        rows = scenario["rows"]
         for row in rows.values():
             assert set(row) == ROW_KEYS
             (sample,) = row["samples"]
-            assert sample["acquired"] == sample["released"] == sample["pairs"] == row["pairs"] > 0
-            assert row["rate"]["median"] == pytest.approx(row["pairs"] / sample["seconds"])
-            if sample["histogram"]:
-                assert HdrHistogram.decode(sample["histogram"]).get_total_count() == row["laps"] > 0
+            assert sample["acquired"] == sample["released"] == sample["grants"] == row["grants"] > 0
+            assert row["rate"]["median"] == pytest.approx(row["grants"] / sample["seconds"])
+            if text := row["histograms"]["latency"]:
+                assert HdrHistogram.decode(text).get_total_count() == row["latency_us"]["count"] > 0
         assert rows["redis-py"]["ratio"]["median"] == 1
         assert rows["redis-py"]["server_cpu_ratio"] == 1
+        assert rows["redis-py"]["commands_per_grant"] >= 4  # SET, and a script with GET and DEL
+        if CORE:
+            assert (
+                2 <= rows["fastlock"]["commands_per_grant"] < 2.5
+                or document["environment"]["server"]["kind"] != "valkey"
+            )
 
 
 def test_sixteen_threads_need_at_most_sixteen_connections(document: dict[str, Any]) -> None:
-    rows = document["scenarios"]["threads"]
+    rows = document["scenarios"]["threads"]["rows"]
     assert 1 < rows["redis-py"]["connections"] <= 16  # it opens one when all it has are busy
     for rival in ("fastlock", "fallback") if CORE else ("fallback",):
         assert 1 <= rows[rival]["connections"] <= 16
@@ -153,7 +172,7 @@ def test_embedded_server_and_table(measurable: None, tmp_path: Path) -> None:
 def test_check_says_which_bounds_were_judged(measurable: None, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = bench(tmp_path, "--scenario", "threads", "--quick", "--check", "--json", str(result))
-    verdicts = json.loads(result.read_text())["budgets"]
+    verdicts = json.loads(result.read_text(encoding="utf-8"))["budgets"]
     assert [verdict["name"].split(",")[0] for verdict in verdicts] == ["16 threads", "16 threads", "fallback"]
     assert done.returncode == (0 if all(verdict["met"] for verdict in verdicts) else 1), done
     assert "connections" in done.stdout
@@ -173,7 +192,7 @@ def test_interrupt_keeps_what_was_measured(measurable: None, shared: embedded.Se
     assert process.returncode == 130, stderr
     document = json.loads(stdout)
     assert document["interrupted"] is True
-    assert 0 < document["scenarios"]["pair"]["redis-py"]["rounds"] < 1000
+    assert 0 < document["scenarios"]["pair"]["rows"]["redis-py"]["rounds"] < 1000
     assert list(db.scan_iter("fastlock-bench*")) == []
 
 
@@ -187,7 +206,7 @@ def test_slow_build_is_refused(build: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "fastlock._core", core)
     monkeypatch.setattr(cli, "_measure", lambda *args: pytest.fail("it was measured"))
     with pytest.raises(_console.Refusal, match=build):
-        cli.run(options())
+        cli.run(parsed())
 
 
 @pytest.mark.parametrize("core", [None, types.SimpleNamespace(BUILD="release")], ids=["none", "release"])
@@ -197,35 +216,37 @@ def test_other_builds_are_not_refused(core: Any) -> None:
 
 def test_url_and_server_exclude_each_other(measurable: None) -> None:
     with pytest.raises(_console.Refusal, match="exclude"):
-        cli.run(options("--url", "redis://localhost", "--server", "redis-server"))
+        cli.run(parsed("--url", "redis://localhost", "--server", "redis-server"))
 
 
 def test_unreachable_server_is_refused_without_its_password(measurable: None, tmp_path: Path) -> None:
     url = f"unix://:s3cret@{tmp_path}/nobody.sock"
     with pytest.raises(_console.Refusal, match="cannot use") as refused:
-        cli.run(options("--url", url))
+        cli.run(parsed("--url", url))
     assert "s3cret" not in str(refused.value)
 
 
 def test_scenarios_of_the_help_are_those_there_are() -> None:
-    assert tuple(SCENARIOS) == cli.SCENARIO_NAMES
+    assert options.SCENARIO_NAMES == plan.SCENARIO_NAMES
+    assert options.SCENARIO_NAMES[: len(SCENARIOS)] == tuple(SCENARIOS)
 
 
 # --------------------------------------------------------------------------------------------------------- workers
 
 
 def test_worker_reports_a_server_that_is_not_there(tmp_path: Path) -> None:
-    worker = WorkerRival("redis-py", f"unix://{tmp_path}/nobody.sock")
+    worker = WorkerRival("redis-py", f"unix://{tmp_path}/nobody.sock", RIVALS["redis-py"])
     try:
-        worker.open("pair", "label")
+        worker.greet()
+        worker.open("pair", "label", ())
         with pytest.raises(WorkerError, match=r"redis-py: .*ConnectionError"):
-            worker.run(0.01)
+            worker.run(Turn(0.01))
     finally:
         worker.end()
 
 
 def test_failing_rival_costs_its_cell_only(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    playing = session.Session(target, session.Plan(("pair",), 1, 0.02))
+    playing = session.Session(target, pair_plan())
     monkeypatch.setattr(ceiling.RoundTrip, "open", lambda *args: 1 / 0)
     try:
         playing.run()
@@ -233,12 +254,12 @@ def test_failing_rival_costs_its_cell_only(target: Target, monkeypatch: pytest.M
         playing.end()
     (failure,) = playing.failures
     assert "round trip: ZeroDivisionError" in failure
-    assert "round trip" not in playing.rows()["pair"]
-    assert playing.rows()["pair"]["redis-py"].pairs > 0
+    assert playing.taken["pair"].round_trip() is None
+    assert playing.taken["pair"].rows()["redis-py"].grants > 0
 
 
 def test_forgotten_key_fails_the_run(target: Target, db: Any) -> None:
-    playing = session.Session(target, session.Plan(("pair",), 1, 0.02))
+    playing = session.Session(target, pair_plan())
     db.set(f"{playing.prefix}:forgotten", "x", px=60_000)
     try:
         playing.run()
@@ -252,15 +273,16 @@ def test_forgotten_key_fails_the_run(target: Target, db: Any) -> None:
 
 
 def sample(pairs: int, seconds: float = 1.0, server_cpu: float | None = None, laps: tuple[int, ...] = ()) -> Sample:
-    histogram = stats.encode(array("q", laps)) if laps else ""
-    return Sample(pairs, seconds, pairs, pairs, 2 * seconds, server_cpu, histogram)
+    return Sample(
+        pairs, seconds, pairs, pairs, 2 * seconds, server_cpu, histograms={"latency": stats.encode(array("q", laps))}
+    )
 
 
 def row(
     rival: str, rate: float, ratio: float | None, cpu_ratio: float | None = None, connections: int | None = None
 ) -> Row:
     times = None if ratio is None else Spread(ratio, ratio, ratio)
-    return Row(rival, 1, 100, Spread(rate, rate, rate), times, 1.0, 2.0, 100, 3.0, 4.0, cpu_ratio, connections)
+    return Row(rival, 1, 100, Spread(rate, rate, rate), times, server_cpu_ratio=cpu_ratio, connections=connections)
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -279,9 +301,10 @@ def test_summary_of_canned_rounds() -> None:
     found = stats.summarize("fastlock", ours, base, connections=3)
     assert found.rate == Spread(400.0, 200.0, 600.0)
     assert found.ratio == Spread(4.0, 2.0, 6.0)
-    assert (found.pairs, found.rounds, found.laps, found.connections) == (400, 2, 4, 3)
-    assert found.p50_us == pytest.approx(2, rel=2e-3)
-    assert found.p99_us == pytest.approx(100, rel=2e-3)
+    assert found.latency_us is not None
+    assert (found.grants, found.rounds, found.latency_us.count, found.connections) == (400, 2, 4, 3)
+    assert found.latency_us.p50 == pytest.approx(2, rel=0.3)  # the first unit of a histogram is half a microsecond
+    assert found.latency_us.p99 == found.latency_us.max == pytest.approx(100, rel=6e-3)
     assert found.server_cpu_us == pytest.approx(10)
     assert found.server_cpu_ratio == pytest.approx(0.1)
     assert found.client_cpu_us == pytest.approx(5000)
@@ -289,7 +312,7 @@ def test_summary_of_canned_rounds() -> None:
 
 def test_summary_of_what_was_not_measured() -> None:
     found = stats.summarize("ceiling", [sample(100)], [], None)
-    assert found.ratio is found.p50_us is found.server_cpu_us is found.server_cpu_ratio is None
+    assert found.ratio is found.latency_us is found.server_cpu_us is found.server_cpu_ratio is None
 
 
 @pytest.mark.parametrize(
@@ -336,10 +359,11 @@ def test_table_cuts_no_number_short(target: Target, rich: bool, monkeypatch: pyt
     if not rich:
         for name in ("rich", "rich.box", "rich.console", "rich.table"):
             monkeypatch.setitem(sys.modules, name, None)
-    rounds = [sample(1_234_567, 1.0, 0.5, (987_654_321_000,))]
-    shown = session.Session(target, session.Plan(("pair",), 1, 1.0), samples={"pair": {"redis-py": rounds}})
+    shown = session.Session(target, pair_plan())
+    rounds = [sample(1_234_567, 1.0, 0.5, (98_765_432_000,))]
+    shown.taken["pair"] = session.Taken(shown.plan.stages[0], samples={None: {"redis-py": rounds}})
     stream = io.StringIO()
     report.show(shown, target.describe(), [], False, stream)
-    for text in ("1,234,567", "1,235..1,235k", "600,"):
+    for text in ("1,234,567", "1,235..1,235k", "60,0"):
         assert text in stream.getvalue()
     assert "\N{HORIZONTAL ELLIPSIS}" not in stream.getvalue()

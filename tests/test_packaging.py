@@ -105,6 +105,7 @@ def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_pat
     assert [name for name in names if name.endswith((*CYTHON, ".c"))] == []
     assert [name for name in names if name.startswith(("tests/", "docs/"))] == []
     assert {"fastlock/_core.pyi", "fastlock/py.typed", "fastlock/benches/__init__.py"} <= set(names)
+    assert {"fastlock/benches/page/page.css", "fastlock/benches/page/page.js"} <= set(names)
     scripts = {f"fastlock/lua/{path.name}" for path in ROOT.glob("fastlock/lua/*.lua")}
     assert {name for name in names if name.endswith(".lua")} == scripts
     modules = [name.partition("/")[2].partition(".")[0] for name in names if name.endswith((".so", ".pyd"))]

@@ -1,42 +1,78 @@
 """Rivals: one small file each, all behind the same two doors (threads and tasks), so that one scenario serves all.
 
-Law: a rival file opens and closes clients, nothing else; loops, clocks and counting live in ``scenarios``. Only the
-worker process of that rival imports it, with the environment named here.
+Law: a rival file opens and closes clients and gives redis-py's shape to their locks, nothing else; loops, clocks and
+counting live in ``scenarios`` and ``contention``. Only the worker processes of that rival import it, with the
+environment named here, and each file says in which setting its rival plays.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
 
 LEASE = 10
-"""Seconds of lease that every rival asks for; no bench holds a lock that long."""
+"""Seconds of lease that every rival asks for, if its scenario says nothing else; no bench holds a lock that long."""
 
 BASELINE = "redis-py"
-"""The rival that every ratio is taken against."""
+"""The rival that every ratio is taken against, where it plays."""
+
+FACES = ("threads", "tasks")
+
+
+class SyncLock(Protocol):
+    """A lock for one use: taken and freed by calls, or entered."""
+
+    def acquire(self) -> bool: ...
+
+    def release(self) -> object: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> object: ...
+
+
+class AsyncLock(Protocol):
+    """The same for tasks."""
+
+    async def acquire(self) -> bool: ...
+
+    async def release(self) -> object: ...
+
+    def __aenter__(self) -> Awaitable[object]: ...
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Awaitable[object]: ...
 
 
 class MakeLock(Protocol):
-    """``client.lock`` of a thread client."""
+    """``client.lock`` of a thread client. ``blocking_timeout``: longest wait in seconds, None: as long as it takes."""
 
-    def __call__(self, name: str, *, timeout: float) -> AbstractContextManager[object]: ...
+    def __call__(
+        self, name: str, *, timeout: float, blocking: bool = True, blocking_timeout: float | None = None
+    ) -> SyncLock: ...
 
 
 class MakeAsyncLock(Protocol):
     """``client.lock`` of an asyncio client."""
 
-    def __call__(self, name: str, *, timeout: float) -> AbstractAsyncContextManager[object]: ...
+    def __call__(
+        self, name: str, *, timeout: float, blocking: bool = True, blocking_timeout: float | None = None
+    ) -> AsyncLock: ...
 
 
 @dataclass(frozen=True)
 class Threads:
-    """A client opened for threads. ``batch(names)`` locks and frees all names: (acquired, released)."""
+    """A client opened for threads. ``batch(names)`` locks and frees all names: (acquired, released); None: has none."""
 
     lock: MakeLock | None
-    batch: Callable[[Sequence[str]], tuple[int, int]]
+    batch: Callable[[Sequence[str]], tuple[int, int]] | None
     close: Callable[[], object]
 
 
@@ -60,26 +96,99 @@ class Rival(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a rival lives: its module, the environment of its worker, and the scenarios it can play (none: all)."""
+    """What is known of a rival before its worker starts.
+
+    module, env: where it lives, and the environment of its workers. needs: the import that must be there, and the name
+    to install. faces: what it can play, of threads, tasks and batch. leaves: beginnings of keys that it leaves behind
+    by design, to expire. whole_seconds: its leases know no fractions.
+    """
 
     module: str
     env: dict[str, str] = field(default_factory=dict)
-    only: tuple[str, ...] = ()
+    needs: tuple[str, str] | None = None
+    faces: tuple[str, ...] = FACES
+    leaves: tuple[str, ...] = ()
+    whole_seconds: bool = False
 
+    def lease(self, seconds: float) -> float:
+        """The shortest lease of at least so many seconds that this rival can give."""
+        return float(math.ceil(seconds)) if self.whole_seconds else seconds
+
+
+COMPILED = {"FASTLOCK_IMPL": "cython"}
 
 RIVALS = {
-    "fastlock": Entry("fastlock_", {"FASTLOCK_IMPL": "cython"}),
-    "fallback": Entry("fastlock_", {"FASTLOCK_IMPL": "python"}),
-    BASELINE: Entry("redis_py"),
-    "pipeline": Entry("redis_pipeline", only=("batch",)),
+    "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, faces=(*FACES, "batch")),
+    "fallback": Entry(f"{__package__}.fastlock_", {"FASTLOCK_IMPL": "python"}, faces=(*FACES, "batch")),
+    "dropin": Entry(f"{__package__}.fastlock_dropin", COMPILED),
+    BASELINE: Entry(f"{__package__}.redis_py", faces=(*FACES, "batch")),
+    "python-redis-lock": Entry(
+        f"{__package__}.python_redis_lock",
+        needs=("redis_lock", "python-redis-lock"),
+        faces=("threads",),
+        leaves=("lock-signal:",),
+        whole_seconds=True,
+    ),
+    "pottery": Entry(f"{__package__}.pottery_", needs=("pottery", "pottery")),
+    "valkey-glide": Entry(f"{__package__}.valkey_glide", needs=("glide", "valkey-glide"), faces=("tasks",)),
+    "pipeline": Entry(f"{__package__}.redis_pipeline", faces=("batch",)),
 }
 
+OURS = ("fastlock", "fallback", "dropin")
+"""Those whose errors are ours: they fail the run."""
 
-def load(name: str) -> Rival:
-    """Import the rival of that name. Raises ImportError where its library is not installed."""
-    return cast(Rival, importlib.import_module(f".{RIVALS[name].module}", __package__))
+
+def load(module: str) -> Rival:
+    """Import a rival's module. Raises ImportError where its library is not installed."""
+    return cast(Rival, importlib.import_module(module))
 
 
 def redis_url(url: str) -> str:
     """The same URL in the schemes that redis-py knows (it has no ``valkey://``)."""
     return "redis" + url.removeprefix("valkey") if url.startswith("valkey") else url
+
+
+class Wrapped:
+    """Gives redis-py's shape to the lock of another library: ``take`` acquires, ``free`` releases."""
+
+    __slots__ = ("_free", "_take")
+
+    def __init__(self, take: Callable[[], Any], free: Callable[[], Any]) -> None:
+        self._take, self._free = take, free
+
+    def acquire(self) -> bool:
+        return bool(self._take())
+
+    def release(self) -> None:
+        self._free()
+
+    def __enter__(self) -> Self:
+        if not self._take():
+            raise TimeoutError("not acquired")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._free()
+
+
+class AsyncWrapped:
+    """The same for tasks."""
+
+    __slots__ = ("_free", "_take")
+
+    def __init__(self, take: Callable[[], Awaitable[Any]], free: Callable[[], Awaitable[Any]]) -> None:
+        self._take, self._free = take, free
+
+    async def acquire(self) -> bool:
+        return bool(await self._take())
+
+    async def release(self) -> None:
+        await self._free()
+
+    async def __aenter__(self) -> Self:
+        if not await self._take():
+            raise TimeoutError("not acquired")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._free()

@@ -9,6 +9,9 @@ import redis.asyncio
 
 from . import LEASE, Tasks, Threads, redis_url
 
+PLENTY = 2000
+"""Connections that a pool for threads may open: more than there are lanes, since one at its limit raises."""
+
 ASYNC_CONNECTIONS = 50
 """The default of its BlockingConnectionPool. Measured with 1,000 tasks: its plain pool refuses more than 100
 connections, one connection a task gives 2.2 k pairs/s, 16 to 100 shared ones 5 to 7 k; the rival gets its best."""
@@ -25,7 +28,7 @@ def versions() -> dict[str, str]:
 
 def open_threads(url: str, label: str) -> Threads:
     """One client shared by all threads; its pool opens a connection for each that is busy."""
-    client = redis.Redis.from_url(redis_url(url), client_name=label)
+    client = redis.Redis.from_url(redis_url(url), client_name=label, max_connections=PLENTY)
 
     def batch(names: Sequence[str]) -> tuple[int, int]:
         held = [lock for name in names if (lock := client.lock(name, timeout=LEASE)).acquire(blocking=False)]
@@ -36,10 +39,15 @@ def open_threads(url: str, label: str) -> Threads:
     return Threads(client.lock, batch, client.close)
 
 
-async def open_tasks(url: str, label: str) -> Tasks:
-    """One client shared by all tasks, over a pool that waits for a free connection."""
+def async_client(url: str, label: str) -> redis.asyncio.Redis:
+    """A client for many tasks, over a pool that waits for a free connection."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         redis_url(url), client_name=label, max_connections=ASYNC_CONNECTIONS, timeout=None
     )
-    client = redis.asyncio.Redis.from_pool(pool)
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+async def open_tasks(url: str, label: str) -> Tasks:
+    """One client shared by all tasks."""
+    client = async_client(url, label)
     return Tasks(client.lock, client.aclose)

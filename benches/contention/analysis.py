@@ -1,0 +1,224 @@
+"""What a log says: waits, handovers, recoveries, fairness, and whether ever more than one held a name.
+
+Law: pure functions of records; no clock, no I/O. Mutual exclusion is judged twice, by the intervals of the records
+(exact, as all processes share one clock) and by what the holders saw in the cells (also where two times are equal); a
+lease is taken at its word only: what happens to a name after the end of its holder's lease is no fault of the lock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from .contests import Contest
+from .log import ATTEMPTS, FAILURES, LATE, LOST, MET, REFUSED, Grant
+
+SLACK = 2_000_000
+"""Nanoseconds by which a server may end a lease early: it counts in milliseconds, on a clock it reads now and then."""
+
+
+def promise(lease: float) -> int:
+    """Nanoseconds after the call to acquire for which a lease surely lasts."""
+    return int(lease * 1e9) - SLACK
+
+
+def by_name(grants: Iterable[Grant]) -> dict[int, list[Grant]]:
+    """The records that were granted, by name, in the order of their grants."""
+    found: dict[int, list[Grant]] = defaultdict(list)
+    for grant in grants:
+        if grant.granted > 0:
+            found[grant.name].append(grant)
+    for queue in found.values():
+        queue.sort(key=lambda grant: grant.granted)
+    return found
+
+
+def held_until(grant: Grant, lasts: int) -> int:
+    """Until when nobody else may be granted the name: the release is called, or the lease may end."""
+    end = grant.called + lasts
+    return min(grant.releasing, end) if grant.releasing else end
+
+
+def overlaps(grants: Iterable[Grant], lasts: int) -> list[tuple[Grant, Grant]]:
+    """Pairs of holder and intruder: a name that was granted while it was held, leases lasting so many nanoseconds."""
+    found = []
+    for queue in by_name(grants).values():
+        holder: Grant | None = None
+        for grant in queue:
+            if holder is not None and grant.granted < held_until(holder, lasts):
+                found.append((holder, grant))
+            if holder is None or held_until(grant, lasts) > held_until(holder, lasts):
+                holder = grant
+    return found
+
+
+def handovers(grants: Iterable[Grant]) -> list[int]:
+    """Nanoseconds from a call to release to the next grant of that name, by another lane, where one was waiting."""
+    found = []
+    for queue in by_name(grants).values():
+        calls = sorted(grant.called for grant in queue)
+        for number, (before, after) in enumerate(pairwise(queue)):
+            # All up to this one have called and been granted; whoever else has called by now waits.
+            waiting = bisect_right(calls, before.releasing) > number + 1
+            if before.releasing and waiting and before.lane != after.lane:
+                found.append(max(0, after.granted - before.releasing))
+    return found
+
+
+def recoveries(grants: Iterable[Grant], victims: int, lease: float) -> list[int]:
+    """Nanoseconds from the end of a dead holder's lease to the next grant. Lanes from ``victims`` on are the dead.
+
+    The server counts the lease from between call and grant: the middle is taken.
+    """
+    found = []
+    for queue in by_name(grants).values():
+        for before, after in pairwise(queue):
+            if before.lane >= victims > after.lane:
+                end = (before.called + before.granted) // 2 + int(lease * 1e9)
+                found.append(max(0, after.granted - end))
+    return found
+
+
+def lost_updates(grants: Iterable[Grant], books: Sequence[int]) -> int:
+    """How many of those who read a number, thought, and wrote it plus one were not counted."""
+    written = Counter(grant.name for grant in grants if grant.releasing)
+    return sum(max(0, count - books[name]) for name, count in written.items())
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The place of each value in their order; equal ones share theirs."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    places = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
+            end += 1
+        for at in order[start : end + 1]:
+            places[at] = (start + end) / 2
+        start = end + 1
+    return places
+
+
+def order_kept(grants: Sequence[Grant]) -> float | None:
+    """Rank correlation of arrival and service: 1 first come first served, 0 none, -1 reversed. None: cannot be told."""
+    arrived, served = ranks([grant.called for grant in grants]), ranks([grant.granted for grant in grants])
+    if len(set(arrived)) < 2 or len(set(served)) < 2:
+        return None
+    return statistics.correlation(arrived, served)
+
+
+def missed(record: Grant, contest: Contest) -> bool:
+    """Whether it was given up for lack of time; not if it was only cut off by the end of the run.
+
+    redis-py's lock gives up a little early, where its next look would come too late.
+    """
+    never_asked = record.called == -record.granted
+    return record.granted < 0 and (never_asked or -record.granted - record.called >= 0.9e9 * contest.patience)
+
+
+class Findings(NamedTuple):
+    """What a run was like: arguments of a Sample, times to be put in histograms, and what was wrong."""
+
+    counts: dict[str, Any]
+    times: dict[str, list[int]]
+    wrong: list[str]
+
+
+def waits(records: Iterable[Grant]) -> list[int]:
+    """From the intended start to holding; who gave up has waited until then: the worst must not be left out."""
+    return [abs(record.granted) - record.intended for record in records]
+
+
+def describe(pair: tuple[Grant, Grant]) -> str:
+    """An overlap in words."""
+    holder, intruder = pair
+    late = (intruder.granted - holder.granted) / 1e3
+    return f"name {holder.name} granted to lane {intruder.lane}, {late:,.0f} us after lane {holder.lane}, who held it"
+
+
+def measure(
+    contest: Contest,
+    records: Sequence[Grant],
+    tallies: Sequence[Sequence[int]],
+    books: Sequence[int],
+    start: int,
+    seconds: float,
+) -> Findings:
+    """Everything about one run that began at ``start`` and was to last so many seconds; CPU is for others to add.
+
+    ``tallies`` of all lanes; those beyond ``contest.lanes`` are the holders of a storm or crash, who take no part.
+    """
+    lasts, end = promise(contest.lease), start + int(seconds * 1e9)
+    total = [sum(column) for column in zip(*tallies, strict=True)]
+    asked = [sum(column) for column in zip(*tallies[: contest.lanes], strict=True)]
+    players = [record for record in records if record.lane < contest.lanes]
+    granted = [record for record in players if record.granted > 0]
+    found = overlaps(records, lasts)
+    late = total[LATE]
+    lost = lost_updates(records, books) if contest.books and not late else 0
+    counts: dict[str, Any] = {
+        "grants": sum(record.granted <= end for record in granted),
+        "seconds": seconds,
+        "acquired": len(granted),
+        "released": sum(record.released > 0 for record in granted),
+        "attempts": asked[ATTEMPTS],
+        "failures": total[FAILURES],
+        "timeouts": total[REFUSED] + sum(missed(record, contest) for record in players),
+        "violations": max(len(found), total[MET], total[LOST], lost),
+        "outlived": late,
+        "lanes": _lanes(granted, contest, end),
+    }
+    times = {
+        "wait": waits(players),
+        "release": [record.released - record.releasing for record in granted if record.released],
+        "handover": handovers(records),
+    }
+    counts |= _of_role(contest, records, granted, times)
+    return Findings(counts, times, _wrong(counts["violations"], found, total, lost))
+
+
+def _lanes(granted: Sequence[Grant], contest: Contest, end: int) -> list[int]:
+    """Grants of each lane within the run; none where each lane had one to make."""
+    if contest.laps:
+        return []
+    counted = Counter(record.lane for record in granted if record.granted <= end)
+    return [counted[lane] for lane in range(contest.lanes)]
+
+
+def _of_role(
+    contest: Contest, records: Sequence[Grant], granted: Sequence[Grant], times: dict[str, list[int]]
+) -> dict[str, Any]:
+    """What is counted differently in an open loop, whose rate is given, and in a storm and a crash, which last as long
+    as it takes."""
+    if contest.rate:
+        return {"score": 1e9 / max(1, statistics.median(times["wait"])) if times["wait"] else 0.0}
+    if not contest.role:
+        return {}
+    holders = [record for record in records if record.lane >= contest.lanes]
+    if contest.role == "crash":
+        times["recovery"] = recoveries(records, contest.lanes, contest.lease)
+        score = 1e9 / max(1, statistics.median(times["recovery"])) if times["recovery"] else 0.0
+        return {"grants": len(granted), "score": score}
+    begin = max((holder.releasing for holder in holders), default=0)
+    last = max((record.granted for record in granted), default=begin)
+    served = (last - begin) / 1e9 if len(granted) == contest.lanes else None
+    return {
+        "grants": len(granted),
+        "seconds": served or contest.patience,
+        "served_seconds": served,
+        "order": order_kept(granted),
+    }
+
+
+def _wrong(count: int, found: Sequence[tuple[Grant, Grant]], total: Sequence[int], lost: int) -> list[str]:
+    if not count:
+        return []
+    seen = f"{len(found)} grants overlap, {total[MET]} met another holder, {total[LOST]} were overrun"
+    example = f"; such as: {describe(found[0])}" if found else ""
+    sold = f"; {lost} updates of what they guarded were lost" if lost else ""
+    return [f"more than one held a name: {seen}{sold}{example}"]

@@ -1,0 +1,152 @@
+"""The scenarios of contention: who wants which names, for how long, how often.
+
+Law: values only. What the command line may change stands in ``CHANGES``; all else is as written here, so that two
+reports with the same scenario name measured the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..rivals import LEASE
+
+OWN = 0
+"""Instead of a number of names: every lane has its own."""
+
+PATIENCE = 5.0
+"""Seconds that an acquire waits at most."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One thing to play. Times in seconds; ``lanes`` are over all processes.
+
+    names: how many, or OWN; zipf: exponent of their popularity, 0: all alike. patience: longest wait; cut: no wait goes
+    on after the end of the run. rate: arrivals per second over all lanes (open loop), 0: each lane comes again at once
+    (closed loop). laps: of a lane at most, 0: as many as fit. books: holders also keep a number in shared memory. role:
+    ``storm`` (a holder lets go once all wait) or ``crash`` (it is killed).
+    """
+
+    face: str
+    processes: int
+    lanes: int
+    names: int
+    zipf: float = 0.0
+    hold: float = 0.0
+    lease: float = LEASE
+    patience: float = PATIENCE
+    cut: bool = False
+    blocking: bool = True
+    rate: float = 0.0
+    laps: int = 0
+    books: bool = False
+    role: str = ""
+
+    @property
+    def cells(self) -> int:
+        """How many names there are."""
+        return self.names or self.lanes
+
+    @property
+    def holders(self) -> int:
+        """Lanes beside the others, that hold the names before the run begins."""
+        return self.cells if self.role else 0
+
+    @property
+    def crews(self) -> int:
+        """Processes that are needed: never more than lanes; the victim of a crash has one of its own."""
+        return min(self.processes, self.lanes + (self.role == "crash"))
+
+    def share(self, process: int) -> range:
+        """The lanes of one process. They differ by one at most; the victim's process has none."""
+        first = 1 if self.role == "crash" else 0
+        if process < first:
+            return range(0)
+        mine, crews = process - first, self.crews - first
+        return range(mine * self.lanes // crews, (mine + 1) * self.lanes // crews)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in the schema."""
+        found = asdict(self)
+        times = {f"{key}_ms": 1e3 * found.pop(key) for key in ("hold", "lease", "patience")}
+        names: int | str = found.pop("names") or "unique"
+        return {**found, "names": names, **times}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A contest by name, or a sweep of them. ``waiters``, ``rates``: what is swept, in the full and in the quick set.
+
+    seconds, quick_seconds: of one run, or until the kill, or until the storm breaks. quick_rounds: how often, None: as
+    the plan says. In the quick set no wait goes on after the end of the run, and ``quick_patience`` is the longest.
+    """
+
+    name: str
+    kind: str
+    title: str
+    contest: Contest
+    seconds: float = 1.0
+    quick_seconds: float = 0.15
+    quick_rounds: int | None = None
+    quick_patience: float = PATIENCE
+    waiters: tuple[int, ...] = ()
+    quick_waiters: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    quick_rates: tuple[float, ...] = ()
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("hot", "contention", "all want one name", Contest("threads", 4, 16, 1, hold=0.001)),
+        Scenario("zipf", "contention", "many names, few of them popular",
+                 Contest("threads", 4, 16, 1000, zipf=1.1, hold=0.0002)),
+        Scenario("handover", "contention", "two processes, one name, back and forth", Contest("threads", 2, 2, 1)),
+        Scenario("flash-sale", "contention", "buyers of a few articles; each reads the stock, thinks, writes it",
+                 Contest("threads", 4, 16, 4, hold=0.0002, books=True)),
+        Scenario("crash", "crash", "holders are killed, others wait for the end of their leases",
+                 Contest("threads", 3, 8, 4, lease=0.3, laps=1, role="crash"), seconds=0.1, quick_seconds=0.05,
+                 quick_rounds=1),
+        Scenario("storm", "contention", "all arrive at once at a held name, which is then released; each holds once",
+                 Contest("tasks", 4, 1000, 1, laps=1, patience=4.0, role="storm"), seconds=0.3, quick_seconds=0.15,
+                 quick_rounds=1, quick_patience=1.0, waiters=(1000,), quick_waiters=(100,)),
+        Scenario("waiters", "waiters", "more and more waiters for one name", Contest("tasks", 4, 1, 1, patience=1.5),
+                 seconds=0.25, quick_seconds=0.15, quick_rounds=1,
+                 waiters=(1, 4, 16, 64, 256, 1024), quick_waiters=(1, 16, 256)),
+        Scenario("load", "load", "more and more arrivals, each lane its own name; latency from the intended start",
+                 Contest("tasks", 2, 64, OWN), seconds=0.5, quick_seconds=0.15, quick_rounds=1,
+                 rates=(500, 1000, 2000, 4000, 8000, 16000), quick_rates=(500, 2000, 8000)),
+    )
+}  # fmt: skip
+
+CHANGES = {
+    "processes": tuple(SCENARIOS),
+    "threads": tuple(SCENARIOS),
+    "tasks": tuple(SCENARIOS),
+    "names": ("hot", "zipf", "flash-sale", "load", "crash"),
+    "zipf": ("hot", "zipf", "flash-sale"),
+    "hold": ("hot", "zipf", "handover", "flash-sale", "storm", "waiters", "load"),
+    "waiters": ("storm", "waiters"),
+    "rate": ("hot", "zipf", "flash-sale", "load"),
+    "try": ("hot", "zipf", "handover", "flash-sale", "waiters", "load"),
+}
+"""Which option of the command line changes which scenarios."""
+
+
+def points(scenario: Scenario, quick: bool, waiters: tuple[int, ...], rates: tuple[float, ...]) -> tuple[Any, ...]:
+    """What a sweep goes through, as (x, contest); one pair with x None where nothing is swept."""
+    contest = scenario.contest
+    if quick:
+        contest = replace(contest, cut=not contest.role, patience=min(contest.patience, scenario.quick_patience))
+    if scenario.kind == "waiters":
+        swept = waiters or (scenario.quick_waiters if quick else scenario.waiters)
+        return tuple((number, replace(contest, lanes=number)) for number in swept)
+    if scenario.kind == "load":
+        offered = rates or (scenario.quick_rates if quick else scenario.rates)
+        return tuple((rate, replace(contest, rate=rate)) for rate in offered)
+    if scenario.name == "storm":
+        contest = replace(contest, lanes=max(waiters or (scenario.quick_waiters if quick else scenario.waiters)))
+    elif rates:
+        contest = replace(contest, rate=rates[0])
+    return ((None, contest),)

@@ -1,0 +1,147 @@
+"""The parent's end of a contest: the processes of one rival, armed and let loose together, and what came of it.
+
+Law: between ``go`` and the end of a run the parent sleeps, but for killing the victim of a crash. What is reported is
+read out of the log; of the workers' answers only their CPU time and their errors are taken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from time import monotonic_ns as clock
+
+from ..rivals import Entry
+from ..stats import Sample, encode
+from ..workers import PATIENCE, Meanwhile, Turn, WorkerError, WorkerProcess, end_all
+from .analysis import measure
+from .contests import Contest
+from .log import PID, START, STOP, Log, Shape, shape_for
+
+PROGRAM = "contention.worker"
+
+LEAD_NS, LEAD_NS_A_LANE = 10_000_000, 30_000
+"""From the order to go to the start: what it takes until every lane waits for it."""
+
+
+def shape_of(turn: Turn) -> Shape:
+    """The shape of the log of one run."""
+    contest = turn.contest
+    assert contest is not None, "a turn of a contest"
+    return shape_for(contest.lanes + contest.holders, contest.cells, turn.seconds, contest.laps, contest.rate)
+
+
+class Crew:
+    """A rival in several processes. ``versions`` as the first of them reports them; ``wrong`` what a run got wrong."""
+
+    def __init__(self, name: str, url: str, entry: Entry) -> None:
+        self.name = name
+        self.processes: list[WorkerProcess] = []
+        self.versions: dict[str, str] = {}
+        self.errors: list[str] = []
+        self.wrong: list[str] = []
+        self._url, self._entry = url, entry
+        self._log: Log | None = None
+        self._new: list[WorkerProcess] = []
+
+    def grow(self, count: int) -> None:
+        """Start processes until there are so many; ``greet`` waits for them."""
+        while len(self.processes) < count:
+            process = WorkerProcess(self.name, self._entry, PROGRAM)
+            self.processes.append(process)
+            self._new.append(process)
+
+    def greet(self) -> None:
+        """Wait until all are there."""
+        while self._new:
+            self.versions = self._new.pop().greet()
+
+    def lease(self, contest: Contest) -> Contest:
+        """The contest with a lease that this rival can give."""
+        return replace(contest, lease=self._entry.lease(contest.lease))
+
+    def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
+        """Make a log in which each of the turns has room; ``label`` names the connections and begins the keys."""
+        contests = [turn.contest for turn in turns if turn.contest is not None]
+        crews = max(contest.crews for contest in contests)
+        if any(contest.role == "crash" for contest in contests):
+            self._renew_first()
+        self.grow(crews)
+        self.greet()
+        size = max(shape_of(turn).size for turn in turns)
+        self._log = Log.create(size)
+        for process in self.processes[:crews]:
+            process.tell("open", url=self._url, label=label, path=self._log.path, size=size)
+        for process in self.processes[:crews]:
+            process.hear()
+        self._log.unlink()
+
+    def _renew_first(self) -> None:
+        """The process that forks victims must never have opened a client: its threads would not be in the child."""
+        end_all(self.processes[:1])
+        del self.processes[:1]
+        fresh = WorkerProcess(self.name, self._entry, PROGRAM)
+        self.processes.insert(0, fresh)
+        self._new.append(fresh)
+
+    def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
+        """One run. Raises WorkerError if a worker did not survive it; failures of single calls are counted."""
+        assert self._log is not None and turn.contest is not None, "open comes before run"
+        contest, log = self.lease(turn.contest), self._log
+        crew = self.processes[: contest.crews]
+        log.clear(shape_of(turn))
+        told = {"contest": asdict(contest), "shape": asdict(log.shape), "seconds": turn.seconds, "seed": turn.seed}
+        for number, process in enumerate(crew):
+            process.tell("arm", process=number, **told)
+        for process in crew:
+            process.hear()
+        start = log.words[START] = clock() + LEAD_NS + LEAD_NS_A_LANE * contest.lanes
+        for process in crew:
+            process.tell("go")
+        if contest.role == "crash":
+            time.sleep(max(0, start + int(turn.seconds * 1e9) - clock()) / 1e9)
+            os.kill(log.words[PID], signal.SIGKILL)
+        patience = 2 * turn.seconds + contest.patience + contest.lease + PATIENCE
+        answers = [process.hear(patience, meanwhile) for process in crew]
+        self.errors = [text for answer in answers for text in answer["errors"]]
+        return self._sample(contest, turn, start, sum(answer["cpu"] for answer in answers))
+
+    def _sample(self, contest: Contest, turn: Turn, start: int, cpu: float) -> Sample:
+        assert self._log is not None
+        lanes = contest.lanes + contest.holders
+        tallies = [self._log.tally(lane) for lane in range(lanes)]
+        found = measure(contest, list(self._log.grants(lanes)), tallies, self._log.books(), start, turn.seconds)
+        self.wrong = found.wrong
+        if self.errors and not found.counts["acquired"]:
+            raise WorkerError(f"{self.name}: nothing was granted: {'; '.join(self.errors)}")
+        histograms = {kind: text for kind, times in found.times.items() if (text := encode(times))}
+        return Sample(**found.counts, client_cpu=cpu, histograms=histograms)
+
+    def close(self) -> None:
+        """Disconnect; the processes wait for the next scenario."""
+        for process in self.processes:
+            process.tell("close")
+        for process in self.processes:
+            process.hear()
+        self._unmap()
+
+    def stop(self) -> None:
+        """Tell all lanes to go home: before their processes are ended."""
+        if self._log is not None:
+            self._log.words[STOP] = 1
+
+    def end(self) -> None:
+        """End the processes."""
+        self.stop()
+        end_all(self.processes)
+        self.processes.clear()
+        self._unmap()
+
+    def _unmap(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            with suppress(FileNotFoundError):
+                log.close()

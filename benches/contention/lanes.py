@@ -1,0 +1,208 @@
+"""Lanes: what one caller does in a contest, as a thread and as a task, and when it does it.
+
+Law: one body for all rivals, clocked in nanoseconds around acquire and around release; what it did goes to the log and
+nowhere else. In open loop a lane that is late goes on with the next arrival at once, and the latency counts from when
+that was due: a stall is not left out because the stalled could not ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import select
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic_ns as clock
+
+from ..rivals import MakeAsyncLock, MakeLock
+from .contests import Contest
+from .log import Lane
+
+CHOICES = 4096
+"""Names that a lane draws beforehand; it begins again after these."""
+
+FOREVER = 1 << 60
+
+TIRED = 3
+"""Failures in a row after which a lane goes home: a server that has gone would be asked for ever."""
+
+
+def popularity(names: int, zipf: float) -> list[float]:
+    """Cumulative weights of names by Zipf's law; 0: all alike."""
+    return list(itertools.accumulate(rank**-zipf for rank in range(1, names + 1)))
+
+
+def choices(contest: Contest, lane: int, seed: int, weights: Sequence[float]) -> Sequence[int]:
+    """The names that a lane wants, in this order; the same for every rival."""
+    if contest.role == "crash":  # those who wait share the names evenly
+        return (lane % contest.names,)
+    if contest.names <= 1:
+        return (0,) if contest.names else (lane,)
+    return random.Random(f"{seed}:{lane}").choices(range(contest.names), cum_weights=weights, k=CHOICES)
+
+
+def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
+    """When each lane is to ask, nanoseconds after the start; nothing in a closed loop. The same for every rival.
+
+    A Poisson stream of exactly as many arrivals as the rate promises, each at a lane by chance. Those who wait for a
+    dead holder come at any time of its lease, or they would all look again at the same time.
+    """
+    draw = random.Random(f"{seed}:arrivals")
+    if contest.role == "crash":
+        return [[int(draw.random() * contest.lease * 1e9)] for _ in range(contest.lanes)]
+    found: list[list[int]] = [[] for _ in range(contest.lanes)]
+    for at in sorted(draw.random() * seconds for _ in range(round(contest.rate * seconds))):
+        found[draw.randrange(contest.lanes)].append(int(at * 1e9))
+    return found
+
+
+@dataclass
+class Job:
+    """What a lane is to do: its part of the log, its names and keys, its arrivals (none: closed loop), its length."""
+
+    lane: Lane
+    contest: Contest
+    names: Sequence[int]
+    keys: Sequence[str]
+    arrivals: Sequence[int]
+    seconds: float
+    done: int = 0
+    failed: int = 0
+    over: bool = False
+
+    def begin(self, start: int) -> None:
+        """The clock time at which it begins is known."""
+        length = int(self.seconds * 1e9)
+        self.start, self.end = start, start + length
+        self.last = self.end + (FOREVER if self.contest.laps else length if self.contest.rate else 0)
+
+    def next(self) -> int | None:
+        """When the next acquire is due (0: now), or None: that was all. Those due are worked off for as long again."""
+        if self.lane.stopped or self.over or clock() >= self.last or self.failed >= TIRED:
+            return None
+        if self.contest.laps and self.done >= self.contest.laps:
+            return None
+        if not self.arrivals:
+            return None if self.contest.rate else 0
+        return self.start + self.arrivals[self.done] if self.done < len(self.arrivals) else None
+
+    def patience(self, called: int) -> float | None:
+        """How long this acquire may wait, in seconds; who was cut off by the end of the run does not come again."""
+        if not self.contest.blocking:
+            return None
+        if not self.contest.cut:
+            return self.contest.patience
+        return max(0.001, min(self.contest.patience, (self.end - called) / 1e9))
+
+    def gave_up(self, name: int, due: int, called: int, now: int) -> None:
+        """An acquire said no."""
+        if not self.contest.blocking:
+            self.lane.refused()
+            return
+        self.lane.gave_up(name, due or called, called, now)
+        self.over = self.contest.cut
+
+    def name(self) -> int:
+        """The name wanted next; counts the turn."""
+        self.done += 1
+        return self.names[(self.done - 1) % len(self.names)]
+
+    def problem(self, error: Exception, asked: bool = True) -> None:
+        """A call raised."""
+        self.failed += 1
+        self.lane.failed(error, asked)
+
+    def finish(self) -> None:
+        """Arrivals that were never served have waited too, in vain."""
+        now = clock()
+        for due in self.arrivals[self.done :]:
+            if self.lane.stopped or self.start + due > now:
+                return
+            self.lane.gave_up(self.name(), self.start + due, now, now)
+
+
+def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = time.sleep) -> None:
+    """Acquire, hold, release, again, until the job says that was all."""
+    lane, contest, keys = job.lane, job.contest, job.keys
+    sleep(max(0, job.start - clock()) / 1e9)
+    while (due := job.next()) is not None:
+        name = job.name()
+        if due > (now := clock()):
+            sleep((due - now) / 1e9)
+        called = clock()
+        wait = job.patience(called)
+        try:
+            lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
+            taken = lock.acquire()
+        except Exception as error:  # counted; the next one may do better
+            job.problem(error)
+            continue
+        now = clock()
+        if not taken:
+            job.gave_up(name, due, called, now)
+            continue
+        lane.granted(name, due or called, called, now)
+        if contest.hold:
+            sleep(contest.hold)
+        lane.leaving(name)
+        releasing, released = clock(), 0
+        try:
+            lock.release()
+            released, job.failed = clock(), 0
+        except Exception as error:
+            job.problem(error, asked=False)
+        lane.released(releasing, released)
+    job.finish()
+
+
+async def task_lane(job: Job, make: MakeAsyncLock) -> None:
+    """The same for a task: kept line by line beside ``thread_lane``."""
+    lane, contest, keys, sleep = job.lane, job.contest, job.keys, asyncio.sleep
+    await sleep(max(0, job.start - clock()) / 1e9)
+    while (due := job.next()) is not None:
+        name = job.name()
+        if due > (now := clock()):
+            await sleep((due - now) / 1e9)
+        called = clock()
+        wait = job.patience(called)
+        try:
+            lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
+            taken = await lock.acquire()
+        except Exception as error:  # counted; the next one may do better
+            job.problem(error)
+            continue
+        now = clock()
+        if not taken:
+            job.gave_up(name, due, called, now)
+            continue
+        lane.granted(name, due or called, called, now)
+        if contest.hold:
+            await sleep(contest.hold)
+        lane.leaving(name)
+        releasing, released = clock(), 0
+        try:
+            await lock.release()
+            released, job.failed = clock(), 0
+        except Exception as error:
+            job.problem(error, asked=False)
+        lane.released(releasing, released)
+    job.finish()
+
+
+class _ExactSelector(selectors.DefaultSelector):
+    """Epoll with timers to the microsecond: its own timeouts are whole milliseconds, longer than most holds here."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout > 0:
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """asyncio's own loop, exact where it is not by itself."""
+    epoll = selectors.DefaultSelector is getattr(selectors, "EpollSelector", None)
+    return asyncio.SelectorEventLoop(_ExactSelector() if epoll else None)

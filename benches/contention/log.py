@@ -1,0 +1,233 @@
+"""The log of a contest in shared memory: when it starts, who holds which name, and every grant of every lane.
+
+Law: a file mapped by all processes of a rival, of 64-bit words. Each lane writes its own part only; the cells of a name
+are written by whoever holds it. A grant is written as it is made and completed as it is given back, so that those of a
+killed process are there too. Times are CLOCK_MONOTONIC in nanoseconds, one clock for all processes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic_ns as clock
+from typing import NamedTuple
+
+WORD = 8
+HEADER, CELL, TALLY, RECORD = 8, 4, 8, 6
+"""Words of the header, of the cells of a name, of a lane's tally, and of a record."""
+
+START, STOP, READY, PID = range(4)
+"""Words of the header: start of the run (0: not yet), whether to stop, names held by the victim, its process."""
+
+HOLDER, UNTIL, BOOKS = range(3)
+"""Cells of a name: lane + 1 of the holder (0: nobody), end of what its lease promises, a number that holders add to."""
+
+COUNT, ATTEMPTS, FAILURES, REFUSED, MET, LOST, LATE = range(7)
+"""Words of a tally: records, attempts, those that raised, try-locks refused, grants that met another holder, holders
+that found another in their place, holders that outlived their lease."""
+
+BIGGEST = 1 << 30
+"""Bytes of a log at most. The file is sparse: only what is written takes memory."""
+
+BUSIEST = 50_000
+"""Grants per second of one lane for which there is room; no lane of a lock over a socket comes near."""
+
+
+class Grant(NamedTuple):
+    """A record. ``granted`` < 0: it gave up at that time, negated; ``releasing``, ``released`` 0: it never did."""
+
+    lane: int
+    name: int
+    intended: int
+    called: int
+    granted: int
+    releasing: int
+    released: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How big a log is."""
+
+    lanes: int
+    names: int
+    capacity: int
+
+    @property
+    def cells(self) -> int:
+        """Where the cells begin, in words."""
+        return HEADER
+
+    @property
+    def tallies(self) -> int:
+        """Where the tallies begin."""
+        return HEADER + CELL * self.names
+
+    @property
+    def records(self) -> int:
+        """Where the records begin."""
+        return self.tallies + TALLY * self.lanes
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return WORD * (self.records + self.lanes * self.capacity * RECORD)
+
+
+def shape_for(lanes: int, names: int, seconds: float, laps: int = 0, arrivals: float = 0) -> Shape:
+    """The shape of a run: ``laps`` of a lane at most (0: as many as fit), ``arrivals`` per second over all lanes."""
+    room = 64 + (laps or int(seconds * BUSIEST)) + int(8 * seconds * arrivals / lanes)
+    return Shape(lanes, names, min(room, BIGGEST // (WORD * RECORD * lanes)))
+
+
+class Log:
+    """A mapped log: ``words`` is all of it, ``shape`` what the present run makes of it."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.shape = Shape(0, 0, 0)
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), size)
+        self.words = memoryview(self._map).cast("q")
+
+    @classmethod
+    def create(cls, size: int) -> Log:
+        """A new one, all zero; ``unlink`` it once everybody has mapped it."""
+        handle, path = tempfile.mkstemp(prefix="fastlock-bench-", dir=_folder(size))
+        try:
+            os.ftruncate(handle, size)
+            return cls(path, size)
+        except BaseException:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(handle)
+
+    def unlink(self) -> None:
+        """Take the file's name away: it lives on while it is mapped."""
+        if self.path:
+            os.unlink(self.path)
+            self.path = ""
+
+    def clear(self, shape: Shape) -> None:
+        """Forget the last run: all but the records, which the tallies count. The next has this shape."""
+        self.shape = shape
+        self.words[: shape.records] = memoryview(bytes(WORD * shape.records)).cast("q")
+
+    def close(self) -> None:
+        """Unmap it."""
+        self.unlink()
+        self.words.release()
+        self._map.close()
+
+    def tally(self, lane: int) -> list[int]:
+        """What a lane counted."""
+        at = self.shape.tallies + TALLY * lane
+        return self.words[at : at + TALLY].tolist()
+
+    def books(self) -> list[int]:
+        """The numbers that holders added to, by name."""
+        shape = self.shape
+        return self.words[shape.cells + BOOKS : shape.tallies : CELL].tolist()
+
+    def grants(self, lanes: int) -> Iterator[Grant]:
+        """All records of the first so many lanes, also of those whose process is dead."""
+        for lane in range(lanes):
+            start = self.shape.records + lane * self.shape.capacity * RECORD
+            words = self.words[start : start + RECORD * self.tally(lane)[COUNT]].tolist()
+            for at in range(0, len(words), RECORD):
+                yield Grant(lane, *words[at : at + RECORD])
+
+
+def _folder(size: int) -> str | None:
+    """In memory, if there is room: a full one ends the process that writes into it."""
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return "/dev/shm" if room.f_bavail * room.f_frsize > size else None
+
+
+class Lane:
+    """One caller's part of a log: what it writes, and what it looks at while it holds a name.
+
+    ``promise``: nanoseconds after the call for which its lease surely lasts. Whoever is granted a name finds its cell
+    empty, and himself in it when he leaves; else there was more than one holder, or a lease that ended meanwhile.
+    """
+
+    __slots__ = ("_at", "_books", "_end", "_number", "_promise", "_seen", "_shape", "_tally", "_words", "errors")
+
+    def __init__(self, log: Log, number: int, promise: int, books: bool = False) -> None:
+        self._words, self._shape = log.words, log.shape
+        self._number, self._promise, self._books = number, promise, books
+        self._tally = log.shape.tallies + TALLY * number
+        self._at = log.shape.records + number * log.shape.capacity * RECORD
+        self._end = self._at + log.shape.capacity * RECORD
+        self._seen = 0
+        self.errors: list[str] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the parent wants everybody to stop, or there is no more room."""
+        return bool(self._words[STOP]) or self._at >= self._end
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no more room."""
+        return self._at >= self._end
+
+    def granted(self, name: int, intended: int, called: int, granted: int) -> None:
+        """It holds the name: look at its cell, take it, write the record."""
+        words, cell, at = self._words, self._shape.cells + CELL * name, self._at
+        words[self._tally + ATTEMPTS] += 1
+        if words[cell] and granted < words[cell + UNTIL]:
+            words[self._tally + MET] += 1
+        words[cell] = self._number + 1
+        words[cell + UNTIL] = called + self._promise
+        self._seen = words[cell + BOOKS]
+        words[at], words[at + 1], words[at + 2], words[at + 3] = name, intended, called, granted
+        words[at + 4] = words[at + 5] = 0
+        words[self._tally + COUNT] += 1
+
+    def leaving(self, name: int) -> None:
+        """It is about to release: look at the cell again and leave it."""
+        words, cell = self._words, self._shape.cells + CELL * name
+        if self._books:
+            words[cell + BOOKS] = self._seen + 1
+        if words[cell] == self._number + 1:
+            words[cell] = 0
+        elif clock() < words[self._at + 2] + self._promise:
+            words[self._tally + LOST] += 1
+
+    def released(self, releasing: int, released: int) -> None:
+        """It has called release, and that has returned (0: it raised). The record is complete."""
+        words, at = self._words, self._at
+        words[at + 4], words[at + 5] = releasing, released
+        if releasing > words[at + 2] + self._promise:
+            words[self._tally + LATE] += 1
+        self._at = at + RECORD
+
+    def gave_up(self, name: int, intended: int, called: int, now: int) -> None:
+        """It waited in vain."""
+        words, at = self._words, self._at
+        words[self._tally + ATTEMPTS] += 1
+        words[at], words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5] = (
+            name, intended, called, -now, 0, 0,
+        )  # fmt: skip
+        words[self._tally + COUNT] += 1
+        self._at = at + RECORD
+
+    def refused(self) -> None:
+        """A try-lock found it held."""
+        self._words[self._tally + ATTEMPTS] += 1
+        self._words[self._tally + REFUSED] += 1
+
+    def failed(self, error: Exception, asked: bool = True) -> None:
+        """An acquire (``asked``) or a release raised; the first few errors are kept."""
+        self._words[self._tally + ATTEMPTS] += asked
+        self._words[self._tally + FAILURES] += 1
+        if len(self.errors) < 3:
+            self.errors.append(f"{type(error).__name__}: {error}")

@@ -1,0 +1,287 @@
+"""A worker of a contest: one of a rival's processes (``python -m fastlock.benches.contention.worker MODULE``).
+
+Law: as ``benches.worker``: it talks on its pipe only between runs, leaves Ctrl-C to the parent, and ends when its
+standard input does. It arms its lanes when told, and lets them loose when told; they begin at the time that stands in
+the log. The victim of a crash is a child that it forks for each run, before it has opened anything itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from time import monotonic_ns as clock
+from typing import Any, Protocol
+
+from ..pipe import main
+from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
+from .analysis import promise
+from .contests import Contest
+from .lanes import Job, arrivals, choices, new_loop, popularity, task_lane, thread_lane
+from .log import PID, READY, START, STOP, Lane, Log, Shape
+
+Answer = dict[str, Any]
+
+LOOK_SECONDS = 0.005
+"""Between two looks of a victim and of its parent at each other."""
+
+DOOMED_SECONDS = 30.0
+"""After which a victim that nobody has killed is killed by its parent."""
+
+
+class Face(Protocol):
+    """A client that is open, and a way to run lanes over it."""
+
+    def hold(self, job: Job) -> None: ...
+
+    def arm(self, jobs: Sequence[Job]) -> None: ...
+
+    def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadFace:
+    """A thread for each lane, made before the start."""
+
+    def __init__(self, rival: Rival, url: str, label: str) -> None:
+        self._client = rival.open_threads(url, label)
+        assert self._client.lock is not None, "this rival plays batches only"
+        self._make: MakeLock = self._client.lock
+        self._held: list[SyncLock] = []
+
+    def hold(self, job: Job) -> None:
+        """Take the job's name, until ``go`` frees it or this process ends."""
+        name, called = job.names[0], clock()
+        lock = self._make(job.keys[name], timeout=job.contest.lease)
+        if not lock.acquire():
+            raise RuntimeError(f"{job.keys[name]} was not free before the run")
+        job.lane.granted(name, called, called, clock())
+        self._held.append(lock)
+
+    def arm(self, jobs: Sequence[Job]) -> None:
+        self._gate = threading.Event()
+        # Daemons: if the parent dies before it says go, they wait for ever, and must not keep this process.
+        self._threads = [threading.Thread(target=self._life, args=(job,), daemon=True) for job in jobs]
+        for thread in self._threads:
+            thread.start()
+
+    def _life(self, job: Job) -> None:
+        self._gate.wait()
+        try:
+            thread_lane(job, self._make)
+        except Exception as error:  # a fault of the lane itself: a thread must not die unseen
+            job.lane.errors.append(repr(error))
+
+    def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
+        for job in jobs:
+            job.begin(start)
+        self._gate.set()
+        if holder is not None:
+            time.sleep(max(0, start + int(holder.seconds * 1e9) - clock()) / 1e9)
+            holder.lane.leaving(holder.names[0])
+            releasing = clock()
+            self._held.pop().release()
+            holder.lane.released(releasing, clock())
+        for thread in self._threads:
+            thread.join()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class TaskFace:
+    """A task for each lane, on a loop that lives as long as the client."""
+
+    def __init__(self, rival: Rival, url: str, label: str) -> None:
+        self._runner = asyncio.Runner(loop_factory=new_loop)
+        try:
+            self._client = self._runner.run(rival.open_tasks(url, label))
+        except BaseException:
+            self._runner.close()
+            raise
+        self._make: MakeAsyncLock = self._client.lock
+        self._held: list[AsyncLock] = []
+
+    def hold(self, job: Job) -> None:
+        """Take the job's name, until ``go`` frees it or this process ends."""
+        self._runner.run(self._hold(job))
+
+    async def _hold(self, job: Job) -> None:
+        name, called = job.names[0], clock()
+        lock = self._make(job.keys[name], timeout=job.contest.lease)
+        if not await lock.acquire():
+            raise RuntimeError(f"{job.keys[name]} was not free before the run")
+        job.lane.granted(name, called, called, clock())
+        self._held.append(lock)
+
+    def arm(self, jobs: Sequence[Job]) -> None:
+        """Tasks are made in no time, when the loop runs."""
+
+    def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
+        self._runner.run(self._race(start, jobs, holder))
+
+    async def _race(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                job.begin(start)
+                group.create_task(self._life(job))
+            if holder is not None:
+                await asyncio.sleep(max(0, start + int(holder.seconds * 1e9) - clock()) / 1e9)
+                holder.lane.leaving(holder.names[0])
+                releasing = clock()
+                await self._held.pop().release()
+                holder.lane.released(releasing, clock())
+
+    async def _life(self, job: Job) -> None:
+        try:
+            await task_lane(job, self._make)
+        except Exception as error:
+            job.lane.errors.append(repr(error))
+
+    def close(self) -> None:
+        async def end() -> None:
+            await self._client.close()
+
+        with self._runner:
+            self._runner.run(end())
+
+
+FACES: dict[str, Callable[[Rival, str, str], Face]] = {"threads": ThreadFace, "tasks": TaskFace}
+
+
+class Worker:
+    """Answers orders: open, arm, go, close."""
+
+    def __init__(self, rival: Rival) -> None:
+        self._rival = rival
+        self._face: Face | None = None
+        self._log: Log | None = None
+        self._jobs: list[Job] = []
+        self._holder: Job | None = None
+        self._victim = 0
+
+    def open(self, url: str, label: str, path: str, size: int) -> Answer:
+        """Attach to the log. Clients are opened by the first run that needs one; keys begin with ``label``."""
+        self._url, self._label = url, label
+        self._log = Log(path, size)
+        self._log.path = ""  # its name is the parent's to take away
+        return {}
+
+    def arm(self, contest: dict[str, Any], shape: dict[str, int], process: int, seconds: float, seed: int) -> Answer:
+        """Prepare this process's lanes for a run; they wait for ``go``."""
+        assert self._log is not None, "open comes before arm"
+        asked, self._log.shape = Contest(**contest), Shape(**shape)
+        keys = [f"{self._label}:{number}" for number in range(asked.cells)]
+        weights, due = popularity(asked.names, asked.zipf), [*arrivals(asked, seed, seconds), *[[]] * asked.holders]
+
+        def job(log: Log, number: int, names: Sequence[int]) -> Job:
+            lane = Lane(log, number, promise(asked.lease), asked.books)
+            return Job(lane, asked, names, keys, due[number], seconds)
+
+        lanes = asked.share(process)
+        self._jobs = [job(self._log, number, choices(asked, number, seed, weights)) for number in lanes]
+        held = range(asked.holders) if process == 0 else ()
+        holders = [job(self._log, asked.lanes + name, (name,)) for name in held]
+        if asked.role == "crash" and holders:
+            self._victim = self._fork(holders, asked)
+            return {}
+        if self._face is None:
+            self._face = FACES[asked.face](self._rival, self._url, self._label)
+        self._holder = holders[0] if holders else None
+        if self._holder is not None:
+            self._face.hold(self._holder)
+        gc.collect()
+        self._face.arm(self._jobs)
+        return {}
+
+    def go(self) -> Answer:
+        """Let the lanes loose and wait until they are home; or, in a crash, until the victim is dead."""
+        assert self._log is not None
+        if self._victim:
+            self._mourn()
+            return {"cpu": 0.0, "errors": []}
+        assert self._face is not None, "arm comes before go"
+        before = time.process_time_ns()
+        self._face.go(self._log.words[START], self._jobs, self._holder)
+        cpu = time.process_time_ns() - before
+        lanes = [job.lane for job in self._jobs]
+        errors = sorted({text for lane in lanes for text in lane.errors})
+        if any(lane.full for lane in lanes):
+            errors.append("a lane's log was full before the run was over")
+        return {"cpu": cpu / 1e9, "errors": errors[:3]}
+
+    def close(self) -> Answer:
+        """Close what is open."""
+        self._end_victim()
+        face, self._face = self._face, None
+        self._jobs, self._holder = [], None
+        if face is not None:
+            face.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        return {}
+
+    def _mourn(self) -> None:
+        """Wait until the parent has killed the victim; if that parent is gone, or forgets it, do so here."""
+        assert self._log is not None
+        parent, end = os.getppid(), time.monotonic() + DOOMED_SECONDS
+        while not os.waitpid(self._victim, os.WNOHANG)[0]:
+            if os.getppid() != parent or time.monotonic() > end or self._log.words[STOP]:
+                self._end_victim()
+                return
+            time.sleep(LOOK_SECONDS)
+        self._victim = 0
+
+    def _end_victim(self) -> None:
+        if self._victim:
+            os.kill(self._victim, signal.SIGKILL)
+            os.waitpid(self._victim, 0)
+            self._victim = 0
+
+    def _fork(self, holders: Sequence[Job], contest: Contest) -> int:
+        """A child that holds all names and waits to be killed. Returns when it holds them, with its process id."""
+        assert self._log is not None
+        words, parent = self._log.words, os.getpid()
+        child = os.fork()
+        if not child:
+            try:
+                self._die_holding(holders, contest, parent)
+            except Exception as error:
+                print(f"the process to be killed: {error!r}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(1)
+        words[PID], end = child, time.monotonic() + DOOMED_SECONDS
+        while words[READY] < len(holders):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                raise RuntimeError("the process that was to hold the names and be killed ended by itself")
+            if time.monotonic() > end or words[STOP]:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                raise RuntimeError("the process that was to hold the names and be killed did not get them")
+            time.sleep(LOOK_SECONDS / 5)
+        return child
+
+    def _die_holding(self, holders: Sequence[Job], contest: Contest, parent: int) -> None:
+        assert self._log is not None
+        face = FACES[contest.face](self._rival, self._url, self._label)
+        for holder in holders:
+            face.hold(holder)
+            self._log.words[READY] += 1
+        while os.getppid() == parent:  # an orphan must not stay
+            time.sleep(LOOK_SECONDS)
+
+
+def verbs(worker: Worker) -> dict[str, Callable[..., Answer]]:
+    """The orders it takes."""
+    return {"open": worker.open, "arm": worker.arm, "go": worker.go, "close": worker.close}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv, lambda rival: verbs(Worker(rival))))

@@ -1,0 +1,146 @@
+"""The result of a run for programs: one JSON document, described in benches/README.md.
+
+Law: reads the session, measures nothing. The schema's number rises with every change that could break a reader; keys
+may be added under it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import fastlock
+from fastlock import _impl
+from fastlock._console import mask
+
+from .budgets import Verdict
+from .schema import SCHEMA
+from .session import Session, Taken
+from .stats import Row, Sample
+
+
+def document(session: Session, server: dict[str, str], verdicts: list[Verdict], interrupted: bool) -> dict[str, Any]:
+    """The JSON document of a run."""
+    return {
+        "schema": SCHEMA,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "interrupted": interrupted,
+        "command": command(sys.argv),
+        "environment": environment(session, server),
+        "parameters": session.plan.as_dict(),
+        "noise": {
+            name: {"spread": width, "rival": taken.subject}
+            for name, taken in session.taken.items()
+            if (width := taken.noise()) is not None
+        },
+        "scenarios": {name: scenario(taken) for name, taken in session.taken.items()},
+        "skipped": session.skipped,
+        "failures": session.failures,
+        "notes": session.notes,
+        "budgets": [verdict.as_dict() for verdict in verdicts],
+    }
+
+
+def command(argv: list[str]) -> str:
+    """What was typed, with the credentials of URLs masked."""
+    return shlex.join(["fastlock", *map(mask, argv[1:])])
+
+
+def scenario(taken: Taken) -> dict[str, Any]:
+    """One scenario: rows, or the points of a sweep."""
+    stage = taken.stage
+    rows: dict[str, Any] = {}
+    points: list[dict[str, Any]] = []
+    for x in taken.samples:
+        for rival, found in taken.rows(x).items():
+            filled = row(found, taken.samples[x][rival])
+            if x is None:
+                rows[rival] = filled
+            else:
+                points.append({"x": x, "rival": rival, "row": filled})
+    return {
+        "title": stage.title,
+        "kind": stage.kind,
+        "unit": stage.unit,
+        "parameters": dict(stage.parameters),
+        "round_trip": taken.round_trip(),
+        "rows": rows,
+        "points": points,
+    }
+
+
+def row(found: Row, samples: list[Sample]) -> dict[str, Any]:
+    """A row with the samples it was made of."""
+    return found.as_dict() | {"samples": [sample.as_dict() for sample in samples]}
+
+
+def environment(session: Session, server: dict[str, str]) -> dict[str, Any]:
+    """Machine, versions, server: what a number means nothing without."""
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "fastlock": fastlock.__version__,
+        "build": build(),
+        "commit": commit(),
+        "uvloop": _uvloop(),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "cpu_model": cpu_model(),
+        "governor": governor(),
+        "load": round(os.getloadavg()[0], 2),
+        "server": server,
+        "rivals": session.versions,
+    }
+
+
+def build() -> str:
+    """How the core was compiled; ``pure`` where there is none."""
+    return str(getattr(_impl.default, "BUILD", "pure"))
+
+
+def commit() -> str | None:
+    """The commit of the source tree that this runs in, with ``+`` if it was changed since; None elsewhere."""
+    root = Path(fastlock.__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # else a tree that merely contains an installation would be named
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def cpu_model() -> str | None:
+    """As the kernel calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def governor() -> str | None:
+    """What decides over the clock rate of the first CPU; None where the machine does not say (most virtual ones)."""
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def _uvloop() -> str | None:
+    try:
+        return version("uvloop")
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,114 @@
+"""The options of ``fastlock bench``, and what each of their values may be.
+
+Law: declared without loading the benchmarks, so that --help needs nothing installed; a value that cannot be right is
+refused here, a combination that makes no sense in ``plan``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+from fastlock._console import seconds, server_url, whole
+
+DESCRIPTION = """\
+Measure fastlock and its rivals on the same server, in turns: alone, and with
+several processes that want the same names. Rates, latencies, handovers,
+fairness, server and client CPU, and whether ever more than one held a name.
+Only ratios taken in one run mean something. Keys carry a prefix of the run and
+are removed."""
+
+SCENARIO_NAMES = (
+    *("pair", "threads", "tasks", "tasks-uvloop", "batch"),
+    *("hot", "zipf", "handover", "flash-sale", "crash", "storm", "waiters", "load"),
+)
+"""As in ``plan``, which is not loaded for --help."""
+
+MOST_WAITERS, MOST_PROCESSES = 4096, 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = DESCRIPTION
+    add = parser.add_argument
+    add("--url", type=server_url, help="server to measure, such as redis://localhost:6379/0; default: an embedded one")
+    add("--server", metavar="PATH", help="program of the embedded server; default: the best one found")
+    add(
+        "--scenario",
+        action="append",
+        choices=SCENARIO_NAMES,
+        metavar="NAME",
+        help=f"measure this one only; may be given several times: {', '.join(SCENARIO_NAMES)}",
+    )
+    add(
+        "--rival",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help="play this one only; may be given several times, fastlock twice to compare it with itself;"
+        " NAME=MODULE: a lock of your own (see benches/README.md)",
+    )
+    add("--rounds", type=whole(1, 1000), metavar="N", help="default 5; quick: 3, or 1 where a run is long")
+    add("--seconds", type=seconds(0.01, 600), metavar="S", help="of one run; default: as the scenario says")
+    add("--quick", action="store_true", help="short runs, few rounds, small sweeps: a first look, noisy")
+    add("--check", action="store_true", help="exit with 1 if a budget of the acceptance list is missed")
+    add("--json", metavar="FILE", help="write JSON there; -: to stdout, and the table to stderr")
+    _add_contention(parser.add_argument_group("contention (scenarios from hot to load)"))
+
+
+def _add_contention(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--processes", type=whole(1, MOST_PROCESSES), metavar="N", help="worker processes of each rival")
+    face = group.add_mutually_exclusive_group()
+    face.add_argument("--threads", type=whole(1, 1024), metavar="N", help="callers of a process, as threads")
+    face.add_argument(
+        "--tasks", type=whole(1, MOST_WAITERS), metavar="N", help="callers of a process, as asyncio tasks"
+    )
+    add("--names", type=names, metavar="N", help="names of locks; unique: each caller its own")
+    add("--zipf", type=number(0, 10), metavar="S", help="exponent of the names' popularity; 0: all alike")
+    add("--hold", type=number(0, 4_999), metavar="MS", help="milliseconds that a lock is held")
+    add(
+        "--waiters",
+        type=several(whole(1, MOST_WAITERS)),
+        metavar="LIST",
+        default=(),
+        help="callers of waiters, such as 1,16,256; storm takes the largest",
+    )
+    add(
+        "--rate",
+        type=several(number(0.1, 1_000_000)),
+        metavar="LIST",
+        default=(),
+        help="arrivals per second of load, such as 1000,4000; one of them makes hot, zipf, flash-sale an open loop",
+    )
+    add("--try", dest="try_lock", action="store_true", help="try-locks that do not wait")
+
+
+def names(text: str) -> int:
+    """The argparse type of --names: 0 stands for unique ones."""
+    return 0 if text == "unique" else whole(1, 100_000)(text)
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """An argparse type: a number from ``low`` to ``high``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not math.isfinite(value) or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g}")
+        return value
+
+    return parse
+
+
+def several(one: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
+    """An argparse type: some of these, separated by commas, in rising order and each once."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        return tuple(sorted({one(part.strip()) for part in text.split(",")}))
+
+    return parse

@@ -1,0 +1,58 @@
+"""Tables for a terminal: by rich where it is installed, plain otherwise.
+
+Law: plain characters only, whatever a result file says: no control codes, no markup, nothing a narrow encoding lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+SPELLED = str.maketrans(
+    {
+        "\N{MICRO SIGN}": "u",
+        "\N{MULTIPLICATION SIGN}": "x",
+        "\N{ALMOST EQUAL TO}": "~",
+        "\N{EM DASH}": "-",
+        "\N{EN DASH}": "..",
+    }
+)
+
+
+def plain(text: object) -> str:
+    """``text`` in one line of ASCII."""
+    spelled = "".join(each if each.isprintable() else " " for each in str(text).translate(SPELLED))
+    return spelled.encode("ascii", "replace").decode()
+
+
+def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]], words: int, stream: TextIO) -> None:
+    """Print a table; its first ``words`` columns are text, the others numbers. No cell is cut short."""
+    rows = [[plain(cell) for cell in line] for line in (headings, *lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        _plain(plain(title), rows, widths, words, stream)
+        return
+    made = Table(title=Text(plain(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, heading in enumerate(rows[0]):
+        made.add_column(Text(heading), justify="left" if at < words else "right", no_wrap=True)
+    for line in rows[1:]:
+        made.add_row(*map(Text, line), style="bold" if line[0] == "fastlock" else None)
+    console = Console(file=stream)
+    needed = max(len(title), sum(widths) + 3 * len(widths))  # a terminal wraps what rich would cut short
+    console.width = max(console.width if console.is_terminal else 0, needed)
+    console.print(made)
+
+
+def _plain(title: str, rows: list[list[str]], widths: list[int], words: int, stream: TextIO) -> None:
+    print(f"\n{title}", file=stream)
+    for row in rows:
+        cells = (
+            cell.ljust(width) if at < words else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip(), file=stream)

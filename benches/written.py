@@ -1,0 +1,103 @@
+"""How numbers are written, on the page and in tables: units, digits, and a dash for what was not measured.
+
+Law: a number in, text out. Three digits at most say all that a benchmark knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NOTHING = "\N{EM DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+ABOUT = "\N{ALMOST EQUAL TO}"
+"""Marks a ratio that lies inside the noise."""
+
+UNITS = ((1.0, "\N{MICRO SIGN}s"), (1e3, "ms"), (1e6, "s"))
+
+
+def significant(value: float | None) -> str:
+    """Three digits: 4.31, 24.5, 431, 4,310; small ones as they are."""
+    if value is None:
+        return NOTHING
+    if value != 0 and abs(value) < 0.1:
+        return f"{value:.2g}"
+    for digits, limit in ((2, 9.995), (1, 99.95)):
+        if abs(value) < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:,.0f}"
+
+
+def duration(us: float | None) -> str:
+    """Microseconds in the unit that reads best."""
+    if us is None:
+        return NOTHING
+    if us == 0:
+        return f"0 {UNITS[0][1]}"
+    for size, unit in UNITS:
+        if us / size < 999.5:
+            return f"{significant(us / size)} {unit}"
+    return f"{significant(us / UNITS[-1][0])} s"
+
+
+def tick(us: float) -> str:
+    """A round duration, for an axis."""
+    size, unit = next((pair for pair in reversed(UNITS) if us >= pair[0]), UNITS[0])
+    return f"{us / size:g} {unit}"
+
+
+def short(value: float) -> str:
+    """A round number, for an axis: 500, 20k, 1.5M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def rate(value: float | None) -> str:
+    """So many in a second."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if value >= 99.95 or value == 0 else significant(value)
+
+
+def place(value: float) -> str:
+    """A number that was chosen, such as of waiters, for an axis: in full as long as that is short."""
+    return f"{value:,g}" if value < 10_000 else short(float(f"{value:.3g}"))
+
+
+def whole(value: float | None) -> str:
+    """A count."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def share(value: float | None) -> str:
+    """A part of one as percent; never 0 % for what did happen."""
+    if value is None:
+        return NOTHING
+    if 0 < value < 0.0001:
+        return "< 0.01 %"
+    return f"{100 * value:.3g} %"
+
+
+def percentile(nines: float) -> str:
+    """The label of a place on the nines axis: 0, 90, 99, 99.9; for whole nines only."""
+    count = round(nines)
+    return "0" if count == 0 else "90" if count == 1 else "99" if count == 2 else "99." + "9" * (count - 2)
+
+
+def ratio(row: Mapping[str, Any]) -> str:
+    """A row's rate as a multiple of redis-py's, marked where that is inside the noise."""
+    found = row.get("ratio")
+    if not found:
+        return NOTHING
+    if found["low"] == found["high"] == 1:
+        return "1"
+    return significant(found["median"]) + (f" {ABOUT}" if row.get("noisy") else "")
+
+
+def spread(values: Mapping[str, Any] | None, write: Any = significant) -> str:
+    """Lowest to highest of the rounds."""
+    if not values:
+        return NOTHING
+    return f"{write(values['low'])} \N{EN DASH} {write(values['high'])}"

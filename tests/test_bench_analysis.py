@@ -1,0 +1,389 @@
+"""What a contest's log says, as pure functions: planted faults are found, no run counts for more than it was."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hdrh.histogram import HdrHistogram
+
+from fastlock._console import Refusal
+from fastlock.benches import stats
+from fastlock.benches.contention import analysis, contests, lanes
+from fastlock.benches.contention.contests import Contest
+from fastlock.benches.contention.log import COUNT, LATE, LOST, MET, Grant, Lane, Log, shape_for
+from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.stats import Sample
+
+MS = 1_000_000
+LEASE = 10_000 * MS
+HOT = Contest("threads", 2, 4, 1)
+
+
+def grant(lane: int, called: int, granted: int, releasing: int, released: int = 0, name: int = 0) -> Grant:
+    return Grant(lane, name, called, called, granted, releasing, released or releasing + 1)
+
+
+def gave_up(lane: int, called: int, now: int, intended: int = 0) -> Grant:
+    return Grant(lane, 0, intended or called, called, -now, 0, 0)
+
+
+def findings(records: list[Grant], contest: Contest = HOT, seconds: float = 1.0, **words: int) -> analysis.Findings:
+    tallies = [[0] * 8 for _ in range(contest.lanes + contest.holders)]
+    for record in records:
+        tallies[record.lane][COUNT] += 1
+        tallies[record.lane][1] += 1
+    for word, value in words.items():
+        tallies[0][{"met": MET, "lost": LOST, "late": LATE}[word]] = value
+    return analysis.measure(contest, records, tallies, [0] * contest.cells, 0, seconds)
+
+
+# ------------------------------------------------------------------------------------------------- mutual exclusion
+
+
+@pytest.mark.parametrize(
+    ("records", "found"),
+    [
+        ([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], 0),
+        ([grant(0, 1, 2, 5), grant(1, 1, 5, 9)], 0),  # at the moment of the call to release
+        ([grant(0, 1, 2, 5), grant(1, 1, 4, 9)], 1),
+        ([grant(0, 1, 2, 5), grant(1, 1, 4, 9, name=1)], 0),  # another name
+        ([grant(0, 1, 2, 50), grant(1, 1, 4, 9), grant(2, 1, 20, 30)], 2),  # both within the first
+        ([grant(1, 1, 4, 9), grant(0, 1, 2, 5)], 1),  # in any order
+        ([Grant(0, 0, 1, 1, 2, 0, 0), grant(1, 1, 4, 9)], 1),  # never released, and its lease lasts
+        ([grant(0, 1, 2, 5), gave_up(1, 1, 4)], 0),
+    ],
+)
+def test_overlaps(records: list[Grant], found: int) -> None:
+    assert len(analysis.overlaps(records, LEASE)) == found
+
+
+def test_lease_is_taken_at_its_word_and_no_longer() -> None:
+    dead = Grant(0, 0, 1, 1, 2 * MS, 0, 0)
+    lasts = analysis.promise(0.3)
+    assert analysis.overlaps([dead, grant(1, 1, lasts, 400 * MS)], lasts)  # before its end
+    assert not analysis.overlaps([dead, grant(1, 1, 300 * MS, 400 * MS)], lasts)
+    stalled = grant(0, 1, 2 * MS, 900 * MS)
+    assert not analysis.overlaps([stalled, grant(1, 1, 310 * MS, 400 * MS)], lasts)
+
+
+@pytest.mark.parametrize("words", [{"met": 1}, {"lost": 2}, {"met": 1, "lost": 1}])
+def test_what_the_cells_saw_is_a_violation_too(words: dict[str, int]) -> None:
+    found = findings([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], **words)
+    assert found.counts["violations"] == max(words.values())
+    assert "more than one held" in found.wrong[0]
+
+
+def test_violation_says_who_and_when() -> None:
+    found = findings([grant(0, 1, 2_000, 50_000), grant(3, 1, 12_000, 60_000)])
+    assert found.counts["violations"] == 1
+    assert "name 0 granted to lane 3, 10 us after lane 0" in found.wrong[0]
+
+
+def test_clean_run_has_no_violation() -> None:
+    found = findings([grant(0, 1, 2, 5), grant(1, 1, 6, 9), grant(0, 7, 10, 12)])
+    assert (found.counts["violations"], found.wrong) == (0, [])
+
+
+def test_lost_updates() -> None:
+    records = [grant(lane, 1, 2 + 10 * lane, 5 + 10 * lane) for lane in range(4)]
+    assert analysis.lost_updates(records, [4]) == 0
+    assert analysis.lost_updates(records, [3]) == 1
+    sale = replace(HOT, books=True)
+    assert "4 updates" in findings(records, sale).wrong[0]
+    assert findings(records, sale, late=1).wrong == []  # a lease that ended explains it
+
+
+# -------------------------------------------------------------------------------------------------------- handovers
+
+
+@pytest.mark.parametrize(
+    ("records", "gaps"),
+    [
+        ([grant(0, 1, 2, 100), grant(1, 50, 130, 200)], [30]),
+        ([grant(0, 1, 2, 100), grant(1, 110, 130, 200)], []),  # nobody waited: it was free
+        ([grant(0, 1, 2, 100), grant(0, 101, 110, 120), grant(1, 50, 130, 200)], [10]),  # barged; then handed over
+        ([grant(0, 1, 2, 100), grant(2, 105, 115, 120), grant(1, 50, 130, 200)], [15, 10]),  # a newcomer was quicker
+        ([Grant(0, 0, 1, 1, 2, 0, 0), grant(1, 50, 130, 200)], []),  # never released
+        ([grant(0, 1, 2, 100), grant(1, 50, 130, 200, name=1)], []),
+    ],
+)
+def test_handovers(records: list[Grant], gaps: list[int]) -> None:
+    assert analysis.handovers(records) == gaps
+
+
+def test_recoveries_count_from_the_end_of_the_dead_holders_lease() -> None:
+    victim = Grant(4, 0, 0, 1 * MS, 3 * MS, 0, 0)
+    waiter, next_one = grant(0, 5 * MS, 310 * MS, 311 * MS), grant(1, 5 * MS, 400 * MS, 401 * MS)
+    assert analysis.recoveries([victim, waiter, next_one], 4, 0.3) == [8 * MS]
+    contest = Contest("threads", 3, 4, 1, lease=0.3, laps=1, role="crash")
+    found = findings([victim, waiter, next_one], contest)
+    assert found.times["recovery"] == [8 * MS]
+    assert found.counts["grants"] == 2  # the victim's is not one
+    assert found.counts["score"] == pytest.approx(125)
+    assert found.counts["lanes"] == []
+
+
+# ------------------------------------------------------------------------------------------- counts, waits, fairness
+
+
+def test_grants_after_the_end_are_not_in_the_rate_but_in_the_waits() -> None:
+    second = 1_000 * MS
+    found = findings([grant(0, 1, 2, 5), grant(1, 1, 2 * second, 3 * second)])
+    assert (found.counts["grants"], found.counts["acquired"]) == (1, 2)
+    assert found.times["wait"] == [1, 2 * second - 1]
+    assert found.counts["lanes"] == [1, 0, 0, 0]
+
+
+def test_who_gave_up_has_waited() -> None:
+    patient = replace(HOT, patience=0.1)
+    found = findings([grant(0, 1, 2, 5), gave_up(1, 10, 10 + 100 * MS), gave_up(2, 10, 20 * MS)], patient)
+    assert found.counts["timeouts"] == 1  # the other was cut off by the end of the run
+    assert sorted(found.times["wait"]) == [1, 20 * MS - 10, 100 * MS]
+
+
+def test_open_loop_counts_from_the_intended_start() -> None:
+    rated = replace(HOT, rate=10.0)
+    late = Grant(0, 0, 1 * MS, 50 * MS, 51 * MS, 52 * MS, 53 * MS)
+    never = gave_up(1, 70 * MS, 70 * MS, intended=20 * MS)
+    found = findings([late, never], rated)
+    assert found.times["wait"] == [50 * MS, 50 * MS]
+    assert found.counts["timeouts"] == 1
+    assert found.counts["score"] == pytest.approx(20)
+
+
+def test_storm_lasts_from_the_release_to_the_last_grant() -> None:
+    contest = Contest("tasks", 1, 3, 1, laps=1, patience=2.0, role="storm")
+    holder = grant(3, 1, 2, 100 * MS)
+    served = [grant(lane, 5 + lane, (110 + 10 * lane) * MS, (112 + 10 * lane) * MS) for lane in range(3)]
+    found = findings([holder, *served], contest)
+    assert found.counts["served_seconds"] == found.counts["seconds"] == pytest.approx(0.03)
+    assert found.counts["order"] == pytest.approx(1)
+    assert found.counts["grants"] == 3
+    missing = findings([holder, *served[:2], gave_up(2, 5, 2_000 * MS)], contest)
+    assert missing.counts["served_seconds"] is None
+    assert (missing.counts["seconds"], missing.counts["timeouts"]) == (2.0, 1)
+
+
+def test_order_kept() -> None:
+    def queue(*granted: int) -> list[Grant]:
+        return [grant(lane, lane + 1, at, at + 1) for lane, at in enumerate(granted)]
+
+    assert analysis.order_kept(queue(10, 20, 30, 40)) == pytest.approx(1)
+    assert analysis.order_kept(queue(40, 30, 20, 10)) == pytest.approx(-1)
+    assert analysis.order_kept(queue(10)) is None
+    assert analysis.ranks([5, 1, 5, 9]) == [1.5, 0, 1.5, 3]
+
+
+@pytest.mark.parametrize(
+    ("grants", "index"), [([5, 5, 5, 5], 1.0), ([8, 0, 0, 0], 0.25), ([0, 0], None), ([3, 1], 0.8)]
+)
+def test_jain(grants: list[int], index: float | None) -> None:
+    assert stats.jain(grants) == (index if index is None else pytest.approx(index))
+
+
+def test_fairness_adds_rounds_up_lane_by_lane() -> None:
+    rounds = [Sample(6, 1, 6, 6, lanes=[4, 2]), Sample(6, 1, 6, 6, lanes=[0, 6])]
+    found = stats.fairness(rounds)
+    assert found is not None
+    assert (found.grants, found.min_over_max) == ([8, 4], 0.5)
+    assert stats.fairness([Sample(6, 1, 6, 6, lanes=[6])]) is None
+
+
+def test_percentiles_are_merged_never_averaged() -> None:
+    one, other = [1 * MS] * 99, [100 * MS]
+    found = stats.percentiles(stats.merge([stats.encode(one), stats.encode(other)]))
+    assert found is not None
+    assert found.p50 == pytest.approx(1_000, rel=1e-3)
+    assert found.p99 == pytest.approx(1_000, rel=1e-3)  # the mean of the two 99th percentiles would be 50 times that
+    assert found.max == pytest.approx(100_000, rel=1e-3)
+    assert found.count == 100
+
+
+def test_histogram_ends_at_a_minute() -> None:
+    histogram = HdrHistogram.decode(stats.encode([0, 70_000 * 1_000 * MS]))
+    assert histogram.get_total_count() == 2
+    assert histogram.get_max_value() == pytest.approx(60e9, rel=1e-2)
+    assert stats.encode([]) == ""
+
+
+# ------------------------------------------------------------------------------------------------------------ noise
+
+
+def test_noise_is_the_farthest_of_median_and_quartiles() -> None:
+    assert stats.noise([1.0, 1.0, 1.0]) == 0
+    assert stats.noise([1.1]) == pytest.approx(0.1)
+    assert stats.noise([0.5]) == pytest.approx(1.0)
+    ratios = [0.9, 1.0, 1.0, 1.0, 1.25]
+    assert stats.noise(ratios) == 0
+    quartiles = statistics.quantiles([0.8, 0.9, 1.0, 1.1], n=4, method="inclusive")
+    assert stats.noise([0.8, 0.9, 1.0, 1.1]) == pytest.approx(max(max(mark, 1 / mark) for mark in quartiles) - 1)
+    assert stats.noise([]) is None
+
+
+@pytest.mark.parametrize(("ratio", "noisy"), [(1.05, True), (1 / 1.05, True), (1.2, False), (1 / 1.2, False)])
+def test_ratio_inside_the_noise_is_marked(ratio: float, noisy: bool) -> None:
+    ours, base = [Sample(int(1000 * ratio), 1, 1, 1)], [Sample(1000, 1, 1, 1)]
+    assert stats.summarize("fastlock", ours, base, width=0.1).noisy is noisy
+    assert stats.summarize("redis-py", base, base, width=0.1).noisy is None
+
+
+# -------------------------------------------------------------------------------------------------- lanes and the log
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    shape = shape_for(lanes=2, names=2, seconds=0.01)
+    log = Log.create(shape.size)
+    log.clear(shape)
+    yield log
+    log.close()
+
+
+def test_log_is_read_after_its_writer_is_dead(log: Log) -> None:
+    def write() -> None:
+        mapped = Log(log.path, log.shape.size)
+        mapped.shape = log.shape
+        Lane(mapped, 1, LEASE).granted(1, 10, 20, 30)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = multiprocessing.get_context("fork").Process(target=write)
+    child.start()
+    child.join(30)
+    assert child.exitcode == -9
+    assert list(log.grants(2)) == [Grant(1, 1, 10, 20, 30, 0, 0)]
+
+
+def test_cells_see_a_second_holder(log: Log) -> None:
+    promise = 1 << 61  # the lease lasts, whatever the clock says
+    one, other = Lane(log, 0, promise), Lane(log, 1, promise)
+    one.granted(0, 10, 10, 20)
+    other.granted(0, 10, 10, 30)
+    one.leaving(0)
+    one.released(40, 50)
+    other.leaving(0)
+    other.released(60, 70)
+    assert (log.tally(1)[MET], log.tally(0)[LOST], log.tally(1)[LOST]) == (1, 1, 0)
+    assert len(analysis.overlaps(log.grants(2), promise)) == 1
+
+
+def test_cells_forgive_what_happens_after_the_end_of_a_lease(log: Log) -> None:
+    one, other = Lane(log, 0, 100), Lane(log, 1, 100)
+    one.granted(0, 10, 10, 20)
+    other.granted(0, 120, 120, 130)
+    one.leaving(0)
+    one.released(140, 150)
+    assert (log.tally(1)[MET], log.tally(0)[LOST], log.tally(0)[LATE]) == (0, 0, 1)
+
+
+def test_cells_of_another_name_do_not_matter(log: Log) -> None:
+    one, other = Lane(log, 0, LEASE), Lane(log, 1, LEASE)
+    one.granted(0, 10, 10, 20)
+    other.granted(1, 10, 10, 30)
+    assert (log.tally(0)[MET], log.tally(1)[MET]) == (0, 0)
+
+
+def test_lane_stops_before_its_log_is_full(log: Log) -> None:
+    lane = Lane(log, 0, LEASE)
+    for number in range(log.shape.capacity):
+        assert not lane.stopped
+        lane.granted(0, number + 1, number + 1, number + 1)
+        lane.leaving(0)
+        lane.released(number + 1, number + 1)
+    assert lane.stopped and lane.full
+    assert len(list(log.grants(2))) == log.shape.capacity
+
+
+def test_arrivals_are_the_same_for_every_rival_and_keep_the_rate() -> None:
+    rated = replace(HOT, lanes=4, rate=4000.0)
+    streams = lanes.arrivals(rated, 7, 1.0)
+    assert streams == lanes.arrivals(rated, 7, 1.0)
+    assert streams[0] != streams[1] != lanes.arrivals(rated, 8, 1.0)[1]
+    assert sum(map(len, streams)) == 4000
+    assert all(len(stream) == pytest.approx(1000, rel=0.2) for stream in streams)
+    assert all(0 <= at < 1e9 for stream in streams for at in stream)
+    assert all(stream == sorted(stream) for stream in streams)
+    assert lanes.arrivals(HOT, 7, 1.0) == [[], [], [], []]
+
+
+def test_zipf_prefers_the_first_names() -> None:
+    zipf = replace(HOT, names=100, zipf=1.1)
+    drawn = lanes.choices(zipf, 0, 0, lanes.popularity(100, 1.1))
+    assert drawn.count(0) > 5 * drawn.count(20) > 0
+    even = lanes.choices(replace(zipf, zipf=0.0), 0, 0, lanes.popularity(100, 0))
+    assert even.count(0) < 3 * len(even) / 100
+    assert lanes.choices(replace(HOT, names=contests.OWN), 3, 0, []) == (3,)
+
+
+@pytest.mark.parametrize("lanes_, processes", [(1, 4), (7, 4), (16, 4), (1000, 4)])
+def test_lanes_are_spread_evenly(lanes_: int, processes: int) -> None:
+    contest = Contest("tasks", processes, lanes_, 1)
+    shares = [contest.share(process) for process in range(contest.crews)]
+    assert [lane for share in shares for lane in share] == list(range(lanes_))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert all(shares)
+
+
+def test_victim_has_a_process_of_its_own() -> None:
+    contest = contests.SCENARIOS["crash"].contest
+    assert list(contest.share(0)) == []
+    assert [lane for process in (1, 2) for lane in contest.share(process)] == list(range(contest.lanes))
+
+
+# --------------------------------------------------------------------------------------------------------- the plan
+
+
+def refusal(**wishes: object) -> str:
+    with pytest.raises(Refusal) as refused:
+        make_plan(Wishes(**wishes))  # type: ignore[arg-type]
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_plan_refuses_what_makes_no_sense() -> None:
+    assert "no such rival" in refusal(rivals=("redlock",))
+    assert "--hold changes hot" in refusal(scenarios=("pair",), hold=1.0)
+    assert "--waiters changes storm, waiters, but not hot" in refusal(scenarios=("hot",), waiters=(5,))
+    assert "needs 2 processes" in refusal(scenarios=("handover",), processes=1)
+    assert "one rate" in refusal(scenarios=("hot",), rate=(10.0, 20.0))
+    assert "no names to choose among" in refusal(scenarios=("hot",), zipf=1.0)
+    assert "plays batch only" in refusal(scenarios=("hot",), rivals=("pipeline",))
+    assert "plays tasks only" in refusal(scenarios=("hot",), rivals=("valkey-glide",))
+    assert "not their own" in refusal(scenarios=("crash",), names=contests.OWN)
+    assert "--try changes" in refusal(scenarios=("crash",), try_lock=True)
+    assert "arrivals in a run" in refusal(scenarios=("load",), rate=(1e6,), seconds=10.0)
+    assert "a name that no other has" in refusal(rivals=("=module",))
+    assert "a name that no other has" in refusal(rivals=("redis-py=module",))
+
+
+def test_plan_of_wishes() -> None:
+    wishes = Wishes(
+        ("hot",), ("fastlock", "fastlock"), processes=2, tasks=8, names=10, zipf=1.1, hold=2.0, rate=(100.0,)
+    )
+    plan = make_plan(wishes)
+    (stage,) = plan.stages
+    contest = stage.turns[0][1].contest
+    assert contest is not None
+    assert (contest.face, contest.processes, contest.lanes, contest.names) == ("tasks", 2, 16, 10)
+    assert (contest.zipf, contest.hold, contest.rate) == (1.1, 0.002, 100.0)
+    assert [seat.label for seat in plan.seats] == ["fastlock", "fastlock#2"]
+    assert plan.as_dict()["hold"] == 2.0
+
+
+def test_sweeps_take_their_lists() -> None:
+    waiters, load = make_plan(Wishes(("waiters", "load"), waiters=(1, 5), rate=(10.0, 20.0))).stages
+    assert [(x, turn.contest.lanes) for x, turn in waiters.turns if turn.contest] == [(1, 1), (5, 5)]
+    assert [(x, turn.contest.rate) for x, turn in load.turns if turn.contest] == [(10, 10), (20, 20)]
+    assert waiters.parameters["waiters"] == [1, 5]
+    assert load.parameters["rate"] == [10, 20]
+
+
+def test_rate_makes_an_open_loop_only_of_what_was_chosen() -> None:
+    stages = {stage.name: stage for stage in make_plan(Wishes(rate=(100.0,))).stages}
+    assert [turn.contest.rate for _, turn in stages["hot"].turns if turn.contest] == [0]
+    assert [turn.contest.rate for _, turn in stages["load"].turns if turn.contest] == [100]
