@@ -12,8 +12,8 @@ import importlib
 import json
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,6 @@ def run(args: argparse.Namespace) -> int:
     refuse_slow_build(_core())
     if args.url is not None and args.server is not None:
         raise Refusal("--url and --server exclude each other: a server is either there or started")
-    if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
-        raise Refusal(f"--json {args.json}: there is no such folder")
     try:
         from .plan import Wishes, make_plan
     except ImportError as error:
@@ -121,15 +119,15 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
 @contextlib.contextmanager
 def _patient() -> Iterator[None]:
     """A second Ctrl-C must not cut short what tidies up after the first; it takes a few seconds at most."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread, which is the one that gets it
+    if threading.current_thread() is not threading.main_thread():  # which is the one that gets it
         yield
         return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _report(args: argparse.Namespace, session: Session, server: dict[str, str], interrupted: bool) -> int:
@@ -140,14 +138,14 @@ def _report(args: argparse.Namespace, session: Session, server: dict[str, str], 
     rows = {name: taken.rows() for name, taken in session.taken.items()}
     verdicts = judge(rows, session.plan.scenarios) if args.check else []
     show(session, server, verdicts, interrupted, sys.stderr if args.json == "-" else sys.stdout)
+    result = document(session, server, verdicts, interrupted) if args.json or args.html else None
+    if args.html:
+        results.write_page(result, args.html)
     if args.json:
-        text = json.dumps(document(session, server, verdicts, interrupted), indent=1) + "\n"
+        text = json.dumps(result, indent=1) + "\n"
         if args.json == "-":
             sys.stdout.write(text)
         else:
-            with open(args.json, "w", encoding="utf-8") as file:
-                file.write(text)
-    if args.html:
-        results.write_page(document(session, server, verdicts, interrupted), args.html)
+            results.write(args.json, text)
     good = not session.failures and all(verdict.met for verdict in verdicts)
     return OK if good else WRONG

@@ -211,7 +211,7 @@ def section(anchor: str, name: str, document: Document, styles: Styles) -> Marku
     parts = [
         tag("div", tag("h2", name), tag("p", scenario.get("title") or "", class_="soft"), class_="title"),
         chips((scenario.get("parameters") or {}).items()),
-        tag("p", _round_trip(scenario.get("round_trip")), " ", _noise_of(spread)),
+        tag("p", _round_trip(scenario.get("round_trip")), " ", _noise_of(spread, dig(document, "noise", name, "rival") or "the first rival")),
         _alert("bad", HELD_TWICE, twice) if twice else Markup(""),
     ]
     if not rows_of(scenario) and not points_of(scenario):
@@ -235,10 +235,10 @@ def _round_trip(trip: Mapping[str, Any] | None) -> Markup:
     )
 
 
-def _noise_of(spread: float | None) -> Markup:
+def _noise_of(spread: float | None, rival: str) -> Markup:
     if spread is None:
         return Markup("How noisy the machine was is not known: no ratio is marked.")
-    return join([tag("b", "Noise"), f": fastlock against itself came out up to {written.share(spread)} away from 1."])
+    return join([tag("b", "Noise"), f": {rival} against itself came out up to {written.share(spread)} away from 1."])
 
 
 def card(figure: Figure) -> Markup:

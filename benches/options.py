@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from fastlock._console import seconds, server_url, whole
 
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=seconds(0.01, 600), metavar="S", help="of one run; default: as the scenario says")
     add("--quick", action="store_true", help="short runs, few rounds, small sweeps: a first look, noisy")
     add("--check", action="store_true", help="exit with 1 if a budget of the acceptance list is missed")
-    add("--json", metavar="FILE", help="write JSON there; -: to stdout, and the table to stderr")
+    add("--json", metavar="FILE", type=writable, help="write JSON there; -: to stdout, and the table to stderr")
     _add_contention(parser.add_argument_group("contention (scenarios from hot to load)"))
 
 
@@ -83,6 +85,20 @@ def _add_contention(group: argparse._ArgumentGroup) -> None:
         help="arrivals per second of load, such as 1000,4000; one of them makes hot, zipf, flash-sale an open loop",
     )
     add("--try", dest="try_lock", action="store_true", help="try-locks that do not wait")
+
+
+def writable(path: str) -> str:
+    """The argparse type of a file to be written, ``-``: stdout. What cannot be is said before anything is measured."""
+    target = Path(path)
+    if path == "-":
+        return path
+    if not path or target.is_dir():
+        raise argparse.ArgumentTypeError(f"{path or 'an empty name'} is a directory, not a file")
+    if not target.resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {target.parent}")
+    if not os.access(target if target.exists() else target.resolve().parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written")
+    return path
 
 
 def names(text: str) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 
 from fastlock._console import OK, WRONG, Refusal
 
+from .options import writable
+
 COMPARE = """\
 Set two results of fastlock bench --json against each other: a is the older one. Marks what lies inside the noise of the
 two runs, and says so where they differ too much in machine, versions or parameters."""
@@ -35,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared = commands.add_parser("compare", help="set two results against each other", description=COMPARE)
     compared.add_argument("a", metavar="A.json", help="the older result")
     compared.add_argument("b", metavar="B.json", help="the newer one")
-    compared.add_argument("--json", metavar="FILE", default=argparse.SUPPRESS, help="write JSON there; -: to stdout")
+    compared.add_argument(
+        "--json", metavar="FILE", type=writable, default=argparse.SUPPRESS, help="write JSON there; -: to stdout"
+    )
     compared.add_argument(
         "--fail-over",
         type=percent,
@@ -97,18 +101,6 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def writable(path: str) -> str:
-    """The argparse type of a file to be written: what cannot be is said before anything is measured."""
-    target = Path(path)
-    if target.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is a directory")
-    if not target.resolve().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {target.parent}")
-    if not os.access(target if target.exists() else target.resolve().parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path} cannot be written")
-    return path
-
-
 def percent(text: str) -> float:
     """The argparse type of --fail-over."""
     try:
@@ -133,7 +125,12 @@ def _compare(args: argparse.Namespace) -> int:
     from .schema import read
 
     names = (args.a, args.b)
-    comparison = compare(read(args.a), read(args.b))
+    a, b = read(args.a), read(args.b)
+    for name, document in zip(names, (a, b), strict=True):
+        build = (document.get("environment") or {}).get("build")
+        if build not in (None, "release", "pure"):
+            raise Refusal(f"{name}: it was measured on a {build} build, whose speed means nothing")
+    comparison = compare(a, b)
     if not comparison.entries:
         raise Refusal(f"{args.a} and {args.b} have no rival of any scenario in common")
     if args.fail_over is not None and not judgeable(comparison):

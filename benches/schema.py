@@ -19,6 +19,9 @@ SCHEMA = "fastlock-bench/2"
 LARGEST = 1e18
 """More of anything was not measured: in microseconds it is longer than there have been people."""
 
+DEEPEST = 20
+"""Lists and objects in each other; a result has 8."""
+
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -38,9 +41,25 @@ def read(path: str) -> Document:
         raise Refusal(f"{path}: {getattr(error, 'strerror', None) or 'it is not text'}") from None
     try:
         document = json.loads(text, parse_constant=_no_number)
+        _sound(document)
     except (ValueError, RecursionError) as error:
         raise Refusal(f"{path}: it is not JSON ({error})") from None
     return checked(document, path)
+
+
+def _sound(document: Any) -> None:
+    """ValueError for what JSON allows and nobody can show: half a character, a nest without end."""
+    todo: list[tuple[Any, int]] = [(document, 0)]
+    while todo:
+        value, depth = todo.pop()
+        if depth > DEEPEST:
+            raise ValueError("nested too deeply")
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, dict):
+            todo += [(item, depth + 1) for pair in value.items() for item in pair]
+        elif isinstance(value, list):
+            todo += [(item, depth + 1) for item in value]
 
 
 def checked(document: Any, name: str) -> Document:
@@ -195,7 +214,7 @@ DOCUMENT = Object(
         "command": text,
         "environment": Object({"server": table(anything), "rivals": table(maybe(table(anything)))}),
         "parameters": table(anything),
-        "noise": table(maybe(Object({"spread": number}))),
+        "noise": table(maybe(Object({"spread": number, "rival": text}))),
         "skipped": table(text),
         "failures": several(text),
         "budgets": several(Object({"name": text, "bound": number, "measured": number, "met": flag}, needed=("name",))),

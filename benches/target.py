@@ -36,6 +36,10 @@ class Unusable(Exception):
     """The server cannot be measured: it does not take a command that somebody needs."""
 
 
+SWEPT = 1000
+"""Keys of one UNLINK."""
+
+
 class Target:
     """A server that may be measured. ``private``: nobody but this run uses it."""
 
@@ -61,7 +65,11 @@ class Target:
             "SET": lambda: db.set(key, "x", nx=True, px=10_000),
             "GET": lambda: db.get(key),
             "EVALSHA and SCRIPT LOAD": lambda: db.evalsha(db.script_load("return redis.call('get', KEYS[1])"), 1, key),
+            "PTTL": lambda: db.pttl(key),
+            "PEXPIRE": lambda: db.pexpire(key, 10_000),
             "UNLINK": lambda: db.unlink(key),
+            "LPUSH": lambda: db.lpush(key, "x"),
+            "BLPOP": lambda: db.blpop([key], timeout=1),
             "DEL": lambda: db.delete(key),
         }
         for command, attempt in needed.items():
@@ -111,8 +119,14 @@ class Target:
 
     def sweep(self, prefix: str) -> None:
         """Remove all keys that mention ``prefix``, also those that a rival made of a name."""
+        found: list[bytes] = []
         for key in self._redis.scan_iter(match=f"*{prefix}*", count=10_000):
-            self._redis.unlink(key)
+            found.append(key)
+            if len(found) == SWEPT:
+                self._redis.unlink(*found)
+                found.clear()
+        if found:
+            self._redis.unlink(*found)
 
 
 @contextlib.contextmanager

@@ -497,8 +497,3 @@ def test_nothing_to_judge_is_refused(saved: tuple[Path, Path], capsys: pytest.Ca
         path.write_text(json.dumps(made))
     assert bench("compare", a, b, "--fail-over", 10) == 2
     assert "nothing of fastlock can be compared" in refused(capsys)
-
-
-def test_json_that_cannot_be_written(saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("compare", *saved, "--json", saved[0].parent / "no" / "out.json") == 2
-    assert "cannot write" in capsys.readouterr().err

@@ -31,8 +31,9 @@ LABELS = {
 APART = {"server", "rivals"}
 
 NOISE = (
-    "fastlock also plays against itself, interleaved like all others. That ratio should be 1; how far it strays tells "
-    f"how far this machine can be trusted. A ratio inside that range is marked {written.ABOUT} and is no difference."
+    "The first rival also plays against itself, interleaved like all others. That ratio should be 1; how far it strays "
+    "tells how far this machine can be trusted. A ratio inside that range is marked "
+    f"{written.ABOUT} and is no difference."
 )
 
 
@@ -90,10 +91,14 @@ def environment(document: Document) -> list[Markup]:
 def noise(document: Document) -> list[Markup]:
     """What a difference has to exceed, by scenario."""
     spreads = {name: dig(document, "noise", name, "spread") for name in document["scenarios"]}
-    body = [[name, written.share(spread), _range(spread)] for name, spread in spreads.items()]
+    body = [
+        [name, dig(document, "noise", name, "rival") or written.NOTHING, written.share(spread), _range(spread)]
+        for name, spread in spreads.items()
+    ]
     headings = [
         ("scenario", ""),
-        ("fastlock against itself, away from 1 by", ""),
+        ("who, against itself", ""),
+        ("away from 1 by", ""),
         ("ratios that are no difference", ""),
     ]
     table = [box("How noisy the machine was", headings, body)] if body else []

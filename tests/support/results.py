@@ -206,7 +206,7 @@ def document(seed: int = 1) -> dict[str, Any]:
         "command": "fastlock bench --url redis://:***@localhost:6379/0 --html report.html",
         "environment": ENVIRONMENT,
         "parameters": {"scenarios": list(scenarios), "rounds": 5, "seconds": 1.0, "quick": False, "rate": None},
-        "noise": {name: {"spread": 0.04} for name in scenarios},
+        "noise": {name: {"spread": 0.04, "rival": "fastlock"} for name in scenarios},
         "skipped": {"tasks-uvloop": "uvloop is not installed"},
         "failures": [],
         "budgets": [

@@ -1,0 +1,65 @@
+"""Files that the benchmark is to read or write, and cannot: one line, exit code 2, before anything is measured.
+
+What is in a result that can be read: test_bench_html.py and test_bench_compare.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support import results
+
+from fastlock import _cli as cli
+
+
+def bench(*args: object) -> int:
+    return cli.main(["bench", *map(str, args)])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    """What a refusal says."""
+    try:
+        code = bench(*args)
+    except SystemExit as stopped:  # by argparse
+        code = stopped.code  # type: ignore[assignment]
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert (code, out) == (2, ""), (code, out)
+    return str(line)
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (tmp_path, "", tmp_path / "no" / "such.file"):
+        assert "directory" in refused(capsys, "--scenario", "pair", option, place)
+    sealed = tmp_path / "sealed"
+    sealed.write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as nobody is refused anything by the system as root
+    assert "cannot be written" in refused(capsys, "--scenario", "pair", option, sealed)
+
+
+def test_what_json_allows_and_nobody_can_show_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, made = tmp_path / "result.json", tmp_path / "report.html"
+    document = results.document()
+    deep: list[object] = []
+    for _ in range(950):
+        deep = [deep]
+    for value in (deep, "\ud800", {"\udfff": 1}):
+        saved.write_text(json.dumps(document | {"parameters": {"seen": value}}))
+        assert "result.json: it is not JSON" in refused(capsys, "render", saved, made)
+        assert "result.json: it is not JSON" in refused(capsys, "compare", saved, saved)
+    assert not made.exists()
+
+
+def test_results_of_a_build_without_speed_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    release, debug = tmp_path / "release.json", tmp_path / "debug.json"
+    document = results.document()
+    release.write_text(json.dumps(document))
+    debug.write_text(json.dumps(document | {"environment": document["environment"] | {"build": "debug"}}))
+    assert "debug.json: it was measured on a debug build" in refused(capsys, "compare", release, debug)
+    assert bench("compare", release, release) == 0
