@@ -107,5 +107,6 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool
         return True
     finally:
         sys.settrace(previous)
+        last = (None, "")  # a frame that holds on to its tracer, as that does to it, and to all that was interrupted
         gc.enable()
     return False
