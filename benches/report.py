@@ -37,8 +37,8 @@ NOTES = {
     "cpu": "srv us, cli us: CPU per grant, server and clients; part: server CPU as part of redis-py's; cmds: commands"
     " that the server ran per grant, also within scripts; conns: most connections.",
     "pair": "Latencies of pairs are of a closed loop: with many threads or tasks mostly queueing; batch: of 500 names.",
-    "wait": "wait: from the (intended) start of an acquire to holding; who gave up counts with the time he waited;"
-    " rel: the call to release.",
+    "wait": "wait: from the (intended) start of an acquire to holding; who gave up counts with all the time that"
+    " he might have waited; rel: the call to release.",
     "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait.",
     "gap": "gap: release called to next holder running, by another lane, while somebody waited. Jain: 1 is even, over"
     " lanes; min/max: grants of the lane with fewest to that with most. missed: not had in time, or refused.",

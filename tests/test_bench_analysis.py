@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
 import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,7 +18,7 @@ from fastlock._console import Refusal
 from fastlock.benches import stats
 from fastlock.benches.contention import analysis, contests, lanes
 from fastlock.benches.contention.contests import Contest
-from fastlock.benches.contention.log import COUNT, LATE, LOST, MET, Grant, Lane, Log, shape_for
+from fastlock.benches.contention.log import ATTEMPTS, COUNT, FAILURES, LATE, LOST, MET, Grant, Lane, Log, shape_for
 from fastlock.benches.plan import Wishes, make_plan
 from fastlock.benches.stats import Sample
 
@@ -129,6 +131,28 @@ def test_recoveries_count_from_the_end_of_the_dead_holders_lease() -> None:
     assert found.counts["lanes"] == []
 
 
+@pytest.mark.parametrize(
+    ("called", "granted", "found"),
+    [
+        (5 * MS, 301 * MS, [1 * MS]),  # sooner than a server that counts in milliseconds can tell
+        (5 * MS, 302 * MS + MS // 2, [1 * MS]),
+        (5 * MS, 304 * MS, [2 * MS]),
+        (301 * MS, 304 * MS, [2 * MS]),  # 1 ms before the end
+        (303 * MS, 304 * MS, []),  # nobody waited when the lease ended
+    ],
+)
+def test_recovery_is_of_who_waited_and_never_shorter_than_the_server_can_tell(
+    called: int, granted: int, found: list[int]
+) -> None:
+    victim = Grant(4, 0, 0, 1 * MS, 3 * MS, 0, 0)
+    assert analysis.recoveries([victim, grant(0, called, granted, granted + 1)], 4, 0.3) == found
+
+
+def test_those_who_wait_for_a_dead_holder_come_while_its_lease_lasts() -> None:
+    crash = contests.SCENARIOS["crash"].contest
+    assert all(0 <= at < crash.lease / 2 * 1e9 for (at,) in lanes.arrivals(crash, 7, 0.1))
+
+
 # ------------------------------------------------------------------------------------------- counts, waits, fairness
 
 
@@ -143,8 +167,31 @@ def test_grants_after_the_end_are_not_in_the_rate_but_in_the_waits() -> None:
 def test_who_gave_up_has_waited() -> None:
     patient = replace(HOT, patience=0.1)
     found = findings([grant(0, 1, 2, 5), gave_up(1, 10, 10 + 100 * MS), gave_up(2, 10, 20 * MS)], patient)
-    assert found.counts["timeouts"] == 1  # the other was cut off by the end of the run
-    assert sorted(found.times["wait"]) == [1, 20 * MS - 10, 100 * MS]
+    assert found.counts["timeouts"] == 2
+    assert sorted(found.times["wait"]) == [1, 100 * MS, 100 * MS]  # the other might have waited as long
+
+
+def test_lock_that_refuses_early_is_not_made_to_look_good() -> None:
+    served = [grant(0, 10 * at * MS, (10 * at + 1) * MS, (10 * at + 2) * MS) for at in range(1, 40)]
+    hasty = [gave_up(1, at * MS, at * MS + MS // 100) for at in range(1, 100)]
+    found = findings([*served, *hasty])
+    assert found.counts["timeouts"] == 99
+    assert statistics.median(found.times["wait"]) == contests.PATIENCE * 1e9
+
+
+def test_cut_off_is_not_missed_and_counts_until_the_end() -> None:
+    cut = replace(HOT, cut=True)
+    early, looked, late = gave_up(1, 10, 20 * MS), gave_up(2, 10, 950 * MS), gave_up(3, 999 * MS, 1_001 * MS)
+    found = findings([early, looked, late], cut)
+    assert found.counts["timeouts"] == 1
+    assert found.times["wait"] == [1_000 * MS - 10, 1_000 * MS - 10, 2 * MS]
+    impatient = findings([gave_up(1, 10, 10 + 950 * MS)], replace(cut, patience=0.95))
+    assert impatient.counts["timeouts"] == 1  # its patience had ended before the run
+
+
+def test_try_lock_that_raised_counts_with_the_time_it_took() -> None:
+    found = findings([gave_up(1, 10, 20 * MS)], replace(HOT, blocking=False))
+    assert found.times["wait"] == [20 * MS - 10]
 
 
 def test_open_loop_counts_from_the_intended_start() -> None:
@@ -297,6 +344,62 @@ def test_lane_stops_before_its_log_is_full(log: Log) -> None:
         lane.released(number + 1, number + 1)
     assert lane.stopped and lane.full
     assert len(list(log.grants(2))) == log.shape.capacity
+
+
+class Raises:
+    """A lock whose acquire takes a while and raises; for either face."""
+
+    def __init__(self, key: str, **options: object) -> None:
+        pass
+
+    def acquire(self) -> bool:
+        time.sleep(0.002)
+        raise ConnectionError("gone")
+
+    def release(self) -> None: ...
+
+
+class RaisesToTasks(Raises):
+    async def acquire(self) -> bool:  # type: ignore[override]
+        return super().acquire()
+
+
+def play(log: Log, face: str, contest: Contest, due: list[int], seconds: float) -> lanes.Job:
+    """One lane of locks that raise."""
+    job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds)
+    job.begin(time.monotonic_ns())
+    if face == "threads":
+        lanes.thread_lane(job, Raises)
+    else:
+        asyncio.run(lanes.task_lane(job, RaisesToTasks))  # type: ignore[arg-type]
+    return job
+
+
+@pytest.mark.parametrize("face", ["threads", "tasks"])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_acquire_that_raised_has_waited_too(log: Log, face: str, blocking: bool) -> None:
+    job = play(log, face, replace(HOT, blocking=blocking), [], 1.0)
+    records = list(log.grants(1))
+    assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == lanes.TIRED
+    assert all(-record.granted - record.called >= 2 * MS for record in records)
+    assert job.lane.errors == ["ConnectionError: gone"] * 3
+    found = analysis.measure(HOT, records, [log.tally(0)], [0], job.start, 1.0)
+    assert (found.counts["timeouts"], found.counts["failures"]) == (lanes.TIRED, lanes.TIRED)
+
+
+@pytest.mark.parametrize("face", ["threads", "tasks"])
+def test_arrivals_of_a_lane_that_went_home_are_never_served(log: Log, face: str) -> None:
+    due = [at * MS for at in range(0, 400, 10)]
+    job = play(log, face, replace(HOT, lanes=1, rate=100.0), due, 0.4)
+    records = list(log.grants(1))
+    assert [record.intended - job.start for record in records] == due
+    assert log.tally(0)[FAILURES] == lanes.TIRED
+    never = records[lanes.TIRED :]
+    assert all(analysis.never_asked(record) for record in never)
+    assert {-record.granted - job.start for record in never} == {800 * MS}  # until when others work theirs off
+    found = analysis.measure(job.contest, records, [log.tally(0)], [0], job.start, 0.4)
+    assert found.counts["timeouts"] == found.counts["attempts"] == len(due)
+    assert min(found.times["wait"]) > 400 * MS
 
 
 def test_arrivals_are_the_same_for_every_rival_and_keep_the_rate() -> None:

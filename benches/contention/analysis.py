@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 from .contests import Contest
 from .log import ATTEMPTS, FAILURES, LATE, LOST, MET, REFUSED, Grant
 
+RESOLUTION = 1_000_000
+"""Nanoseconds that the end of a lease is known to: the server counts in milliseconds."""
+
 SLACK = 2_000_000
 """Nanoseconds by which a server may end a lease early: it counts in milliseconds, on a clock it reads now and then."""
 
@@ -70,16 +73,19 @@ def handovers(grants: Iterable[Grant]) -> list[int]:
 
 
 def recoveries(grants: Iterable[Grant], victims: int, lease: float) -> list[int]:
-    """Nanoseconds from the end of a dead holder's lease to the next grant. Lanes from ``victims`` on are the dead.
+    """Nanoseconds from the end of a dead holder's lease to the next grant, where that one waited already. Lanes from
+    ``victims`` on are the dead.
 
-    The server counts the lease from between call and grant: the middle is taken.
+    The server counts the lease from between call and grant: the middle is taken. Nothing shorter than RESOLUTION is
+    told apart.
     """
     found = []
     for queue in by_name(grants).values():
         for before, after in pairwise(queue):
             if before.lane >= victims > after.lane:
                 end = (before.called + before.granted) // 2 + int(lease * 1e9)
-                found.append(max(0, after.granted - end))
+                if after.called < end:
+                    found.append(max(RESOLUTION, after.granted - end))
     return found
 
 
@@ -112,13 +118,16 @@ def order_kept(grants: Sequence[Grant]) -> float | None:
     return statistics.correlation(arrived, served)
 
 
-def missed(record: Grant, contest: Contest) -> bool:
-    """Whether it was given up for lack of time; not if it was only cut off by the end of the run.
+def never_asked(record: Grant) -> bool:
+    """Whether this is an arrival of an open loop that nobody came to serve."""
+    return record.called == -record.granted
 
-    redis-py's lock gives up a little early, where its next look would come too late.
-    """
-    never_asked = record.called == -record.granted
-    return record.granted < 0 and (never_asked or -record.granted - record.called >= 0.9e9 * contest.patience)
+
+def missed(record: Grant, contest: Contest, end: int) -> bool:
+    """Whether it was given up, however early, or raised; not if it was only cut off by the end of the run."""
+    if record.granted > 0:
+        return False
+    return never_asked(record) or not contest.cut_off(record.called, -record.granted, end)
 
 
 class Findings(NamedTuple):
@@ -129,9 +138,18 @@ class Findings(NamedTuple):
     wrong: list[str]
 
 
-def waits(records: Iterable[Grant]) -> list[int]:
-    """From the intended start to holding; who gave up has waited until then: the worst must not be left out."""
-    return [abs(record.granted) - record.intended for record in records]
+def waits(records: Iterable[Grant], contest: Contest, end: int) -> list[int]:
+    """From the intended start to holding. The worst must not be left out, nor look good: who gave up, or raised, counts
+    with all the time that he might have waited, also where he did not."""
+    return [waited_until(record, contest, end) - record.intended for record in records]
+
+
+def waited_until(record: Grant, contest: Contest, end: int) -> int:
+    """When a wait was over; try-locks do not wait."""
+    ended = abs(record.granted)
+    if record.granted > 0 or never_asked(record) or not contest.blocking:
+        return ended
+    return max(ended, contest.deadline(record.called, end))
 
 
 def describe(pair: tuple[Grant, Grant]) -> str:
@@ -168,13 +186,13 @@ def measure(
         "released": sum(record.released > 0 for record in granted),
         "attempts": asked[ATTEMPTS],
         "failures": total[FAILURES],
-        "timeouts": total[REFUSED] + sum(missed(record, contest) for record in players),
+        "timeouts": total[REFUSED] + sum(missed(record, contest, end) for record in players),
         "violations": max(len(found), total[MET], total[LOST], lost),
         "outlived": late,
         "lanes": _lanes(granted, contest, end),
     }
     times = {
-        "wait": waits(players),
+        "wait": waits(players, contest, end),
         "release": [record.released - record.releasing for record in granted if record.released],
         "handover": handovers(records),
     }
@@ -202,7 +220,7 @@ def _of_role(
     holders = [record for record in records if record.lane >= contest.lanes]
     if contest.role == "crash":
         times["recovery"] = recoveries(records, contest.lanes, contest.lease)
-        score = 1e9 / max(1, statistics.median(times["recovery"])) if times["recovery"] else 0.0
+        score = 1e9 / statistics.median(times["recovery"]) if times["recovery"] else 0.0
         return {"grants": len(granted), "score": score}
     begin = max((holder.releasing for holder in holders), default=0)
     last = max((record.granted for record in granted), default=begin)

@@ -17,6 +17,10 @@ OWN = 0
 PATIENCE = 5.0
 """Seconds that an acquire waits at most."""
 
+EARLY = 0.1
+"""Seconds before the end of a wait at which it may be given up: redis-py's lock does where its next look would come too
+late, and looks every 100 ms."""
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -52,6 +56,16 @@ class Contest:
     def holders(self) -> int:
         """Lanes beside the others, that hold the names before the run begins."""
         return self.cells if self.role else 0
+
+    def deadline(self, called: int, end: int) -> int:
+        """Until when an acquire may wait, in nanoseconds, of a run that ends at ``end``."""
+        patient = called + int(self.patience * 1e9)
+        return min(patient, max(called, end)) if self.cut else patient
+
+    def cut_off(self, called: int, now: int, end: int) -> bool:
+        """Whether it was the end of the run that ended a wait, and not the lock, nor its patience."""
+        deadline = self.deadline(called, end)
+        return deadline < called + int(self.patience * 1e9) and now >= deadline - int(EARLY * 1e9)
 
     @property
     def crews(self) -> int:

@@ -48,11 +48,11 @@ def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
     """When each lane is to ask, nanoseconds after the start; nothing in a closed loop. The same for every rival.
 
     A Poisson stream of exactly as many arrivals as the rate promises, each at a lane by chance. Those who wait for a
-    dead holder come at any time of its lease, or they would all look again at the same time.
+    dead holder come at any time of the first half of its lease, or they would all look again at the same time.
     """
     draw = random.Random(f"{seed}:arrivals")
     if contest.role == "crash":
-        return [[int(draw.random() * contest.lease * 1e9)] for _ in range(contest.lanes)]
+        return [[int(draw.random() * contest.lease / 2 * 1e9)] for _ in range(contest.lanes)]
     found: list[list[int]] = [[] for _ in range(contest.lanes)]
     for at in sorted(draw.random() * seconds for _ in range(round(contest.rate * seconds))):
         found[draw.randrange(contest.lanes)].append(int(at * 1e9))
@@ -95,7 +95,7 @@ class Job:
             return None
         if not self.contest.cut:
             return self.contest.patience
-        return max(0.001, min(self.contest.patience, (self.end - called) / 1e9))
+        return max(0.001, (self.contest.deadline(called, self.end) - called) / 1e9)
 
     def gave_up(self, name: int, due: int, called: int, now: int) -> None:
         """An acquire said no."""
@@ -103,25 +103,30 @@ class Job:
             self.lane.refused()
             return
         self.lane.gave_up(name, due or called, called, now)
-        self.over = self.contest.cut
+        self.over = self.contest.cut_off(called, now, self.end)
 
     def name(self) -> int:
         """The name wanted next; counts the turn."""
         self.done += 1
         return self.names[(self.done - 1) % len(self.names)]
 
-    def problem(self, error: Exception, asked: bool = True) -> None:
+    def problem(self, error: Exception) -> None:
         """A call raised."""
         self.failed += 1
-        self.lane.failed(error, asked)
+        self.lane.failed(error)
+
+    def raised(self, error: Exception, name: int, due: int, called: int) -> None:
+        """It was an acquire: whoever called has waited in vain."""
+        self.problem(error)
+        self.lane.gave_up(name, due or called, called, max(called + 1, clock()))
 
     def finish(self) -> None:
-        """Arrivals that were never served have waited too, in vain."""
-        now = clock()
+        """Arrivals that were never served have waited too, in vain; also those after a lane went home early."""
+        until = max(clock(), self.last if self.failed >= TIRED else self.end)
         for due in self.arrivals[self.done :]:
-            if self.lane.stopped or self.start + due > now:
+            if self.lane.stopped:
                 return
-            self.lane.gave_up(self.name(), self.start + due, now, now)
+            self.lane.gave_up(self.name(), self.start + due, until, until)
 
 
 def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = time.sleep) -> None:
@@ -138,7 +143,7 @@ def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = tim
             lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
             taken = lock.acquire()
         except Exception as error:  # counted; the next one may do better
-            job.problem(error)
+            job.raised(error, name, due, called)
             continue
         now = clock()
         if not taken:
@@ -153,7 +158,7 @@ def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = tim
             lock.release()
             released, job.failed = clock(), 0
         except Exception as error:
-            job.problem(error, asked=False)
+            job.problem(error)
         lane.released(releasing, released)
     job.finish()
 
@@ -172,7 +177,7 @@ async def task_lane(job: Job, make: MakeAsyncLock) -> None:
             lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
             taken = await lock.acquire()
         except Exception as error:  # counted; the next one may do better
-            job.problem(error)
+            job.raised(error, name, due, called)
             continue
         now = clock()
         if not taken:
@@ -187,7 +192,7 @@ async def task_lane(job: Job, make: MakeAsyncLock) -> None:
             await lock.release()
             released, job.failed = clock(), 0
         except Exception as error:
-            job.problem(error, asked=False)
+            job.problem(error)
         lane.released(releasing, released)
     job.finish()
 

@@ -211,7 +211,7 @@ class Lane:
         self._at = at + RECORD
 
     def gave_up(self, name: int, intended: int, called: int, now: int) -> None:
-        """It waited in vain."""
+        """It waited in vain: until now, or for what raised, or was never asked."""
         words, at = self._words, self._at
         words[self._tally + ATTEMPTS] += 1
         words[at], words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5] = (
@@ -225,9 +225,8 @@ class Lane:
         self._words[self._tally + ATTEMPTS] += 1
         self._words[self._tally + REFUSED] += 1
 
-    def failed(self, error: Exception, asked: bool = True) -> None:
-        """An acquire (``asked``) or a release raised; the first few errors are kept."""
-        self._words[self._tally + ATTEMPTS] += asked
+    def failed(self, error: Exception) -> None:
+        """An acquire or a release raised; the first few errors are kept."""
         self._words[self._tally + FAILURES] += 1
         if len(self.errors) < 3:
             self.errors.append(f"{type(error).__name__}: {error}")
