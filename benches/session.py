@@ -26,7 +26,7 @@ from .ceiling import Ceiling, RoundTrip, find_tool
 from .contention.crew import Crew
 from .plan import Plan, Seat, Stage
 from .rivals import BASELINE, COMPILED, OURS
-from .stats import Percentiles, Row, Sample, merge, noise, percentiles, round_ratios, spread, summarize
+from .stats import Percentiles, Row, Sample, merge, noise_at, percentiles, spread, summarize, twin_ratios
 from .target import PREFIX, Meter, Target
 from .workers import Meanwhile, RivalMissing, Turn, WorkerError, WorkerProcess, WorkerRival, end_all
 
@@ -67,26 +67,29 @@ class Taken:
     _rows: dict[tuple[X, int], dict[str, Row]] = field(default_factory=dict)
 
     def noise(self) -> float | None:
-        """How far a rival is from itself, over all rounds and points."""
-        found = [
-            ratio
-            for players in self.samples.values()
-            for ratio in round_ratios(players.get(self.twin, []), players.get(self.subject, []))
-        ]
-        return noise(found)
+        """How far a rival is from itself; of a sweep at its noisiest place."""
+        found = [width for x in self.samples if (width := self.noise_at(x)) is not None]
+        return max(found, default=None)
+
+    def noise_at(self, x: X = None) -> float | None:
+        """How far a rival is from itself at one place in the sweep."""
+        by_place = {
+            place: twin_ratios(players.get(self.twin, []), players.get(self.subject, []))
+            for place, players in self.samples.items()
+        }
+        return noise_at(by_place.get(x, []), [ratio for found in by_place.values() for ratio in found])
 
     def rows(self, x: X = None) -> dict[str, Row]:
         """The rows of one place in the sweep; of players that have played. The twin is shown if it was asked for."""
         players = self.samples.get(x, {})
         rounds = sum(len(taken) for point in self.samples.values() for taken in point.values())
         if (x, rounds) not in self._rows:
-            self._rows[x, rounds] = self._summarized(players)
+            self._rows[x, rounds] = self._summarized(players, self.noise_at(x))
         return self._rows[x, rounds]
 
-    def _summarized(self, players: Mapping[str, list[Sample]]) -> dict[str, Row]:
+    def _summarized(self, players: Mapping[str, list[Sample]], width: float | None) -> dict[str, Row]:
         shown = {name: taken for name, taken in players.items() if taken and not (self.hidden and name == self.twin)}
         base = players.get(BASELINE) or (players.get(self.subject, []) if BASELINE not in players else [])
-        width = self.noise()
         return {
             name: summarize(name, taken, base, self.connections.get(name), width, self.leases.get(name))
             for name, taken in shown.items()
@@ -316,6 +319,8 @@ class Session:
             player.open(stage.name, self._label(stage, player), [*turns, *([stage.warm_up] if stage.warm_up else [])])
             if stage.warm_up:
                 player.run(stage.warm_up, lambda: self._count_connections(stage, taken, player))
+                for lie in player.wrong if isinstance(player, Crew) else ():
+                    self._fail(f"{stage.name}, {player.name}: in the warm-up {lie}")
             if isinstance(player, Crew) and turns[0].contest is not None:
                 taken.leases[player.name] = player.lease(turns[0].contest).lease
 

@@ -17,6 +17,15 @@ from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 SHORTEST, LONGEST = 1_000, 60_000_000_000
 """What a histogram tells apart, in nanoseconds: a microsecond to a minute, three digits. Longer times count there."""
 
+FEW = 5
+"""Ratios below which quartiles say nothing."""
+
+FARTHEST = 1000.0
+"""Ratios of a rival to itself count as no more than this, and as this where one of the two stood still."""
+
+TINY = 1e-9
+"""What a ratio may differ by from the same one, computed otherwise."""
+
 KINDS = ("wait", "release", "handover", "latency")
 """The histograms of a row."""
 
@@ -144,21 +153,40 @@ def ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> Spread | None:
     return spread(found) if found else None
 
 
+def twin_ratios(twin: Sequence[Sample], subject: Sequence[Sample]) -> list[float]:
+    """Those of a rival to itself, round by round: a round in which only one of the two got anything is the worst, not
+    none."""
+    pairs = zip(twin, subject, strict=False)
+    return [a.speed / b.speed if b.speed else FARTHEST for a, b in pairs if a.speed or b.speed]
+
+
+def deviation(ratio: float) -> float:
+    """How far a ratio lies from 1, either way: of 0.5 and of 2 it is 1."""
+    return min(max(ratio, 1 / ratio) if ratio else FARTHEST, FARTHEST) - 1
+
+
 def noise(found: Sequence[float]) -> float | None:
     """How far ratios of a rival to itself lie from 1, at most over their median and quartiles; None without any.
 
     0.1 means: between 1/1.1 and 1.1 a ratio says nothing.
     """
-    known = [ratio for ratio in found if ratio > 0]
-    if not known:
-        return None
-    marks = statistics.quantiles(known, n=4, method="inclusive") if len(known) > 1 else known
-    return max(max(mark, 1 / mark) for mark in marks) - 1
+    marks = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found
+    return max(map(deviation, marks), default=None)
+
+
+def noise_at(here: Sequence[float], everywhere: Sequence[float]) -> float | None:
+    """The noise of one place in a sweep: its own or that of all places together, whichever is more.
+
+    Of fewer than FEW ratios the next one is often the farthest: then it is twice that of the farthest of all places.
+    """
+    if len(here) < FEW:
+        return 2 * max(map(deviation, everywhere)) if everywhere else None
+    return max(noise(here) or 0.0, noise(everywhere) or 0.0)
 
 
 def inside(ratio: float, width: float) -> bool:
     """Whether a ratio lies within noise of that width."""
-    return 1 / (1 + width) <= ratio <= 1 + width
+    return deviation(ratio) <= width + TINY
 
 
 def per_grant(spent: Sequence[float | None], samples: Sequence[Sample]) -> float | None:
