@@ -6,6 +6,7 @@ be played, is refused with one line that says why.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,9 @@ MOST_ARRIVALS = 1_000_000
 
 CEILING = "ceiling"
 """A player without a worker: the server's own benchmark tool."""
+
+NAME = re.compile(r'[!"$-~]*')
+"""What --rival takes: it becomes part of keys and tables, and ``#`` tells a rival from its twin."""
 
 LEFT_OUT, LEFT_OUT_OF_LONG = ("dropin", "pottery"), ("fallback", "python-redis-lock")
 """Rivals that --quick plays only if they are asked for; those that it leaves out of sweeps, storms and crashes too."""
@@ -201,12 +205,16 @@ def _seats(names: Sequence[str]) -> list[Seat]:
     seats: list[Seat] = []
     for name in names or (*RIVALS, CEILING):
         label, _, module = name.partition("=")
+        if not NAME.fullmatch(name):
+            raise Refusal(f"--rival {name!a}: a name is of ASCII characters, and none of them is '#' or white space")
         if label != CEILING and not module and label not in RIVALS:
             known = ", ".join((*RIVALS, CEILING))
             raise Refusal(f"--rival {name}: no such rival; there are {known}, and NAME=MODULE for one of your own")
         if not label or (module and label in (*RIVALS, CEILING)):
             raise Refusal(f"--rival {name}: give a lock of your own a name that no other has")
         entry = None if label == CEILING else Entry(module) if module else RIVALS[label]
+        if any(seat.rival == label and seat.entry != entry for seat in seats):
+            raise Refusal(f"--rival {name}: {label} is the name of another module already")
         twins = sum(seat.rival == label for seat in seats)
         if twins and entry is None:
             raise Refusal(f"--rival {name}: once is enough, it is no lock")
