@@ -106,6 +106,10 @@ class Entry:
         return self.rival.startswith(OURS)
 
 
+GONE = "gone"
+"""Instead of a measure: what a had of fastlock, and b has not."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """All of it. ``differs``: what differs in the environments, {what: (a, b)}; ``played``: by scenario, likewise."""
@@ -117,6 +121,7 @@ class Comparison:
     entries: Sequence[Entry]
     only_a: Sequence[str]
     only_b: Sequence[str]
+    gone: Sequence[Entry] = ()
 
 
 def compare(a: Document, b: Document) -> Comparison:
@@ -133,7 +138,14 @@ def compare(a: Document, b: Document) -> Comparison:
             judge = Judge(_noise(a, b, scenario, row, rows_b[key]), base, bool(differs), scenario in played)
             entries.append(Entry(scenario, rival, x, row, rows_b[key], judge.changes(rival, row, rows_b[key])))
     return Comparison(
-        a, b, differs, played, entries, _only(rows_a.keys() - rows_b.keys()), _only(rows_b.keys() - rows_a.keys())
+        a,
+        b,
+        differs,
+        played,
+        entries,
+        _only(rows_a.keys() - rows_b.keys()),
+        _only(rows_b.keys() - rows_a.keys()),
+        [entry for key, row in rows_a.items() if key not in rows_b and (entry := Entry(*key, row, {}, {})).ours],
     )
 
 
@@ -283,18 +295,22 @@ def _over(value: float | None, base: float | None) -> float | None:
 
 
 def slower(comparison: Comparison, percent: float) -> list[tuple[Entry, str]]:
-    """What of fastlock takes more than ``percent`` longer in b, beyond the noise: entries and names of measures."""
-    return [
+    """What of fastlock takes more than ``percent`` longer in b, beyond the noise: entries and names of measures; and
+    what b has no more."""
+    found = [
         (entry, name)
         for entry in comparison.entries
         for name, change in entry.changes.items()
         if entry.ours and change.verdict == "worse" and change.slowdown and change.slowdown > 1 + percent / 100
     ]
+    return [*found, *((entry, GONE) for entry in comparison.gone)]
 
 
 def judgeable(comparison: Comparison) -> bool:
-    """Whether there is anything of fastlock that could be called slower."""
-    return any(change.slowdown for entry in comparison.entries if entry.ours for change in entry.changes.values())
+    """Whether there is anything of fastlock that could be called slower, or gone."""
+    return bool(comparison.gone) or any(
+        change.slowdown for entry in comparison.entries if entry.ours for change in entry.changes.values()
+    )
 
 
 def broken(document: Document) -> list[str]:

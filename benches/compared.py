@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from . import written
-from .compare import BASELINE, MEASURES, RATE, Change, Comparison, Entry, broken, slower
+from .compare import BASELINE, GONE, MEASURES, RATE, Change, Comparison, Entry, broken, slower
 from .schema import Document, dig
 from .terminal import plain, table
 
@@ -153,8 +153,11 @@ def _alone(comparison: Comparison) -> Iterator[str]:
 def _verdict(comparison: Comparison, percent: float) -> Iterator[str]:
     found = slower(comparison, percent)
     for entry, name in found:
-        change = entry.changes[name]
         at = "" if entry.x is None else f" at {entry.x:,g}"
+        if name == GONE:
+            yield f"GONE  {entry.scenario}, {entry.rival}{at}: b has not played it"
+            continue
+        change = entry.changes[name]
         took = written.significant(change.slowdown)
         yield f"SLOWER  {entry.scenario}, {entry.rival}{at}: {name}, takes {took} times as long"
     if failed := broken(comparison.b):
