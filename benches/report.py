@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from . import terminal
 from .budgets import Verdict
 from .document import environment
 from .plan import Stage
@@ -30,6 +31,9 @@ STORM = (
     *("missed", "failed"),
 )
 
+AMISS = {"missed": "timeouts", "failed": "failures"}
+"""Columns for what went wrong, and where a row says it."""
+
 NOTES = {
     "pairs": "pairs/s: acquire + release; grants/s: grants within the run; median of the rounds, and their spread.",
     "ratio": "ratio: to redis-py (or the first rival), round by round, of rates (load: of median waits); ~: inside the"
@@ -39,7 +43,8 @@ NOTES = {
     "pair": "Latencies of pairs are of a closed loop: with many threads or tasks mostly queueing; batch: of 500 names.",
     "wait": "wait: from the (intended) start of an acquire to holding; who gave up counts with all the time that"
     " he might have waited; rel: the call to release.",
-    "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait.",
+    "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait, and what was missed"
+    " (not had in time) or failed (raised), where anything was.",
     "gap": "gap: release called to next holder running, by another lane, while somebody waited. Jain: 1 is even, over"
     " lanes; min/max: grants of the lane with fewest to that with most. missed: not had in time, or refused.",
     "storm": "served in: from the release to the last grant; order: 1 first come first served, 0 none.",
@@ -57,7 +62,7 @@ def show(session: Session, server: dict[str, str], verdicts: list[Verdict], inte
     for name, taken in session.taken.items():
         if any(taken.rows(x) for x in taken.samples):
             header, lines = table(taken)
-            _print(f"{name}: {caption(taken.stage)}", header, lines, stream)
+            terminal.table(f"{name}: {caption(taken.stage)}", header, lines, 1, stream)
             print(beside(taken), file=stream)
     print(file=stream)
     tool = facts["rivals"].get("ceiling", {}).get("tool")
@@ -137,7 +142,8 @@ def beside(taken: Taken) -> str:
     if trip := taken.round_trip():
         said.append(f"round trip p50 {trip['p50_us']:.0f} us, p99 {trip['p99_us']:.0f} us")
     if (width := taken.noise()) is not None:
-        said.append(f"noise {width:.0%}: ratios from {1 / (1 + width):.2f} to {1 + width:.2f} say nothing")
+        where = " at its noisiest place" if taken.stage.sweep else ""
+        said.append(f"noise {width:.0%}{where}: ratios from {1 / (1 + width):.2f} to {1 + width:.2f} say nothing")
     return "  ".join(said)
 
 
@@ -157,11 +163,14 @@ def table(taken: Taken) -> tuple[Line, list[Line]]:
 
 
 def sweep(taken: Taken) -> tuple[Line, list[Line]]:
-    """A line for each place in the sweep; for each rival its rate and waits; ~: the ratio is inside the noise."""
+    """A line for each place in the sweep; for each rival its rate and waits, and what it missed or failed, if anything;
+    ~: the ratio is inside the noise of that place."""
     found = {x: taken.rows(x) for x in taken.samples}
     rivals = list(dict.fromkeys(rival for rows in found.values() for rival in rows))
     load = taken.stage.kind == "load"
-    header = ("offered/s" if load else "waiters", *(text for rival in rivals for text in (rival, *_waits(load))))
+    amiss = {rival: _amiss([rows[rival] for rows in found.values() if rival in rows]) for rival in rivals}
+    columns = [text for rival in rivals for text in (rival, *_waits(load), *amiss[rival])]
+    header = ("offered/s" if load else "waiters", *columns)
     lines = []
     for x, rows in found.items():
         cells = [f"{x:,.0f}"]
@@ -169,9 +178,14 @@ def sweep(taken: Taken) -> tuple[Line, list[Line]]:
             row = rows.get(rival)
             said = [_rate(row), *_times(row.wait_us if row else None, *_waits(load))]
             said[load] += "~" if row and row.noisy else ""  # what is compared: rates, or the median waits of a load
-            cells += said
+            cells += [*said, *(_percent(getattr(row, AMISS[what]) if row else None) for what in amiss[rival])]
         lines.append(tuple(cells))
     return header, [line for line in lines if any(line[1:])]
+
+
+def _amiss(rows: Sequence[Row]) -> Line:
+    """The columns of a rival in a sweep for what went wrong, where anything did."""
+    return tuple(what for what, name in AMISS.items() if any(getattr(row, name) for row in rows))
 
 
 def _waits(load: bool) -> Line:
@@ -273,36 +287,3 @@ def _number(value: float | None, digits: int = 1) -> str:
     if value is None:
         return ""
     return f"{value:,.{digits}f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
-
-
-def _print(title: str, header: Line, lines: list[Line], stream: TextIO) -> None:
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        _plain(title, header, lines, stream)
-        return
-    print(f"\n{title}", file=stream)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for number, text in enumerate(header):
-        table.add_column(text, justify="right" if number else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*line, style="bold" if line[0] == "fastlock" else None)
-    # wide enough at least for the numbers: a terminal wraps what rich would cut short
-    width = sum(_widths(header, lines)) + 2 * len(header)
-    console = Console(file=stream)
-    console.width = max(console.width if console.is_terminal else 0, width)
-    console.print(table)
-
-
-def _plain(title: str, header: Line, lines: list[Line], stream: TextIO) -> None:
-    widths = _widths(header, lines)
-    print(f"\n{title}", file=stream)
-    for first, *others in (header, *lines):
-        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        print(first.ljust(widths[0]), *numbers, sep="  ", file=stream)
-
-
-def _widths(header: Line, lines: list[Line]) -> list[int]:
-    return [max(map(len, column)) for column in zip(header, *lines, strict=True)]

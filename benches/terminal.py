@@ -37,7 +37,9 @@ def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]], w
     except ImportError:
         _plain(plain(title), rows, widths, words, stream)
         return
-    made = Table(title=Text(plain(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(
+        title=Text(plain(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
     for at, heading in enumerate(rows[0]):
         made.add_column(Text(heading), justify="left" if at < words else "right", no_wrap=True)
     for line in rows[1:]:
@@ -45,6 +47,7 @@ def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]], w
     console = Console(file=stream)
     needed = max(len(title), sum(widths) + 3 * len(widths))  # a terminal wraps what rich would cut short
     console.width = max(console.width if console.is_terminal else 0, needed)
+    print(file=stream)
     console.print(made)
 
 
