@@ -354,16 +354,28 @@ def test_rate_of_the_benchmark_tool() -> None:
         ceiling.parse_rate("Could not connect to Redis at 127.0.0.1:1: Connection refused\n")
 
 
+def test_sweep_says_what_was_missed_and_failed_where_anything_was() -> None:
+    (stage,) = make_plan(Wishes(("waiters",), ("redis-py", "fastlock"), waiters=(1, 4))).stages
+    good, bad = Sample(100, 1.0, 100, 100, attempts=100), Sample(50, 1.0, 50, 50, attempts=100, timeouts=50, failures=2)
+    taken = session.Taken(stage, samples={x: {"redis-py": [good], "fastlock": [good]} for x in (1, 4)})
+    header, _ = report.table(taken)
+    assert header == ("waiters", "redis-py", "p99", "fastlock", "p99")
+    taken.samples[4]["redis-py"] = [bad]
+    header, lines = report.table(session.Taken(stage, samples=taken.samples))
+    assert header == ("waiters", "redis-py", "p99", "missed", "failed", "fastlock", "p99")
+    assert [line[3:5] for line in lines] == [("0", "0"), ("50%", "2%")]
+
+
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
 def test_table_cuts_no_number_short(target: Target, rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not rich:
-        for name in ("rich", "rich.box", "rich.console", "rich.table"):
+        for name in ("rich", "rich.box", "rich.console", "rich.table", "rich.text"):
             monkeypatch.setitem(sys.modules, name, None)
     shown = session.Session(target, pair_plan())
     rounds = [sample(1_234_567, 1.0, 0.5, (98_765_432_000,))]
-    shown.taken["pair"] = session.Taken(shown.plan.stages[0], samples={None: {"redis-py": rounds}})
+    shown.taken["pair"] = session.Taken(shown.plan.stages[0], samples={None: {"redis-py": rounds, "[red]x": rounds}})
     stream = io.StringIO()
     report.show(shown, target.describe(), [], False, stream)
-    for text in ("1,234,567", "1,235..1,235k", "60,0"):
+    for text in ("1,234,567", "1,235..1,235k", "60,0", "[red]x"):
         assert text in stream.getvalue()
     assert "\N{HORIZONTAL ELLIPSIS}" not in stream.getvalue()

@@ -20,6 +20,7 @@ from fastlock.benches.contention import analysis, contests, lanes
 from fastlock.benches.contention.contests import Contest
 from fastlock.benches.contention.log import ATTEMPTS, COUNT, FAILURES, LATE, LOST, MET, Grant, Lane, Log, shape_for
 from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.session import Taken
 from fastlock.benches.stats import Sample
 
 MS = 1_000_000
@@ -273,6 +274,44 @@ def test_noise_is_the_farthest_of_median_and_quartiles() -> None:
     assert stats.noise([]) is None
 
 
+def test_noise_of_few_ratios_is_twice_the_farthest_of_all_places() -> None:
+    assert stats.noise_at([1.0], [1.0]) == 0
+    assert stats.noise_at([1.0] * 4, [*[1.0] * 20, 0.5, 1.1]) == pytest.approx(2)
+    assert stats.noise_at([], [1.0, 1.25]) == pytest.approx(0.5)  # not played there yet
+    assert stats.noise_at([], []) is None
+
+
+def test_noise_of_a_place_is_its_own_or_that_of_all() -> None:
+    calm, rough = [1.0, 1.0, 1.01, 1.0, 1.0], [0.6, 0.7, 1.0, 1.5, 1.6]
+    assert stats.noise_at(rough, calm * 5 + rough) == stats.noise(rough)
+    assert stats.noise_at(calm, calm + rough) == stats.noise(calm + rough) > 0
+
+
+def test_twin_that_stood_still_makes_the_noise_large() -> None:
+    some, none = Sample(100, 1, 100, 100), Sample(0, 1, 0, 0)
+    for twin, subject in (([some, none], [some, some]), ([some, some], [some, none])):
+        found = stats.twin_ratios(twin, subject)
+        width = stats.noise_at(found, found)
+        assert width is not None and 100 < width < 1e4
+    assert stats.twin_ratios([none], [none]) == []
+    assert stats.noise([0.0, 0.0, 1.0]) == pytest.approx(stats.FARTHEST - 1)
+
+
+def test_sweep_marks_each_place_by_its_own_noise() -> None:
+    def took(*grants: int) -> list[Sample]:
+        return [Sample(number, 1, number, number) for number in grants]
+
+    (stage,) = make_plan(Wishes(("waiters",), ("fastlock",) * 3, waiters=(1, 4, 16, 64))).stages
+    played = {"fastlock": took(*[100] * 5), "fastlock#3": took(*[150] * 5)}
+    calm = played | {"fastlock#2": took(*[100] * 5)}
+    rough = played | {"fastlock#2": took(60, 90, 100, 160, 170)}
+    taken = Taken(stage, "fastlock", "fastlock#2", False, {1: calm, 4: calm, 16: calm, 64: rough})
+    assert [taken.rows(x)["fastlock#3"].noisy for x in (1, 4, 16, 64)] == [False, False, False, True]
+    assert taken.rows(64)["fastlock#2"].noisy
+    assert taken.noise() == taken.noise_at(64) == pytest.approx(0.6)
+    assert taken.noise_at(1) == 0
+
+
 @pytest.mark.parametrize(("ratio", "noisy"), [(1.05, True), (1 / 1.05, True), (1.2, False), (1 / 1.2, False)])
 def test_ratio_inside_the_noise_is_marked(ratio: float, noisy: bool) -> None:
     ours, base = [Sample(int(1000 * ratio), 1, 1, 1)], [Sample(1000, 1, 1, 1)]
@@ -462,6 +501,14 @@ def test_plan_refuses_what_makes_no_sense() -> None:
     assert "arrivals in a run" in refusal(scenarios=("load",), rate=(1e6,), seconds=10.0)
     assert "a name that no other has" in refusal(rivals=("=module",))
     assert "a name that no other has" in refusal(rivals=("redis-py=module",))
+    assert "b: a is the name of another module" in refusal(rivals=("a=module.a", "a=module.b"))
+
+
+@pytest.mark.parametrize("name", ["fastlock#2", "a#2", "a b", "a\n", "\x1b[2J", "caf\u00e9", "\u202ea", "a\x7f"])
+def test_plan_refuses_names_that_cannot_be_told_apart_or_shown(name: str) -> None:
+    said = refusal(rivals=(f"{name}=module",))
+    assert "ASCII" in said
+    assert said.isascii() and said.isprintable()
 
 
 def test_plan_of_wishes() -> None:

@@ -226,7 +226,7 @@ def test_points_of_sweeps_are_compared_one_by_one() -> None:
         ]
     del b["scenarios"]["hot"]["points"][0]
     comparison = compare(a, b)
-    assert [(each.rival, each.x) for each, _ in slower(comparison, 10)] == [("fastlock", 64.0)]
+    assert [(each.x, what) for each, what in slower(comparison, 10)] == [(64.0, "rate"), (1.0, "gone")]
     assert comparison.only_a == ["hot, fastlock at 1"]
     assert "SLOWER  hot, fastlock at 64: rate, takes 2.00 times as long" in text_of(a, b, 10)
 
@@ -339,6 +339,28 @@ def test_failed_run_does_not_pass(saved: tuple[Path, Path], capsys: pytest.Captu
     assert bench("compare", a, b) == 0
     assert bench("compare", a, b, "--fail-over", 10) == 1
     assert "b FAILED: it broke" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rest", [("redis-py",), ("redis-py", "fallback")])
+def test_fastlock_that_has_gone_does_not_pass(
+    rest: tuple[str, ...], saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = saved
+    older, newer = result(), result()
+    older["scenarios"]["hot"]["rows"]["fallback"] = row("fallback", 3000)
+    older["scenarios"]["hot"]["rows"]["pottery"] = row("pottery", 300)  # may go
+    newer["scenarios"]["hot"]["rows"] = {name: older["scenarios"]["hot"]["rows"][name] for name in rest}
+    a.write_text(json.dumps(older))
+    b.write_text(json.dumps(newer))
+    assert bench("compare", a, b) == 0
+    assert bench("compare", a, b, "--fail-over", 10, "--json", b.parent / "out.json") == 1
+    text = capsys.readouterr().out
+    assert "GONE  hot, fastlock: b has not played it" in text
+    assert "GONE  hot, pottery" not in text
+    assert "nothing of fastlock got slower" not in text
+    made = json.loads((b.parent / "out.json").read_text())
+    assert {"scenario": "hot", "rival": "fastlock", "x": None, "measure": "gone"} in made["slower"]
+    assert bench("compare", b, a, "--fail-over", 10) == 2 - ("fallback" in rest) * 2  # what is new is no failure
 
 
 def test_json(saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from hdrh.histogram import HdrHistogram
 from fastlock import _cli, embedded
 from fastlock.benches import rivals, session
 from fastlock.benches.contention.contests import SCENARIOS
+from fastlock.benches.contention.crew import Crew
 from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.stats import Sample
 from fastlock.benches.target import Target
 
 pytestmark = pytest.mark.usefixtures("measurable")
@@ -235,6 +237,23 @@ def test_lock_that_grants_twice_is_caught(shared: embedded.Server, tmp_path: Pat
     found = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert found["scenarios"]["flash-sale"]["rows"]["broken"]["violations"] > 0
     assert "updates of what they guarded were lost" in found["failures"][0]
+
+
+class Overrun(Crew):
+    """A crew whose warm-up finds a name held twice."""
+
+    def open(self, *args: Any) -> None: ...
+
+    def run(self, *args: Any) -> Sample:
+        self.wrong = ["more than one held a name"]
+        return Sample(1, 1.0, 1, 1)
+
+
+def test_lock_that_grants_twice_in_the_warm_up_is_caught(target: Target) -> None:
+    playing = session.Session(target, make_plan(Wishes(("hot",), (OURS,))))
+    (stage,) = playing.plan.stages
+    assert playing._open(stage, session.Taken(stage), Overrun("broken", target.url, rivals.RIVALS[OURS]))
+    assert playing.failures == ["hot, broken: in the warm-up more than one held a name"]
 
 
 def test_missing_rival_is_named(target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
