@@ -177,10 +177,11 @@ def noise(found: Sequence[float]) -> float | None:
 def noise_at(here: Sequence[float], everywhere: Sequence[float]) -> float | None:
     """The noise of one place in a sweep: its own or that of all places together, whichever is more.
 
-    Of fewer than FEW ratios the next one is often the farthest: then it is twice that of the farthest of all places.
+    Of fewer than FEW ratios the next one is often the farthest: then it is that of the farthest of all places, as many
+    times as wide as there are fewer.
     """
     if len(here) < FEW:
-        return 2 * max(map(deviation, everywhere)) if everywhere else None
+        return FEW / max(1, len(here)) * max(map(deviation, everywhere)) if everywhere else None
     return max(noise(here) or 0.0, noise(everywhere) or 0.0)
 
 

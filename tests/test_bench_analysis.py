@@ -274,10 +274,11 @@ def test_noise_is_the_farthest_of_median_and_quartiles() -> None:
     assert stats.noise([]) is None
 
 
-def test_noise_of_few_ratios_is_twice_the_farthest_of_all_places() -> None:
+def test_noise_of_few_ratios_is_that_of_the_farthest_and_wider() -> None:
     assert stats.noise_at([1.0], [1.0]) == 0
-    assert stats.noise_at([1.0] * 4, [*[1.0] * 20, 0.5, 1.1]) == pytest.approx(2)
-    assert stats.noise_at([], [1.0, 1.25]) == pytest.approx(0.5)  # not played there yet
+    assert stats.noise_at([1.0] * 4, [*[1.0] * 20, 0.5, 1.1]) == pytest.approx(5 / 4)
+    assert stats.noise_at([1.0], [1.0, 1.0, 0.5]) == pytest.approx(5)
+    assert stats.noise_at([], [1.0, 1.25]) == pytest.approx(5 / 4)  # not played there yet
     assert stats.noise_at([], []) is None
 
 
