@@ -276,7 +276,7 @@ def _share(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else "0" if not value else f"{100 * value:.2g}%"
+    return "" if value is None else "0" if not value else "100%" if value > 0.995 else f"{100 * value:.2g}%"
 
 
 def _thousands(rate: float) -> str:

@@ -29,30 +29,27 @@ def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]], w
     """Print a table; its first ``words`` columns are text, the others numbers. No cell is cut short."""
     rows = [[plain(cell) for cell in line] for line in (headings, *lines)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print(f"\n{plain(title)}", file=stream)  # not by rich, which breaks it to the width of the table
     try:
         from rich import box
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        _plain(plain(title), rows, widths, words, stream)
+        _plain(rows, widths, words, stream)
         return
-    made = Table(
-        title=Text(plain(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for at, heading in enumerate(rows[0]):
         made.add_column(Text(heading), justify="left" if at < words else "right", no_wrap=True)
     for line in rows[1:]:
         made.add_row(*map(Text, line), style="bold" if line[0] == "fastlock" else None)
     console = Console(file=stream)
-    needed = max(len(title), sum(widths) + 3 * len(widths))  # a terminal wraps what rich would cut short
+    needed = sum(widths) + 3 * len(widths)  # a terminal wraps what rich would cut short
     console.width = max(console.width if console.is_terminal else 0, needed)
-    print(file=stream)
     console.print(made)
 
 
-def _plain(title: str, rows: list[list[str]], widths: list[int], words: int, stream: TextIO) -> None:
-    print(f"\n{title}", file=stream)
+def _plain(rows: list[list[str]], widths: list[int], words: int, stream: TextIO) -> None:
     for row in rows:
         cells = (
             cell.ljust(width) if at < words else cell.rjust(width)

@@ -20,7 +20,7 @@ import redis
 from hdrh.histogram import HdrHistogram
 
 from fastlock import _console, embedded
-from fastlock.benches import budgets, ceiling, cli, options, plan, report, session, stats
+from fastlock.benches import budgets, ceiling, cli, options, plan, report, session, stats, terminal
 from fastlock.benches.plan import Wishes, make_plan
 from fastlock.benches.rivals import RIVALS
 from fastlock.benches.scenarios import SCENARIOS
@@ -364,6 +364,8 @@ def test_sweep_says_what_was_missed_and_failed_where_anything_was() -> None:
     header, lines = report.table(session.Taken(stage, samples=taken.samples))
     assert header == ("waiters", "redis-py", "p99", "missed", "failed", "fastlock", "p99")
     assert [line[3:5] for line in lines] == [("0", "0"), ("50%", "2%")]
+    taken.samples[1]["redis-py"] = [Sample(0, 1.0, 0, 0, attempts=10, timeouts=10)]
+    assert report.table(session.Taken(stage, samples=taken.samples))[1][0][3:5] == ("100%", "0")
 
 
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
@@ -378,4 +380,6 @@ def test_table_cuts_no_number_short(target: Target, rich: bool, monkeypatch: pyt
     report.show(shown, target.describe(), [], False, stream)
     for text in ("1,234,567", "1,235..1,235k", "60,0", "[red]x"):
         assert text in stream.getvalue()
+    terminal.table(f"a title {'that is long ' * 20}", ("rival", "rate"), [("fastlock", "1")], 1, stream)
+    assert 20 * "that is long " in stream.getvalue()
     assert "\N{HORIZONTAL ELLIPSIS}" not in stream.getvalue()

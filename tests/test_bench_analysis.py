@@ -404,21 +404,21 @@ class RaisesToTasks(Raises):
         return super().acquire()
 
 
-def play(log: Log, face: str, contest: Contest, due: list[int], seconds: float) -> lanes.Job:
+def play(log: Log, kind: str, contest: Contest, due: list[int], seconds: float) -> lanes.Job:
     """One lane of locks that raise."""
     job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds)
     job.begin(time.monotonic_ns())
-    if face == "threads":
+    if kind == "threads":
         lanes.thread_lane(job, Raises)
     else:
         asyncio.run(lanes.task_lane(job, RaisesToTasks))  # type: ignore[arg-type]
     return job
 
 
-@pytest.mark.parametrize("face", ["threads", "tasks"])
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
 @pytest.mark.parametrize("blocking", [True, False])
-def test_acquire_that_raised_has_waited_too(log: Log, face: str, blocking: bool) -> None:
-    job = play(log, face, replace(HOT, blocking=blocking), [], 1.0)
+def test_acquire_that_raised_has_waited_too(log: Log, kind: str, blocking: bool) -> None:
+    job = play(log, kind, replace(HOT, blocking=blocking), [], 1.0)
     records = list(log.grants(1))
     assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == lanes.TIRED
     assert all(-record.granted - record.called >= 2 * MS for record in records)
@@ -427,10 +427,10 @@ def test_acquire_that_raised_has_waited_too(log: Log, face: str, blocking: bool)
     assert (found.counts["timeouts"], found.counts["failures"]) == (lanes.TIRED, lanes.TIRED)
 
 
-@pytest.mark.parametrize("face", ["threads", "tasks"])
-def test_arrivals_of_a_lane_that_went_home_are_never_served(log: Log, face: str) -> None:
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_arrivals_of_a_lane_that_went_home_are_never_served(log: Log, kind: str) -> None:
     due = [at * MS for at in range(0, 400, 10)]
-    job = play(log, face, replace(HOT, lanes=1, rate=100.0), due, 0.4)
+    job = play(log, kind, replace(HOT, lanes=1, rate=100.0), due, 0.4)
     records = list(log.grants(1))
     assert [record.intended - job.start for record in records] == due
     assert log.tally(0)[FAILURES] == lanes.TIRED
