@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-over",
         type=percent,
         metavar="PERCENT",
-        help="exit with 1 if anything of fastlock takes more than PERCENT longer in B, beyond the noise, or B failed",
+        help="exit with 1 if anything of fastlock takes more than PERCENT longer in B, beyond the noise, or is gone, or"
+        " B failed",
     )
     rendered = commands.add_parser("render", help="make a page out of a result", description=RENDER)
     rendered.add_argument("result", metavar="RESULT.json")
