@@ -217,14 +217,14 @@ def settled(ask: Ask, trial: Trial) -> Steps:
     return (yield from settle(ask, (yield ask), trial))
 
 
-def or_undo(steps: Steps, undo: Callable[[], Undo | None]) -> Steps:
-    """Carry out `steps`; if they fail, or the caller is gone (cancelled, interrupted), leave what undoes them."""
+def or_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], Undo | None] | None = None) -> Steps:
+    """Carry out `steps`; if they fail, leave what undoes them; `gone`: if the caller is (cancelled, interrupted)."""
     try:
         return (yield from steps)
     except GeneratorExit:  # nobody drives these steps any more: nothing can be left
         raise
-    except BaseException:
-        if (left := undo()) is not None:
+    except BaseException as error:
+        if (left := (undo if gone is None or isinstance(error, Exception) else gone)()) is not None:
             yield left
         raise
 
@@ -389,7 +389,8 @@ class Release(Ask):
         """From the first answer to the outcome."""
         lease = self.lease
         trial = Trial(clock)
-        answer = yield from or_undo(settle(self, answer, trial), lambda: self._doubted(trial))
+        steps = settle(self, answer, trial)
+        answer = yield from or_undo(steps, lambda: self._doubted(trial), lambda: self._doubted(trial) or self.undo())
         self._doubted(trial)
         return bool(answer) or lease.release_doubted
 

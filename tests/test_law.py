@@ -5,6 +5,7 @@ The same operations against a server that loses, delays and reorders at random: 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -363,6 +364,14 @@ def test_a_release_given_up_is_undone_and_may_be_repeated(clock: Clock) -> None:
     assert isinstance(played.raised, errors.ConnectionError)
     assert [(undone(undo), set(undo.stale)) for undo in played.undos] == [(([b"name"], [MINE]), {"one", "two"})]
     assert play(clock, law.Release(lease), 0).outcome is True
+
+
+def test_a_release_interrupted_while_scripts_are_loaded_is_finished(clock: Clock) -> None:
+    """Nobody is left to repeat it, and the server has not let go yet."""
+    for gone in (KeyboardInterrupt(), asyncio.CancelledError()):
+        operation = law.Release(lease_of(clock))
+        played = play(clock, operation, error("NOSCRIPT No matching script."), Raise(gone))
+        assert played.raised is gone and [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
 
 def test_a_release_interrupted_in_flight_may_be_repeated(clock: Clock) -> None:
