@@ -64,7 +64,7 @@ def await_purchases(client: redis.Redis, count: int = 20) -> None:
     while len(tokens) < count:
         assert time.monotonic() < deadline, "nobody buys"
         for key in client.scan_iter(match="flash-sale:*:0", count=1000):
-            tokens |= {client.get(key) or b""}
+            tokens |= {token for token in [client.get(key)] if token}  # it may be free again by now
 
 
 def workers_of(pid: int) -> list[int]:
@@ -165,7 +165,7 @@ class TestEndedEarly:
         assert run["stopped"] == "interrupted"
         assert run["findings"] == []
         assert run["sold"] + run["left"] == run["initial"]
-        assert run["sold"] > 0  # of the purchases that were seen, some may have been under way
+        assert run["sold"] >= 19
         nothing_is_left(own, tmp_path)
 
     def test_a_worker_that_dies_is_reported(self, own: embedded.Server, tmp_path: Path) -> None:
