@@ -7,12 +7,11 @@ refused here, a combination that makes no sense in ``plan``.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fastlock._console import seconds, server_url, whole
+from fastlock._console import number, seconds, server_url, whole
 
 DESCRIPTION = """\
 Measure fastlock and its rivals on the same server, in turns: alone, and with
@@ -104,21 +103,6 @@ def writable(path: str) -> str:
 def names(text: str) -> int:
     """The argparse type of --names: 0 stands for unique ones."""
     return 0 if text == "unique" else whole(1, 100_000)(text)
-
-
-def number(low: float, high: float) -> Callable[[str], float]:
-    """An argparse type: a number from ``low`` to ``high``."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not math.isfinite(value) or not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g}")
-        return value
-
-    return parse
 
 
 def several(one: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:

@@ -20,12 +20,17 @@ from .rivals import Rival, load
 Verbs = Mapping[str, Callable[..., dict[str, Any]]]
 
 
+def told(error: Exception) -> str:
+    """An error for the parent: its type and its text, which the ``repr`` of some libraries leaves out."""
+    return f"{type(error).__name__}: {error}"
+
+
 def answer(verbs: Verbs, order: dict[str, Any]) -> dict[str, Any]:
     """Carry out one order; what goes wrong is said to the parent, who decides."""
     try:
         return verbs[order.pop("verb")](**order)
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": told(error)}
 
 
 def serve(verbs: Verbs, orders: TextIO, answers: TextIO) -> None:
@@ -48,7 +53,7 @@ def main(argv: list[str], begin: Callable[[Rival], Verbs]) -> int:
         verbs = begin(rival)
     except Exception as error:
         missing = isinstance(error, ImportError)
-        answers.write(json.dumps({"error": f"{type(error).__name__}: {error}", "missing": missing}) + "\n")
+        answers.write(json.dumps({"error": told(error), "missing": missing}) + "\n")
         answers.close()
         return 1
 

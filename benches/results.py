@@ -116,7 +116,10 @@ def percent(text: str) -> float:
 def _render(args: argparse.Namespace) -> int:
     from .schema import read
 
-    write_page(read(args.result), args.page, args.result)
+    result = read(args.result)
+    if not result["scenarios"]:
+        raise Refusal(f"{args.result}: nothing was measured")
+    write_page(result, args.page, args.result)
     return OK
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns as clock
 from typing import Protocol
 
+from .pipe import told
 from .rivals import LEASE, MakeAsyncLock, MakeLock, Rival, Tasks, Threads
 
 ROOM_RATE = 1_000_000
@@ -107,7 +108,7 @@ def thread_lane(lane: Lane, lock: MakeLock, key: str, gate: threading.Barrier, s
             released += 1
             last = now
     except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = repr(error)
+        lane.error = told(error)
     lane.count, lane.acquired, lane.released, lane.finished = released, acquired, released, last
 
 
@@ -127,7 +128,7 @@ async def task_lane(lane: Lane, lock: MakeAsyncLock, key: str, gate: asyncio.Eve
             released += 1
             last = now
     except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = repr(error)
+        lane.error = told(error)
     lane.count, lane.acquired, lane.released, lane.finished = released, acquired, released, last
 
 
@@ -147,7 +148,7 @@ def batch_lane(lane: Lane, batch: Callable[[Sequence[str]], tuple[int, int]], ke
             lane.count += 1
             last = now
     except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = repr(error)
+        lane.error = told(error)
     lane.finished = last
 
 

@@ -25,7 +25,7 @@ from . import raw
 from .ceiling import Ceiling, RoundTrip, find_tool
 from .contention.crew import Crew
 from .plan import Plan, Seat, Stage
-from .rivals import BASELINE, COMPILED, OURS
+from .rivals import BASELINE, COMPILED, OURS, RIVALS
 from .stats import Percentiles, Row, Sample, merge, noise_at, percentiles, spread, summarize, twin_ratios
 from .target import PREFIX, Meter, Target
 from .workers import Meanwhile, RivalMissing, Turn, WorkerError, WorkerProcess, WorkerRival, end_all
@@ -119,7 +119,7 @@ class Session:
     _absent: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _missing: dict[str, str] = field(default_factory=dict)
     _rivals: dict[tuple[str, bool], WorkerRival | Crew] = field(default_factory=dict)
-    _ticket: tuple[int, int] = (0, 0)
+    _ticket: tuple[int, int] = (1, 1)
     _began: float = 0.0
 
     # -------------------------------------------------------------------------------------------- the whole of it
@@ -193,14 +193,15 @@ class Session:
         active = list(players)
         for x, _ in stage.turns:
             taken.samples[x] = {player.name: [] for player in players}  # in this order in the table, whoever begins
-        for x, turn in stage.turns:
+        for point, (x, turn) in enumerate(stage.turns):
             for number in range(stage.rounds):
                 if number and self._late():
                     self.notes.append(f"{stage.name}: {number} of {stage.rounds} rounds, for lack of time")
                     break
-                at = number % max(1, len(active))
+                at, done = number % max(1, len(active)), (point + number / stage.rounds) / len(stage.turns)
                 for player in active[at:] + active[:at]:
-                    self._say(stage, f"{'' if x is None else f'{x:g}, '}round {number + 1}/{stage.rounds}", player)
+                    what = f"{'' if x is None else f'{x:g}, '}round {number + 1}/{stage.rounds}"
+                    self._say(stage, what, player, done)
                     if not self._round(stage, taken, player, replace(turn, seed=number), taken.samples[x][player.name]):
                         active.remove(player)
                 if bystander is not None:
@@ -216,9 +217,9 @@ class Session:
         turn = Turn(ROUND_TRIP_QUICK if self.plan.quick else ROUND_TRIP_SECONDS)
         self._guard(stage, bystander, lambda: taken.round_trips.append(bystander.run(turn)))
 
-    def _say(self, stage: Stage, what: str, player: Player) -> None:
+    def _say(self, stage: Stage, what: str, player: Player, done: float = 0.0) -> None:
         at, of = self._ticket
-        self.progress.show(f"fastlock bench: [{at}/{of}] {stage.name}, {what}, {player.name}")
+        self.progress.show(f"fastlock bench: [{at}/{of}] {stage.name}, {what}, {player.name}", (at - 1 + done) / of)
 
     def _thin_out(self, stage: Stage) -> None:
         """End workers that no later stage needs: they would only take memory."""
@@ -280,6 +281,8 @@ class Session:
         try:
             rival.greet()
         except RivalMissing as error:
+            if seat.rival not in self._missing and seat.rival not in RIVALS:  # somebody's own, asked for by its module
+                self._fail(f"{seat.rival}: {error}")
             self._missing[seat.rival] = str(error)
             self._skip(seat.label, str(error))
         except WorkerError as error:

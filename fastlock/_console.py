@@ -17,6 +17,7 @@ OK, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes; --help says what t
 
 QUIET_SECONDS = 2.0  # work that is shorter shows no progress
 LINE_SECONDS = 5.0  # between lines where no terminal can rewrite one
+BAR = 20  # characters
 
 # Greedy up to the last @: a password with a raw @ or / in it is masked whole, at worst with a bit too much beside it.
 _USERINFO = re.compile(r"://(?:([^:@/\s]+)(?=:))?.*@", re.DOTALL)
@@ -55,10 +56,13 @@ class Progress:
         self._next = clock() + QUIET_SECONDS
         self._width = 0
 
-    def show(self, text: str) -> None:
-        """Show `text`, if the time has come for it."""
+    def show(self, text: str, part: float | None = None) -> None:
+        """Show `text`, if the time has come for it; `part`: how much is done, of 1, as a bar or in per cent."""
         if self._clock() < self._next:
             return
+        if part is not None:
+            done = round(part * BAR)
+            text = f"[{'#' * done}{'.' * (BAR - done)}] {text}" if self._tty else f"{text} ({part:.0%})"
         if self._tty:
             self._stream.write("\r" + text.ljust(self._width))
             self._width = len(text)
@@ -91,19 +95,24 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(low: float, high: float) -> Callable[[str], float]:
-    """An argparse type: a number of seconds from `low` to `high`."""
+def number(low: float, high: float, unit: str = "") -> Callable[[str], float]:
+    """An argparse type: a number from `low` to `high`, of such a unit."""
 
     def parse(text: str) -> float:
         try:
-            number = float(text)
+            value = float(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-        if not math.isfinite(number) or not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g} seconds")
-        return number
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number{unit and ' of ' + unit}") from None
+        if not math.isfinite(value) or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g}{unit and ' ' + unit}")
+        return value
 
     return parse
+
+
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    """An argparse type: a number of seconds from `low` to `high`."""
+    return number(low, high, "seconds")
 
 
 def server_url(text: str) -> str:

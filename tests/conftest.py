@@ -33,6 +33,7 @@ from support.servers import KINDS, Servers, leftovers
 
 import fastlock
 from fastlock.benches import cli as bench_cli
+from fastlock.benches.target import Target
 from fastlock.embedded import Server, ServerBinary
 
 LAYERS = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
@@ -309,3 +310,26 @@ def measurable() -> None:
     core = bench_cli._core()
     if core is not None and core.BUILD != "release":
         pytest.skip(f"a {core.BUILD} build is not measured")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Server]:
+    """A server for the benchmarks of a file, which somebody else uses too: one of its keys is none of theirs."""
+    with Server() as shared, redis.Redis.from_url(shared.url) as client:
+        client.set("somebody-else", "stays")
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def db(shared: Server) -> Iterator[redis.Redis]:
+    """A look into `shared`."""
+    with redis.Redis.from_url(shared.url) as client:
+        yield client
+
+
+@pytest.fixture
+def target(shared: Server) -> Iterator[Target]:
+    """`shared` as the benchmarks see it."""
+    target = Target(shared.url, private=False)
+    yield target
+    target.close()

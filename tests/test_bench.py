@@ -11,7 +11,6 @@ import subprocess
 import sys
 import types
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,26 +62,6 @@ def pair_plan() -> plan.Plan:
     return make_plan(Wishes(("pair",), ("fastlock" if CORE else "fallback", "redis-py"), rounds=1, seconds=0.02))
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[embedded.Server]:
-    """One server for this file, which also holds a key of somebody else."""
-    with embedded.Server() as shared:
-        yield shared
-
-
-@pytest.fixture(scope="module")
-def db(shared: embedded.Server) -> Iterator[Any]:
-    with redis.Redis.from_url(shared.url) as db:
-        yield db
-
-
-@pytest.fixture
-def target(shared: embedded.Server) -> Iterator[Target]:
-    target = Target(shared.url, private=False)
-    yield target
-    target.close()
-
-
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 
@@ -91,7 +70,6 @@ def document(
     measurable: None, shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """One run of all without contention, against a server that somebody else uses too."""
-    db.set("somebody-else", "stays")
     folder = tmp_path_factory.mktemp("bench")
     args = ("--rounds", "1", "--seconds", "0.05", "--json", "-", "--url", shared.url)
     done = bench(folder, "--quick", *chosen(*UNCONTENDED), *args)

@@ -63,3 +63,9 @@ def test_results_of_a_build_without_speed_are_not_compared(tmp_path: Path, capsy
     debug.write_text(json.dumps(document | {"environment": document["environment"] | {"build": "debug"}}))
     assert "debug.json: it was measured on a debug build" in refused(capsys, "compare", release, debug)
     assert bench("compare", release, release) == 0
+
+
+def test_a_result_without_any_scenario_makes_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, made = tmp_path / "result.json", tmp_path / "report.html"
+    saved.write_text(json.dumps(results.document() | {"scenarios": {}}))
+    assert "result.json: nothing was measured" in refused(capsys, "render", saved, made) and not made.exists()

@@ -291,6 +291,17 @@ class TestProgress:
         progress.clear()
         assert stream.getvalue() == "\rthree left\rone left  \r        \r"
 
+    def test_shows_how_much_is_done(self) -> None:
+        for stream, shown in (
+            (Terminal(), "\r[#####...............] at work"),
+            (io.StringIO(), "at work (25%)\n"),
+        ):
+            now = [0.0]
+            progress = _console.Progress(stream, lambda now=now: now[0])
+            now[0] = 2.0
+            progress.show("at work", 0.25)
+            assert stream.getvalue() == shown
+
     def test_writes_a_line_now_and_then_elsewhere(self) -> None:
         stream, now = io.StringIO(), [0.0]
         progress = _console.Progress(stream, lambda: now[0])

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from time import monotonic_ns as clock
 from typing import NamedTuple
 
+from ..pipe import told
+
 WORD = 8
 HEADER, CELL, TALLY, RECORD = 8, 4, 8, 6
 """Words of the header, of the cells of a name, of a lane's tally, and of a record."""
@@ -229,4 +231,4 @@ class Lane:
         """An acquire or a release raised; the first few errors are kept."""
         self._words[self._tally + FAILURES] += 1
         if len(self.errors) < 3:
-            self.errors.append(f"{type(error).__name__}: {error}")
+            self.errors.append(told(error))

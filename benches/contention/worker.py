@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns as clock
 from typing import Any, Protocol
 
-from ..pipe import main
+from ..pipe import main, told
 from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
 from .analysis import promise
 from .contests import Contest
@@ -76,7 +76,7 @@ class ThreadFace:
         try:
             thread_lane(job, self._make)
         except Exception as error:  # a fault of the lane itself: a thread must not die unseen
-            job.lane.errors.append(repr(error))
+            job.lane.errors.append(told(error))
 
     def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
         for job in jobs:
@@ -142,7 +142,7 @@ class TaskFace:
         try:
             await task_lane(job, self._make)
         except Exception as error:
-            job.lane.errors.append(repr(error))
+            job.lane.errors.append(told(error))
 
     def close(self) -> None:
         async def end() -> None:
