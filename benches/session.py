@@ -347,13 +347,15 @@ class Session:
         return self._guard(stage, player, measure)
 
     def _judge(self, stage: Stage, player: WorkerRival | Crew, sample: Sample, spent: Meter) -> None:
-        changes = spent.changes if self.target.private else None
+        ours = player.name.partition("#")[0] in OURS
+        # of others' grants each is two changes of the key; ours may pass on within a process
+        changes = spent.changes if self.target.private and not (ours and isinstance(player, Crew)) else None
         found = lies(sample, changes) if isinstance(player, WorkerRival) else contended_lies(sample, changes)
         where = f"{stage.name}, {player.name}"
         if isinstance(player, Crew):
             found = [*found, *player.wrong]
             errors = f"{where}: {sample.failures} calls failed: {'; '.join(player.errors)}" if player.errors else ""
-            if errors and player.name.partition("#")[0] in OURS:
+            if errors and ours:
                 found = [*found, errors.partition(": ")[2]]
             elif errors:
                 self.notes.append(scrub(errors, self.target.url))

@@ -65,18 +65,20 @@ class Client:
         thread_local: bool = True,
         raise_on_release_error: bool = True,
         fence: bool = False,
+        fair: bool = False,
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
         sleep: seconds between two looks at a name that is held. blocking, blocking_timeout: whether to wait, and how
         many seconds at most. thread_local: each thread has its own lease; False lets one thread release what another
         acquired. raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give
-        each lease a `fence`, a number greater than that of every earlier holder.
+        each lease a `fence`, a number greater than that of every earlier holder. fair: strictly first come, first
+        served over all clients, also where a lease could pass on within the process.
 
         Raises ValueError or TypeError for a term that makes no sense, and names it.
         """
         return ClientLock(
-            self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error, fence
+            self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error, fence, fair
         )
 
     async def acquire_many(self, names: Iterable[checks.Name], timeout: float | None = 10) -> list[Lease | None]:

@@ -88,7 +88,7 @@ class BaseLock(Terms):
         """Whether the caller holds the lock, asked of the server."""
         lease = self.lease
         token = await self._wire.drive(law.inspect(say.GET, self.key, now))
-        return lease is not None and not lease.inherited and token == lease.token
+        return lease is not None and not lease.inherited and say.proves(token, lease.token)
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -143,8 +143,7 @@ class Lock(BaseLock):
             blocking_timeout,
             bool(thread_local),
             raise_on_release_error,
-            False,
-            encoding,
+            encoding=encoding,
         )
 
     @property

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import math
 import os
 import threading
 import weakref
@@ -17,8 +19,9 @@ from typing import Any
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
-from fastlock._law import LATE, Ask, Call, Capabilities, Distrust, Lost, Sleep, Steps, Undo
+from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
+from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
@@ -30,9 +33,11 @@ class Link(asyncio.Protocol):
         self.wire = wire
         self.loop = loop
         self.pipe = wire.impl.Pipe()
+        self.pipe.hear = wire.hear
         self.pipe.serve(self, loop, threading.get_ident(), self._flush_soon)
         self._future = loop.create_future
         self.session: Any = None
+        self.hears = False  # whether messages come here
         self.dead: Exception | None = None
         self.transport: Any = None
         self._watch: asyncio.TimerHandle | None = None
@@ -51,7 +56,6 @@ class Link(asyncio.Protocol):
         except Exception as error:  # bytes that cannot be explained
             self.fail(error)
         else:
-            self.pipe.pushes.clear()
             self._quiet = not self.pipe.pending
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -86,6 +90,9 @@ class Link(asyncio.Protocol):
         ask.link = self
         ask.sent = now()
         future = self._future()
+        if ask.hears and not self.hears:
+            self.hears = True
+            self.pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
         queue(self, ask, future)
         self.pipe.announce()
         return future
@@ -153,12 +160,14 @@ class Link(asyncio.Protocol):
         final = isinstance(error, errors.ClientClosedError)
         patience = self.wire.settings.reply_timeout
         for slot in self.pipe.drain():
-            if type(slot) is Undo:
+            if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
-                self.wire.debts.append(slot)
+                self.wire.owe(slot)
             elif slot is not None and not slot.done():
                 slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))
         self.wire.dropped(self)
+        if self.hears:
+            self.wire.gates.reconnected()
 
 
 class Wire:
@@ -179,12 +188,17 @@ class Wire:
         self._connecting: asyncio.Task[Link] | None = None
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
+        self.gates = Gates(contextlib.nullcontext())
+        self.crowd = self.gates.by_key  # names for which somebody waits
+        self._ticks: asyncio.TimerHandle | None = None
 
     async def release(self, lock: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None) -> None:
         """A release that the hot path hands on: from its start, or with `op` from its answer."""
         try:
             if op is None:
                 await self.run(lock.releasing())
+            elif answer is BEHIND:  # others wait, nothing was asked yet
+                await self.drive(op.rest(await self._ask(op), now))
             else:
                 await self.drive(op.rest(answer, now))
         except Exception as problem:
@@ -192,9 +206,18 @@ class Wire:
                 raise
             lock.left(error, problem)
 
-    async def run(self, op: Any) -> Any:
-        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
-        return await self.drive(op.rest(await self._ask(op), now))
+    async def run(self, op: Any, answer: Any = None) -> Any:
+        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: a Waiter, from which to
+        go on."""
+        if answer is None and self.crowd:
+            answer = op.local(self.gates, now())
+        return await self.drive(op.rest(await self._ask(op) if answer is None else answer, now))
+
+    def torn(self, op: Any, waiter: Any) -> None:
+        """Who slept is cancelled: what was handed to it goes on."""
+        left = op.leave(waiter, None, now)
+        if left is not None:
+            self.undo(left)
 
     async def drive(self, steps: Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
@@ -216,7 +239,11 @@ class Wire:
         kind = type(step)
         if kind is Sleep:
             await self._sleep(step.seconds)
-        elif kind is Undo:
+        elif kind is Wait:
+            await self._wait(step.waiter, step.until)
+        elif kind is Join:
+            self.gates.join(step.waiter)
+        elif kind is Undo or kind is Leave:
             self.undo(step)
         elif kind is Distrust:
             error = errors.InvalidResponse(f"{self.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
@@ -256,13 +283,56 @@ class Wire:
             future.set_result(LATE)
             ask.link.leave(ask, ask.sent)
 
+    def owe(self, undo: Undo) -> None:
+        """Keep it for the next connection, and none of those that are gone."""
+        undo.link = None
+        self.debts.append(undo)
+
     def undo(self, undo: Undo) -> None:
-        """Have something released that nobody waits for; over the next connection, when there is none."""
+        """Have something said that nobody waits for; over the next connection, when there is none."""
+        if undo.link is not None and undo.link.dead is not None:
+            undo.stale = (*undo.stale, undo.link.session)
         if self.link is not None:
             self.link.post(undo)
         else:
-            self.debts.append(undo)
+            self.owe(undo)
             self._reconnect()
+
+    def hear(self, push: Any) -> None:
+        """A message from the server."""
+        if len(push) == 3 and push[0] == b"message" and push[1] == self.gates.inbox:
+            self.gates.hear(push[2])
+
+    async def _wait(self, waiter: Any, until: float | None) -> None:
+        """Sleep until the waiter is called, or its time has come."""
+        if self.closed:
+            raise errors.ClientClosedError("this client was closed")
+        if waiter.called:
+            waiter.called = False
+            return
+        at = waiter.gate.wake_at(waiter)
+        if until is not None and until < at:
+            at = until
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        waiter.wake = functools.partial(_end_wait, future)
+        timer = loop.call_later(max(0.0, at - now()), _wake, future) if at < math.inf else None
+        self.tick()
+        try:
+            await future
+        finally:
+            waiter.wake, waiter.called = None, False
+            if timer is not None:
+                timer.cancel()
+        if self.closed:
+            raise errors.ClientClosedError("this client was closed")
+
+    def tick(self, over: bool = False) -> None:
+        """While anybody waits, see every second whether a lease that goes round here has lapsed."""
+        if over:
+            self.gates.lapsed(now())
+        if self.loop is not None and (over or self._ticks is None):
+            self._ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd else None
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
@@ -381,6 +451,10 @@ class Wire:
             self._connecting.cancel()
         for future in list(self._sleeping):
             _wake(future)
+        self.gates.call_all()
+        until = now() + PARTING
+        while self.gates.by_place and link is not None and link.dead is None and now() < until:
+            await asyncio.sleep(0)  # each leaves the queue as it goes
         if link is not None and link.loop is asyncio._get_running_loop():
             if link.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
                 await asyncio.wait([link.ask(Call([(b"PING",)]))], timeout=PARTING)
@@ -429,6 +503,10 @@ def _forget_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
+
+
+def _end_wait(future: asyncio.Future[None], _: None) -> None:
+    _wake(future)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from fastlock import _commands as say
 from fastlock._checks import as_ms, as_name
 from fastlock._lease import ENDED, Lease
 
@@ -35,7 +36,7 @@ def granted(
             leases.append(Lease(names[i], keys[i], token, deadline))
         else:
             leases.append(None)
-            if type(reply) is not bytes or reply == token:
+            if type(reply) is not bytes or say.proves(reply, token):
                 odd.append(i)
     return leases, odd
 
@@ -46,7 +47,7 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
-            if not lease.inherited:
+            if not lease.inherited and lease.deadline != ENDED:  # which may be another's now, by the same token
                 mine.append(lease)
         elif lease is not None:
             raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
@@ -65,13 +66,13 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
 
 
 def ended(leases: list[Any], replies: list[Any]) -> tuple[list[bool], list[int]]:
-    """Whether each was the caller's, and is over now; and where the reply does not say."""
+    """Whether each was the caller's, and is over now; and where the reply does not say, as somebody may wait for it."""
     released: list[bool] = []
     odd: list[int] = []
     for i, lease in enumerate(leases):
         reply = replies[i]
-        if type(reply) is int and (reply or not lease.release_doubted):
-            released.append(reply != 0)
+        if type(reply) is int and reply:
+            released.append(True)
             lease.deadline = ENDED
         else:
             released.append(False)

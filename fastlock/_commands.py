@@ -14,8 +14,8 @@ from typing import Any
 NAME, TOKEN, MS = 0, 1, 2
 
 # Verbs: the index of a form in a dialect.
-ACQUIRE, ACQUIRE_ENDLESS, RELEASE, EXTEND, EXTEND_SCRIPT, RELEASE_SCRIPT, UNDO, PTTL, GET, EXISTS = range(10)
-ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT, UNDO_SCRIPT = 10, 11, 12
+ACQUIRE, ACQUIRE_ENDLESS, RELEASE, EXTEND, EXTEND_SCRIPT, RELEASE_SCRIPT, PTTL, GET, EXISTS = range(9)
+ACQUIRE_SCRIPT, ACQUIRE_ENDLESS_SCRIPT = 9, 10
 
 # What to say instead where a server (or what stands before it) refuses the native form that its handshake promised.
 SCRIPTED = {
@@ -31,17 +31,20 @@ DELIFEQ = "delifeq"  # DELIFEQ key value: Valkey 9.0
 DELEX = "delex"  # DELEX key IFEQ value: Redis 8.4, Valkey 9.2
 SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) and with DELEX (Redis 8.4)
 
+TOKEN_SIZE, OURS, WAITED_FOR = 35, b"fl:", b"fl+"  # of our tokens: length, beginning, and that once somebody waits
+QUEUE_KEPT_MS = 10_000  # a queue outlives its last use by so long: all who wait in it look far more often
 FENCE_KEPT_MS = (
     86_400_000  # a fence counter outlives the last use of its name by a day; the server's clock covers what is lost
 )
 
 
 class Script:
-    """A Lua script: its text, and its SHA1 by which the server knows it."""
+    """A Lua script: its text, behind the parts it shares with others, and its SHA1 by which the server knows it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.text = resources.files(__package__).joinpath("lua", f"{name}.lua").read_bytes()
+    def __init__(self, *parts: str) -> None:
+        folder = resources.files(__package__).joinpath("lua")
+        self.name = parts[-1]
+        self.text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in parts)
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
     def form(self, *args: bytes | int) -> tuple[bytes | int, ...]:
@@ -56,10 +59,14 @@ ACQUIRE_LUA = Script("acquire")
 FENCED_LUA = Script("acquire_fenced")
 RELEASE_LUA = Script("release")
 RELEASE_MANY_LUA = Script("release_many")
-EXTEND_LUA = Script("extend")
-SCRIPTS = (ACQUIRE_LUA, FENCED_LUA, RELEASE_LUA, RELEASE_MANY_LUA, EXTEND_LUA)
+EXTEND_LUA = Script("tokens", "extend")
+ENTER_LUA = Script("tokens", "grant", "enter")
+LEAVE_LUA = Script("tokens", "grant", "leave")
+HAND_OVER_LUA = Script("tokens", "grant", "hand_over")
+SCRIPTS = (ACQUIRE_LUA, FENCED_LUA, RELEASE_LUA, RELEASE_MANY_LUA, EXTEND_LUA, ENTER_LUA, HAND_OVER_LUA)
 
 Form = tuple[bytes | int, ...]
+Call = tuple[bytes, ...]
 
 
 def dialect(capabilities: frozenset[str]) -> tuple[Form, ...]:
@@ -69,8 +76,6 @@ def dialect(capabilities: frozenset[str]) -> tuple[Form, ...]:
         ACQUIRE_ENDLESS_SCRIPT: ACQUIRE_LUA.form(NAME, TOKEN, b"0"),
         RELEASE_SCRIPT: RELEASE_LUA.form(NAME, TOKEN),
         EXTEND_SCRIPT: EXTEND_LUA.form(NAME, TOKEN, MS),
-        # by its text, which no server can have forgotten: nobody waits for the reply to load the script and ask again
-        UNDO_SCRIPT: (b"EVAL", RELEASE_LUA.text, b"1", NAME, TOKEN),
         PTTL: (b"PTTL", NAME),
         GET: (b"GET", NAME),
         EXISTS: (b"EXISTS", NAME),
@@ -86,7 +91,6 @@ def dialect(capabilities: frozenset[str]) -> tuple[Form, ...]:
         forms[RELEASE] = (b"DELEX", NAME, b"IFEQ", TOKEN)  # never without IFEQ: that deletes anybody's
     if SET_IFEQ in capabilities:
         forms[EXTEND] = (b"SET", NAME, TOKEN, b"IFEQ", TOKEN, b"PX", MS)
-    forms[UNDO] = forms[RELEASE]
     return tuple(forms[verb] for verb in range(len(forms)))
 
 
@@ -115,12 +119,62 @@ def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
     return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)
 
 
+def enter(name: bytes, place: bytes, inbox: bytes, ms: int, fenced: bool) -> tuple[bytes, ...]:
+    """The call that acquires a contended lock, or waits for it."""
+    keys = (name, queue_key(name), fence_key(name)) if fenced else (name, queue_key(name))
+    rest = (place, inbox, b"%d" % ms, b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS)
+    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, *rest)
+
+
+def leave(name: bytes, place: bytes, inbox: bytes) -> tuple[bytes, ...]:
+    """The call that waits no longer; by its text, which no server can have forgotten: nobody waits for the reply."""
+    return (b"EVAL", LEAVE_LUA.text, b"2", name, queue_key(name), place, inbox)
+
+
+def hand_over(name: bytes, token: bytes) -> tuple[bytes, ...]:
+    """The call that releases a contended lock."""
+    return (b"EVALSHA", HAND_OVER_LUA.sha, b"2", name, queue_key(name), token)
+
+
+def undo(names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], by_text: bool) -> list[Call]:
+    """Two calls for each name that release it: if nobody waits, and if somebody does, which not every user may do."""
+    calls: list[Call] = []
+    for name, token in zip(names, tokens, strict=True):
+        if by_text:
+            calls.append((b"EVAL", RELEASE_LUA.text, b"1", name, token))
+            calls.append((b"EVAL", HAND_OVER_LUA.text, b"2", name, queue_key(name), token))
+        else:
+            native = (b"DELIFEQ", name, token), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, token)
+            calls += [native[DELIFEQ not in capabilities], hand_over(name, token)]
+    return calls
+
+
 def fence_key(name: bytes) -> bytes:
-    """The counter of a name, in the same cluster slot wherever the rules for hash tags allow it."""
+    """The counter of a name."""
+    return _beside(b"fastlock:fence:", name)
+
+
+def queue_key(name: bytes) -> bytes:
+    """Those who wait for a name."""
+    return _beside(b"fastlock:queue:", name)
+
+
+def _beside(prefix: bytes, name: bytes) -> bytes:
+    """A key in the same cluster slot as the name, wherever the rules for hash tags allow it."""
     start = name.find(b"{")
     if start >= 0 and name.find(b"}", start) > start + 1:
-        return b"fastlock:fence:" + name  # the name's own tag decides, here as there
-    return b"fastlock:fence:{" + name + b"}"
+        return prefix + name  # the name's own tag decides, here as there
+    return prefix + b"{" + name + b"}"
+
+
+def proves(held: bytes | None, token: bytes) -> bool:
+    """Whether a name that is held so is held by this token, in either of its forms."""
+    return held == token or (held is not None and held[:3] == WAITED_FOR and held[3:] == token[3:] and markable(token))
+
+
+def markable(token: bytes) -> bool:
+    """Whether others can mark it, so that its holder learns that they wait: a token of ours."""
+    return len(token) == TOKEN_SIZE and token[:3] == OURS
 
 
 def capabilities(hello: dict[bytes, Any], commands: Any) -> frozenset[str]:

@@ -41,7 +41,9 @@ cdef class Pipe:
     cdef int64_t usual
     cdef unsigned int probes
     cdef object leader  # the ticket of the thread that reads
-    cdef readonly list pushes
+    cdef public object hear  # gets what the server says unasked
+    cdef list pushes
+    cdef list watching  # tickets of threads that wait for that
     cdef bint deaf  # replies were lost: nobody may read on until the connection is closed
     cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 

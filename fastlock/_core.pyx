@@ -83,8 +83,7 @@ cdef class Pipe:
     """One connection's bytes: commands out, replies in, each to its slot, in order.
 
     A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
-    Errors that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from
-    replies.
+    Errors that the server answers are results too (`hiredis.ReplyError`). What the server says unasked goes to `hear`.
     """
 
     def __cinit__(self):
@@ -96,6 +95,7 @@ cdef class Pipe:
         self.feed_ = self.reader.feed
         self.ring = [None] * 16
         self.pushes = []
+        self.watching = []
         self.forms = ()
         self.sock = sock
         self.fd = -1
@@ -319,6 +319,9 @@ cdef class Pipe:
                 slot = (<_Many>slot).slot
             if type(slot) is Ticket and (<Ticket>slot).wake is not None and not (<Ticket>slot).abandoned:
                 return slot
+        for slot in self.watching:
+            if (<Ticket>slot).wake is not None and not (<Ticket>slot).abandoned:
+                return slot
         return None
 
     # replies
@@ -387,7 +390,7 @@ cdef class Pipe:
             if reply is _NOTHING:
                 break
             self.partial = 0
-            if type(reply) is PushNotification:
+            if type(reply) is PushNotification and reply[:1] != [b"subscribe"]:  # that is the reply to SUBSCRIBE
                 self.pushes.append(reply)
                 continue
             if type(reply) is list or type(reply) is dict:
@@ -414,16 +417,32 @@ cdef class Pipe:
                 (<Ticket>slot).set_result(reply)
             elif slot is not None and not slot.done():
                 slot.set_result(reply)
+        if self.pushes:
+            replies, self.pushes = self.pushes, []
+            for reply in replies:
+                if self.hear is not None:
+                    self.hear(reply)
         return 0
 
     # the socket, for threads
 
     def usable(self):
-        """False: the server spoke unasked, or closed the connection, while nothing was asked of it."""
+        """False: the server replied unasked, or closed the connection, while nothing was asked of it. What it says to
+        be heard is heard."""
         cdef char byte
-        if self.pending_:
-            return True
-        return c_recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 and (errno == EAGAIN or errno == EINTR)
+        cdef ssize_t size, read = 0
+        while not self.pending_ and self.leader is None:
+            size = c_recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
+            if size < 0:  # half a reply was read: its rest must not be taken for one
+                return (errno == EAGAIN or errno == EINTR) and not (read and (self.partial or self.kind or self.skip))
+            if size == 0 or self.hear is None:
+                return False
+            self._make_chunk()
+            try:
+                read = self._received(c_recv(self.fd, self.chunk, CHUNK, MSG_DONTWAIT), _now())
+            except (OSError, EOFError, ProtocolError):
+                return False
+        return True
 
     def flush(self, double timeout):
         """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
@@ -603,6 +622,15 @@ cdef class Pipe:
         ticket.wake = wake
         return False
 
+    def watch(self, Ticket ticket not None):
+        """The caller waits for what the server says, and may have to read."""
+        self.watching.append(ticket)
+
+    def unwatch(self, Ticket ticket not None):
+        """It does no longer. May be called again."""
+        if ticket in self.watching:
+            self.watching.remove(ticket)
+
     def leads(self, Ticket ticket not None):
         """Whether the caller is the one who reads."""
         return self.leader is ticket
@@ -628,6 +656,8 @@ cdef class Pipe:
             return BUSY
         if not self.usable():
             raise Unasked("the server spoke unasked, or closed the connection")
+        if self.leader is not None or self.pending_:  # since, while something was heard
+            return BUSY
         self.leader = ticket
         try:
             self.put(template, ticket, name, token, ms)
@@ -643,15 +673,6 @@ cdef int _check_bytes(values) except -1:
     for value in values:
         if type(value) is not bytes:
             raise TypeError(f"bytes expected, not {type(value).__name__}")
-    return 0
-
-
-cdef int _check_depth(reply, int left) except -1:
-    if not left:
-        raise ProtocolError("a reply nested too deeply")
-    for item in (reply.values() if type(reply) is dict else reply):
-        if type(item) is list or type(item) is dict:
-            _check_depth(item, left - 1)
     return 0
 
 

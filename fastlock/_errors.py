@@ -18,6 +18,13 @@ AuthenticationError = exceptions.AuthenticationError
 ResponseError = exceptions.ResponseError
 
 
+def forbids(error: exceptions.ResponseError) -> bool:
+    """Whether the user may not do this; scripts say so in other words than commands."""
+    return (
+        isinstance(error, exceptions.NoPermissionError) or "no permission" in str(error) or "ACL failure" in str(error)
+    )
+
+
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
 

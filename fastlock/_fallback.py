@@ -115,13 +115,12 @@ class Pipe:
     """One connection's bytes: commands out, replies in, each to its slot, in order.
 
     A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
-    Errors that the server answers are results too (`hiredis.ReplyError`). Pushes are collected in `pushes`, apart from
-    replies.
+    Errors that the server answers are results too (`hiredis.ReplyError`). What the server says unasked goes to `hear`.
     """
 
     def __init__(self, sock: Any = None) -> None:
         self._reader = Reader(notEnoughData=_NOTHING)
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._out: list[bytes] = []
         self._slots: deque[Any] = deque()
         self._missing = 0  # replies
@@ -138,7 +137,9 @@ class Pipe:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
         self._usual = 0.0
         self._probes = 0
-        self.pushes: list[Any] = []
+        self.hear: Callable[[Any], object] | None = None  # gets what the server says unasked
+        self._pushes: list[Any] = []
+        self._watching: list[Ticket] = []  # threads that wait for that
         self.broken = False
         self._deaf = False  # replies were lost: nobody may read on until the connection is closed
         self.forms: tuple[Template, ...] = ()  # the dialect of its server
@@ -253,6 +254,9 @@ class Pipe:
                 slot = slot.slot
             if type(slot) is Ticket and slot.wake is not None and not slot.abandoned:
                 return slot
+        for ticket in self._watching:
+            if ticket.wake is not None and not ticket.abandoned:
+                return ticket
         return None
 
     # replies
@@ -264,6 +268,11 @@ class Pipe:
         try:
             for reply in self._understood(data):
                 self._deliver(reply)
+            if self._pushes:
+                pushes, self._pushes = self._pushes, []
+                for push in pushes:
+                    if self.hear is not None:
+                        self.hear(push)
         except BaseException:
             self.broken = self._deaf = True
             raise
@@ -279,8 +288,8 @@ class Pipe:
         while (reply := self._next()) is not _NOTHING:
             self._partial = 0
             kind = type(reply)
-            if kind is PushNotification:
-                self.pushes.append(reply)
+            if kind is PushNotification and reply[:1] != [b"subscribe"]:  # that is the reply to SUBSCRIBE
+                self._pushes.append(reply)
                 continue
             if kind is list or kind is dict:
                 _check_depth(reply, MAX_DEPTH)
@@ -345,18 +354,23 @@ class Pipe:
     # the socket, for threads
 
     def usable(self) -> bool:
-        """False: the server spoke unasked, or closed the connection, while nothing was asked of it."""
+        """False: the server replied unasked, or closed the connection, while nothing was asked of it. What it says to
+        be heard is heard."""
         with self._mutex:
             return self._usable()
 
     def _usable(self) -> bool:
-        if self._slots or self._tls:
+        if self._slots or self._leader or self._tls:
             return True  # TLS itself may have something to say, as session tickets
+        read = False
         try:
-            self._sock.recv(1, _PEEK)
+            while self._sock.recv(1, _PEEK) and self.hear is not None:
+                self.feed(self._sock.recv(_CHUNK, _AT_ONCE))
+                read = True
         except _AGAIN:
-            return True
-        except OSError:
+            half = self._partial or self._head or self._skip
+            return not (read and half)  # half a reply was read: its rest must not be taken for one
+        except (OSError, ProtocolError):
             pass
         return False
 
@@ -468,6 +482,17 @@ class Pipe:
                 return True
             ticket.wake = wake
             return False
+
+    def watch(self, ticket: Ticket) -> None:
+        """The caller waits for what the server says, and may have to read."""
+        with self._mutex:
+            self._watching.append(ticket)
+
+    def unwatch(self, ticket: Ticket) -> None:
+        """It does no longer. May be called again."""
+        with self._mutex:
+            if ticket in self._watching:
+                self._watching.remove(ticket)
 
     def leads(self, ticket: Ticket) -> bool:
         """Whether the caller is the one who reads."""

@@ -12,7 +12,9 @@ from asyncio import current_task
 from typing import Any
 
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
+from fastlock._gate import HAND_OVER, PASSED, Waiter
 from fastlock._lease import ENDED, Lease, new_token, now
+from fastlock._steps import BEHIND
 from fastlock._terms import KEPT, Releasing, Terms
 from fastlock._wire import SPIN, STALE
 
@@ -38,6 +40,41 @@ def _granted(lock: Terms, owner: Any, token: bytes, sent: float) -> Lease | None
     if len(lock.leases) > KEPT:
         lock.keep(lease)
     return lease
+
+
+def _behind(lock: Terms, answer: Any = None, token: bytes | None = None) -> Any:
+    """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
+    answers. None: not so, or the way is longer."""
+    wire = lock._wire
+    if not lock.blocking or lock.fair or lock.blocking_timeout is not None:
+        return None
+    if lock.key in wire.crowd if answer is None else type(answer) is bytes and answer != token:
+        return Waiter(lock.name, lock.key, lock.ms, lock.fence)
+    return None
+
+
+def _handed(lock: Terms, owner: Any, waiter: Any) -> Lease | None:
+    """The lease that passed to a waiter, kept for its owner; None: none did."""
+    lease: Lease | None = waiter.lease
+    if lease is None:
+        return None
+    lock.leases[owner] = lease
+    if len(lock.leases) > KEPT:
+        lock.keep(lease)
+    return lease
+
+
+def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
+    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
+    out."""
+    what = lock._wire.gates.release(lease, now())
+    if what == PASSED:
+        _gone(lock, owner, lease)
+        return None
+    op = Releasing(lock, lease)
+    if what == HAND_OVER:
+        op.hand_over()
+    return op
 
 
 def _special(lock: Terms) -> bool:
@@ -75,6 +112,8 @@ def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: in
 def take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
     wire = lock._wire
+    if wire.crowd and (waiter := _behind(lock)) is not None:
+        return _wait(lock, must, waiter)
     connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
@@ -94,15 +133,33 @@ def take(lock: Terms, must: bool) -> Lease | None:
             lease = _granted(lock, thread_owner() if lock.thread_local else None, token, sent)
             if lease is not None:
                 return lease
-        if op is None:
-            op = _asked(lock.taking(token, must), connection, sent)
-        if answer is STALE or answer is connection.busy:
-            return wire.run(op)  # type: ignore[no-any-return]
-        return wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+        waiter = _behind(lock, answer, token) if op is None and answer is not None else None
+        if waiter is None:
+            if op is None:
+                op = _asked(lock.taking(token, must), connection, sent)
+            if answer is STALE or answer is connection.busy:
+                return wire.run(op)  # type: ignore[no-any-return]
+            return wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
         raise
+    return _wait(lock, must, waiter)
+
+
+def _wait(lock: Terms, must: bool, waiter: Any) -> Lease | None:
+    """Sleep until a lease passes to this waiter, or it is the first."""
+    wire, op = lock._wire, lock.taking(None, must)
+    try:
+        wire.gates.join(waiter)
+        wire.wait(waiter, None)
+        lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
+        if lease is not None:
+            return lease
+    except BaseException as error:
+        wire.torn(op, waiter, error)
+        raise
+    return wire.run(op, waiter)  # type: ignore[no-any-return]
 
 
 def give(lock: Terms) -> None:
@@ -110,7 +167,11 @@ def give(lock: Terms) -> None:
     wire = lock._wire
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
-    connection = None if lease is None or lease.inherited else _idle_one(wire)
+    if wire.crowd and lease is not None and not lease.inherited:
+        if (op := _passed(lock, owner, lease)) is not None:
+            wire.run(op, BEHIND)
+        return
+    connection = None if lease is None or lease.inherited or lease.contended else _idle_one(wire)
     if lease is None or connection is None:
         wire.run(lock.releasing())
         return
@@ -155,6 +216,8 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
     pipe = None if _special(lock) else _open_pipe(lock)
     if pipe is None or (task := current_task(pipe.loop)) is None:  # None: another loop runs
         return await wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
+    if wire.crowd and (waiter := _behind(lock)) is not None:
+        return await _aio_wait(lock, must, waiter, pipe.loop, task)
     token = new_token()
     future = pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, token, lock.ms)
     sent = pipe.sent
@@ -167,8 +230,30 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
         lease = _granted(lock, task if lock.thread_local else None, token, sent)
         if lease is not None:
             return lease
+    elif (waiter := _behind(lock, answer, token)) is not None:
+        return await _aio_wait(lock, must, waiter, pipe.loop, task)
     op = _asked(lock.taking(token, must), pipe.link, sent)
     return await wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+
+
+async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any) -> Lease | None:
+    """Sleep until a lease passes to this waiter, or it is the first."""
+    wire = lock._wire
+    try:
+        wire.gates.join(waiter)
+        if not waiter.called:
+            wire.tick()
+            future = loop.create_future()
+            waiter.wake = lambda _: future.done() or future.set_result(None)
+            await future
+    except BaseException:
+        wire.torn(lock.taking(None, must), waiter)
+        raise
+    if waiter.lease is not None:
+        lease = _handed(lock, task if lock.thread_local else None, waiter)
+        if lease is not None:
+            return lease
+    return await wire.run(lock.taking(None, must), waiter)  # type: ignore[no-any-return]
 
 
 async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> None:
@@ -179,7 +264,11 @@ async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> N
     task = None if pipe is None else current_task(pipe.loop)
     owner = task if lock.thread_local else None
     lease = None if task is None else lock.leases.get(owner)
-    if lease is None or lease.inherited:
+    if wire.crowd and lease is not None and not lease.inherited:
+        if (op := _passed(lock, owner, lease)) is not None:
+            await wire.release(lock, op, BEHIND, leaving, error)
+        return
+    if lease is None or lease.inherited or lease.contended:
         await wire.release(lock, None, None, leaving, error)
         return
     future = pipe.request(pipe.forms[RELEASE], lease.key, lease.token, 0)

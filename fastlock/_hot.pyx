@@ -11,6 +11,8 @@ import threading
 from asyncio import InvalidStateError, current_task
 
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
+from fastlock._gate import HAND_OVER as _HAND_OVER, PASSED as _PASSED, Waiter
+from fastlock._steps import BEHIND as _BEHIND
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._terms import KEPT as _KEPT, Releasing
 from fastlock._wire import SPIN as _SPIN, STALE as _STALE
@@ -40,7 +42,8 @@ cdef extern from "Python.h":
         iternextfunc tp_iternext
     void PyErr_SetObject(object kind, object value)
 
-cdef object now = _now, STALE = _STALE
+cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND
+cdef int HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
 cdef double ENDED = _ENDED, SPIN = _SPIN
@@ -77,6 +80,41 @@ cdef Lease _granted(Terms lock, owner, bytes token, double sent):
     if len(lock.leases) > KEPT:
         lock.keep(lease)
     return lease
+
+
+cdef _behind(Terms lock, answer, bytes token):
+    """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
+    answers. None: not so, or the way is longer."""
+    wire = lock._wire
+    if not lock.blocking or lock.fair or lock.blocking_timeout is not None:
+        return None
+    if lock.key in <dict>wire.crowd if answer is None else type(answer) is bytes and answer != token:
+        return Waiter(lock.name, lock.key, lock.ms, lock.fence)
+    return None
+
+
+cdef Lease _handed(Terms lock, owner, waiter):
+    """The lease that passed to a waiter, kept for its owner; None: none did."""
+    cdef Lease lease = waiter.lease
+    if lease is None:
+        return None
+    lock.leases[owner] = lease
+    if len(lock.leases) > KEPT:
+        lock.keep(lease)
+    return lease
+
+
+cdef _passed(Terms lock, owner, Lease lease):
+    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
+    out."""
+    cdef int what = lock._wire.gates.release(lease, _time())
+    if what == PASSED:
+        _gone(lock, owner, lease)
+        return None
+    op = Releasing(lock, lease)
+    if what == HAND_OVER:
+        op.hand_over()
+    return op
 
 
 cdef bint _special(Terms lock) except -1:
@@ -122,6 +160,8 @@ def take(Terms lock not None, bint must):
     cdef bytes token
     cdef Lease lease
     wire = lock._wire
+    if wire.crowd and (waiter := _behind(lock, None, None)) is not None:
+        return _wait(lock, must, waiter)
     connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))
@@ -142,15 +182,35 @@ def take(Terms lock not None, bint must):
             if lease is not None:
                 PyErr_CheckSignals()  # what has struck since is raised here, where it is undone, not behind our back
                 return lease
-        if op is None:
-            op = _asked(lock.taking(token, must), connection, sent)
-        if answer is STALE or answer is connection.busy:
-            return wire.run(op)
-        return wire.drive(op.rest(answer, now))
+        waiter = _behind(lock, answer, token) if op is None and answer is not None else None
+        if waiter is None:
+            if op is None:
+                op = _asked(lock.taking(token, must), connection, sent)
+            if answer is STALE or answer is connection.busy:
+                return wire.run(op)
+            return wire.drive(op.rest(answer, now))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
         raise
+    return _wait(lock, must, waiter)
+
+
+cdef _wait(Terms lock, bint must, waiter):
+    """Sleep until a lease passes to this waiter, or it is the first."""
+    cdef Lease lease
+    wire = lock._wire
+    try:
+        wire.gates.join(waiter)
+        wire.wait(waiter, None)
+        lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
+        if lease is not None:
+            PyErr_CheckSignals()
+            return lease
+    except BaseException as error:
+        wire.torn(lock.taking(None, must), waiter, error)
+        raise
+    return wire.run(lock.taking(None, must), waiter)
 
 
 def give(Terms lock not None):
@@ -160,7 +220,11 @@ def give(Terms lock not None):
     wire = lock._wire
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
-    connection = None if lease is None or lease.inherited else _idle_one(wire)
+    if wire.crowd and lease is not None and not lease.inherited:
+        if (op := _passed(lock, owner, lease)) is not None:
+            wire.run(op, BEHIND)
+        return
+    connection = None if lease is None or lease.inherited or lease.contended else _idle_one(wire)
     if connection is None:
         wire.run(lock.releasing())
         return
@@ -233,17 +297,18 @@ cdef class _Exchange:
             raise RuntimeError("cannot reuse what was already awaited")
         self.ended = True  # unless there is something to wait for
         if self.others is None:
-            if self.future is None:
+            future, outcome = self.future, None
+            if future is None:
                 self._begin()
-                if self.others is None:
-                    self.future._asyncio_future_blocking = True  # as a future's own iterator does it
-                    self.ended = False
-                    return self.future
             else:
                 outcome = self._end(self._reply())
-                if self.others is None:
-                    over[0] = True
+            if self.others is None:
+                over[0] = self.future is future  # nothing new to wait for
+                if over[0]:
                     return outcome
+                self.future._asyncio_future_blocking = True  # as a future's own iterator does it
+                self.ended = False
+                return self.future
         cdef PyObject *result
         self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
         outcome = <object>result
@@ -315,6 +380,7 @@ cdef class _Take(_Exchange):
 
     cdef bint must
     cdef bytes token
+    cdef object waiter  # behind whom others of this client wait for the same name
 
     def __cinit__(self, Terms lock not None, bint must):
         self.lock = lock
@@ -327,6 +393,9 @@ cdef class _Take(_Exchange):
             self.others = lock._wire.run(lock.taking(None, self.must))
             return
         self.pipe = pipe
+        if lock._wire.crowd and (waiter := _behind(lock, None, None)) is not None:
+            self._wait(waiter)
+            return
         self.token = new_token()
         self.future = pipe.request(
             <Template>pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, self.token, lock.ms
@@ -335,12 +404,42 @@ cdef class _Take(_Exchange):
 
     cdef _end(self, answer):
         cdef Lease lease
+        if self.waiter is not None:
+            lease = _handed(self.lock, self.owner, self.waiter)
+            if lease is None:
+                self.others = self.lock._wire.run(self.lock.taking(None, self.must), self.waiter)
+            return lease
         if answer is None:
             lease = _granted(self.lock, self.owner, self.token, self.sent)
             if lease is not None:
                 return lease
+        elif (waiter := _behind(self.lock, answer, self.token)) is not None:
+            self._wait(waiter)
+            return None
         op = _asked(self._op(), self.pipe.link, self.sent)
         self.others = self.lock._wire.drive(op.rest(answer, now))
+
+    cdef _wait(self, waiter):
+        """Sleep until a lease passes to this waiter, or it is the first."""
+        self.waiter = waiter
+        self.lock._wire.gates.join(waiter)
+        if waiter.called:
+            self.others = self.lock._wire.run(self.lock.taking(None, self.must), waiter)
+        else:
+            self.lock._wire.tick()
+            self.future = self.pipe.loop.create_future()
+            waiter.wake = self
+
+    def __call__(self, nothing):
+        """The waiter is called."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+    cdef _leave(self):
+        if self.waiter is not None:
+            self.lock._wire.torn(self._op(), self.waiter)
+        else:
+            _Exchange._leave(self)
 
     cdef _op(self):
         return self.lock.taking(self.token, self.must)
@@ -364,7 +463,12 @@ cdef class _Give(_Exchange):
         cdef Terms lock = self.lock
         cdef Pipe pipe = self._open_pipe()
         cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
-        if lease is None or lease.inherited:
+        if lease is not None and lock._wire.crowd and not lease.inherited:
+            op = _passed(lock, self.owner, lease)
+            if op is not None:
+                self.others = lock._wire.release(lock, op, BEHIND, self.leaving, self.error)
+            return
+        if lease is None or lease.inherited or lease.contended:
             self.others = lock._wire.release(lock, None, None, self.leaving, self.error)
             return
         self.pipe = pipe

@@ -1,267 +1,50 @@
 """Law: what an operation on a lock asks, and what it makes of each answer. Written once, for threads and for asyncio.
 
-Each operation is a generator. It yields steps (ask the server, sleep, undo) and is sent answers; how to wait is the
-wire's business. An answer is the server's reply (errors are values), `Lost` when it is not known what became of a
-command, or LATE when the caller's time ran out. The clock is an argument. Never here: sockets, asyncio, threads, sleep.
-
 Outcomes are never guessed. A command whose reply was lost is asked again with the same token: the server's answer then
-says whether it is ours. Whoever gives up in doubt leaves an `Undo`, carried out after whatever it undoes.
+says whether it is ours. Whoever gives up in doubt leaves an `Undo`, carried out after whatever it undoes. What steps
+and answers are: `_steps.py`. Never here: sockets, asyncio, threads, sleep.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-import random
-from collections.abc import Callable, Generator
 from typing import Any
 
 from fastlock import _batch as batch
 from fastlock import _commands as say
 from fastlock import _errors as errors
+from fastlock._gate import HAND_OVER, PASSED, Gate, Gates, Waiter
 from fastlock._lease import ENDED, Lease
-
-Clock = Callable[[], float]
-LATE: Any = type("LATE", (), {"__repr__": lambda self: "LATE", "__slots__": ()})()
+from fastlock._steps import (
+    BEHIND,
+    CALLS,
+    LATE,
+    ONE,
+    PASSED_ON,
+    Ask,
+    AskMany,
+    Call,
+    Capabilities,
+    Clock,
+    Join,
+    Leave,
+    Lost,
+    Sleep,
+    Steps,
+    Trial,
+    Undo,
+    Wait,
+    called,
+    or_undo,
+    settle,
+    settled,
+    within,
+)
 
 SHORTEST_PAUSE = 0.001  # seconds: between two looks at a held name, so that no setting makes a busy loop
 LAST_LOOK = 0.01  # seconds before the end of a blocking_timeout, so that its wait is of some use
-BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the longest
-RELOADS = 10  # of scripts for one command: somebody may flush them all the time
 RELEASE_CHUNK = 100  # names in one script: a server does nothing else meanwhile (35 us)
-
-
-ONE, MANY, CALLS, UNDO = range(4)  # how a step is written into the pipe
-
-
-class Ask:
-    """Step: one command of the dialect. The wire notes when it was `sent` and over which connection (`link`)."""
-
-    kind = ONE
-    until: float | None = None  # when the caller stops waiting; None: never before the wire's own timeout
-    sent = 0.0  # just before the latest send, by the law's clock
-    link: Any = None
-    stale: tuple[Any, ...] = ()  # sessions that broke under it: to be ended before it is asked again
-
-    def __init__(self, verb: int, key: bytes, token: bytes = b"", ms: int = 0) -> None:
-        self.verb = verb
-        self.key = key
-        self.token = token
-        self.ms = ms
-
-    def undo(self) -> Undo | None:
-        """What undoes it for a caller who is gone, whether or not it was carried out; None: there is nothing to
-        undo."""
-        return None
-
-    def end(self) -> float:
-        """When the lease it asks for is over."""
-        return self.sent + self.ms / 1000 if self.ms else math.inf
-
-
-class AskMany(Ask):
-    """Step: one command of the dialect for each name, in one flush; the answer is the list of replies."""
-
-    kind = MANY
-
-    def __init__(self, verb: int, names: list[bytes], tokens: list[bytes], ms: int = 0) -> None:
-        super().__init__(verb, b"", b"", ms)
-        self.names = names
-        self.tokens = tokens
-
-    def undo(self) -> Undo:
-        return Undo(self.names, self.tokens, math.inf, self.stale)
-
-
-class Call(Ask):
-    """Step: any commands, in one flush; the answer is the list of replies."""
-
-    kind = CALLS
-
-    def __init__(self, calls: list[tuple[bytes, ...]]) -> None:
-        super().__init__(-1, b"")
-        self.calls = calls
-
-
-class Capabilities:
-    """Step: who the server is and what it can do; the answer is a Session, or `Lost`."""
-
-    __slots__ = ()
-
-
-class Distrust:
-    """Step: the reply to this ask makes no sense: end the connection it came from. The answer is `Lost`."""
-
-    __slots__ = ("ask", "reply")
-
-    def __init__(self, ask: Ask, reply: Any) -> None:
-        self.ask = ask
-        self.reply = reply
-
-
-class Sleep:
-    """Step: wait so many seconds."""
-
-    __slots__ = ("seconds",)
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-
-class Undo:
-    """Step: release these names if their tokens still hold them; nobody waits for it. `until`: when it has no more
-    use."""
-
-    kind = UNDO
-    link: Any = None
-    scripted = False  # whether the native form was refused
-
-    def __init__(self, names: list[bytes], tokens: list[bytes], until: float, stale: tuple[Any, ...] = ()) -> None:
-        self.names = names
-        self.tokens = tokens
-        self.until = until
-        self.stale = stale  # as of an Ask
-
-    # As a slot of the pipe: nobody waits for its replies, but a connection that breaks gives it back, to be done on the
-    # next, and where the native form is refused it is done by script.
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, replies: list[Any]) -> None:
-        if not self.scripted and any(isinstance(reply, Exception) for reply in replies):
-            self.scripted = True
-            self.link.post(self)
-
-
-class Lost:
-    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again."""
-
-    def __init__(
-        self, error: Exception, patience: float, *, sent: bool, final: bool = False, session: Any = None
-    ) -> None:
-        self.patience = patience  # seconds: how long to go on asking over new connections
-        self.error = error
-        self.sent = sent
-        self.final = final
-        self.session = session  # which broke
-
-
-Steps = Generator[Any, Any, Any]
-
-
-class Trial:
-    """One operation's patience: what went wrong so far, and how much longer to try."""
-
-    __slots__ = ("clock", "doubt", "doubt_since", "failures", "give_up", "loads")
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.doubt = False  # a command with our token was sent and its reply lost
-        self.doubt_since = math.inf  # when the first such was sent
-        self.failures = self.loads = 0
-        self.give_up = math.inf
-
-    def pause(self, lost: Lost) -> float:
-        """Seconds before the next connection (full jitter, doubling). Raises the error when patience is over.
-
-        Exponential backoff with full jitter: M. Brooker, "Exponential Backoff and Jitter", AWS, 2015.
-        """
-        now = self.clock()
-        self.doubt |= lost.sent
-        self.failures += 1
-        if self.failures == 1:
-            self.give_up = now + lost.patience
-        senseless = isinstance(lost.error, errors.InvalidResponse) and self.failures > 1
-        if lost.final or senseless or (now >= self.give_up and self.failures > 1):
-            raise lost.error
-        if self.failures == 1:
-            return 0.0
-        first, longest = BACKOFF
-        return random.uniform(0, min(longest, first * 2.0 ** min(self.failures, 20)))
-
-
-def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
-    """From an answer that is not plain to one that is: reconnect, load scripts, change to a form the server knows.
-
-    Returns a reply of the right shape, or LATE. Raises the redis-py exception of an error reply, or of a connection
-    that stays away.
-    """
-    while True:
-        if type(answer) is Lost:
-            if answer.session is not None and answer.session not in ask.stale:
-                ask.stale = (*ask.stale, answer.session)
-            if answer.sent and not trial.doubt:
-                trial.doubt_since = ask.sent
-            yield Sleep(_within(trial.pause(answer), ask.until, trial.clock))
-            if ask.until is not None and trial.clock() >= ask.until:
-                raise answer.error  # not "held by somebody else": nobody could say
-        elif isinstance(answer, Exception):
-            if ask.verb in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
-                return _COMPARES[ask.verb]  # something that is no lock at all stands there: not ours
-            yield from _heal(ask, answer, trial)
-        elif answer is LATE:
-            return LATE
-        elif type(answer) in (_SHAPES[ask.verb] if ask.kind != MANY else (list,)):
-            ask.stale = ()
-            return answer
-        else:
-            answer = yield Distrust(ask, answer)
-            continue
-        if ask.until is not None and trial.clock() >= ask.until:
-            return LATE
-        answer = yield ask
-
-
-def settled(ask: Ask, trial: Trial) -> Steps:
-    """Ask, and settle the answer."""
-    return (yield from settle(ask, (yield ask), trial))
-
-
-def or_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], Undo | None] | None = None) -> Steps:
-    """Carry out `steps`; if they fail, leave what undoes them; `gone`: if the caller is (cancelled, interrupted)."""
-    try:
-        return (yield from steps)
-    except GeneratorExit:  # nobody drives these steps any more: nothing can be left
-        raise
-    except BaseException as error:
-        if (left := (undo if gone is None or isinstance(error, Exception) else gone)()) is not None:
-            yield left
-        raise
-
-
-_NULL = type(None)
-_SHAPES: dict[int, tuple[type, ...]] = {
-    **dict.fromkeys((say.ACQUIRE, say.ACQUIRE_ENDLESS, say.ACQUIRE_SCRIPT, say.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)),
-    **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND_SCRIPT, say.PTTL, say.EXISTS), (int,)),
-    **{say.EXTEND: (_NULL, bytes, int), say.GET: (_NULL, bytes), -1: (list,)},
-}
-
-
-_COMPARES = {
-    **dict.fromkeys((say.RELEASE, say.RELEASE_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT), 0),
-    say.GET: None,
-}
-
-
-def _within(pause: float, until: float | None, clock: Clock) -> float:
-    return pause if until is None else max(0.0, min(pause, until - clock()))
-
-
-def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
-    text = errors.text_of(error)
-    code = text.partition(" ")[0]
-    form = say.SCRIPTED.get(ask.verb)
-    if code == "NOSCRIPT" and trial.loads < RELOADS:
-        trial.loads += 1
-        answer = yield Call([script.load for script in say.SCRIPTS])
-        if type(answer) is list and isinstance(answer[0], Exception):
-            raise errors.from_reply(answer[0])
-    elif form is not None and text.startswith(("ERR unknown command", "ERR syntax error", "NOPERM")):
-        ask.verb = form
-    elif code == "OOM" and ask.verb == say.EXTEND:
-        ask.verb = say.EXTEND_SCRIPT  # a script that only sets a time needs no memory; SET is refused
-    else:
-        raise errors.from_reply(error)
 
 
 class Acquire(Ask):
@@ -273,7 +56,9 @@ class Acquire(Ask):
     """
 
     blocking = False
-    sleep = 0.1  # seconds between two looks
+    polls = False  # whether it may not use the queue
+    alone = False  # whether it waits by itself, in strict order, or with a token that was given
+    sleep = 0.1  # seconds between two looks, where the holder cannot be told that somebody waits
     doubted = False  # a look's reply was lost, once: from then on our own token may turn up at any time
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
@@ -299,7 +84,8 @@ class Acquire(Ask):
 
     def _looks(self, answer: Any, clock: Clock) -> Steps:
         while True:
-            lease = yield from self._outcome(answer, clock)
+            waiter = answer if type(answer) is Waiter else None
+            lease = None if waiter is not None or answer is BEHIND else (yield from self._outcome(answer, clock))
             if lease is not None:
                 if lease.valid:
                     return lease
@@ -307,14 +93,120 @@ class Acquire(Ask):
                 yield from self._withdraw(clock)
             if not self.blocking or self._late(clock):
                 return None
-            if lease is None:
+            if lease is None and not self.polls:
+                lease = yield from self._queue(waiter, clock)
+                if lease is not None or not self.polls:
+                    return lease
+            elif lease is None:
                 yield from self._wait_turn(clock)
             answer = yield self
 
+    def local(self, gates: Gates, now: float) -> Any:
+        """BEHIND, where others of this client wait already: no look of its own."""
+        return BEHIND if gates.busy(self.key, now) and self.blocking and not self.alone else None
+
+    def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps:
+        """Wait: behind those of this client, and with the first of them in the server's queue."""
+        waiter = waiter or self.waiter()
+        last = None if self.until is None else self.until - LAST_LOOK
+        lease = None
+        try:
+            if waiter.gate is None:
+                yield Join(waiter)
+            while lease is None:
+                yield Wait(waiter, last)
+                gate: Any = waiter.gate
+                if waiter.lease is None and gate.error is not None:
+                    raise copy.copy(gate.error)
+                if waiter.lease is None and gate.gates.ask(waiter, clock()):
+                    yield from self._enter(waiter, gate, clock)
+                lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
+                if lease is None and (self.polls or self._late(clock)):
+                    break
+        except GeneratorExit:  # nobody drives these steps any more: nothing can be left
+            self.leave(waiter, lease, clock)
+            raise
+        except BaseException:
+            if (left := self.leave(waiter, lease, clock)) is not None:
+                yield left
+            raise
+        if lease is None:
+            if (left := self.leave(waiter, None, clock)) is not None:
+                yield left
+            return None
+        self.token, self.sent = lease.token, lease.deadline - self.ms / 1000  # for its undo
+        return lease
+
+    def waiter(self) -> Waiter:
+        """Who waits for this. In a queue its own token is its place, where it is to be told from others of the client,
+        or may turn up by itself."""
+        own = self.token if self.alone or self.doubted else None
+        return Waiter(self.name, self.key, self.ms, self.fenced, own)
+
+    def _wait_turn(self, clock: Clock) -> Steps:
+        """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
+        ask = Ask(say.PTTL, self.key)
+        ask.until = self.until
+        left = yield from settled(ask, Trial(clock))
+        pause = self.sleep
+        if left is not LATE and left != -1:  # -1: a holder without end
+            pause = min(pause, left / 1000)
+        last = None if self.until is None else self.until - LAST_LOOK
+        yield Sleep(within(max(pause, SHORTEST_PAUSE), last, clock))
+
+    def _enter(self, waiter: Waiter, gate: Gate, clock: Clock) -> Steps:
+        """Ask the server for the place of a gate: the waiter gets the lease, or is to wait."""
+        ask = Call([say.enter(self.key, gate.place, gate.gates.inbox, self.ms, self.fenced)])
+        ask.ms, ask.until, ask.hears = self.ms, self.until, True
+        try:
+            reply = yield from called(ask, (yield ask), _entered, Trial(clock))
+        except (errors.ConnectionError, errors.TimeoutError) as error:
+            gate.gates.failed(gate, copy.copy(error))
+            raise
+        except errors.ResponseError as error:
+            self.polls = errors.forbids(error)
+            if not self.polls:
+                raise
+            return
+        finally:
+            gate.link, gate.stale = ask.link, ask.stale
+        if reply is LATE:
+            return
+        if not reply[0]:
+            left = math.inf if reply[1] < 0 else reply[1] / 1000
+            with gate.gates.mutex:
+                gate.queued(left, bool(reply[2]), self.sleep, clock())
+            return
+        lease = Lease(self.name, self.key, gate.place, ask.end(), reply[2] if self.fenced else None)
+        lease.contended = reply[1] > 0
+        if lease.valid:
+            waiter.lease = lease
+            with gate.gates.mutex:
+                gate.granted(waiter, lease, reply[1], ask.sent)
+            return
+        undo = Undo([self.key], [gate.place], math.inf, ask.stale)  # its time was over before the reply came
+        undo.link = ask.link  # before the same place is asked for again
+        yield undo
+        with gate.gates.mutex:
+            gate.renew()
+
+    def leave(self, waiter: Waiter, lease: Lease | None, clock: Clock) -> Undo | None:
+        """Wait no longer: what was handed over goes to the next, or back."""
+        waiter.lease = waiter.lease or lease
+        gate = waiter.gate
+        if gate is None:
+            return None
+        handed, place = gate.gates.leave(waiter, clock())
+        if handed is not None:
+            return Undo([self.key], [handed.token], handed.deadline)
+        if place is None:
+            return None
+        return Leave(say.leave(self.key, place, gate.gates.inbox), gate.stale, gate.link)
+
     def _withdraw(self, clock: Clock) -> Steps:
-        release = Ask(say.RELEASE, self.key, self.token)
+        release = Release(Lease(self.name, self.key, self.token, math.inf))  # somebody may wait for it by now
         undo = lambda: Undo([self.key], [self.token], math.inf, release.stale)  # noqa: E731
-        yield from or_undo(settled(release, Trial(clock)), undo)
+        yield from or_undo(release.asked(Trial(clock)), undo)
 
     def _late(self, clock: Clock) -> bool:
         """Whether there is no time for another look."""
@@ -327,18 +219,18 @@ class Acquire(Ask):
         """From one answer to what it means. Returns the Lease, in time or not, or None."""
         trial = Trial(clock)
         try:
-            answer = yield from settle(self, answer, trial)
-            while self.fenced and answer is not LATE and not _fenced(answer):
-                odd = answer[0] if len(answer) == 1 and isinstance(answer[0], Exception) else ("odd", answer)
-                answer = yield from settle(self, odd, trial)
+            if self.fenced:
+                answer = yield from called(self, answer, _fenced, trial)
+            else:
+                answer = yield from settle(self, answer, trial)
         finally:
             self.doubted |= trial.doubt
         if answer is LATE:
             return None
-        holder, fence = answer[0] if self.fenced else (answer, None)
+        holder, fence = answer if self.fenced else (answer, None)
         if holder is None:
             return self._lease(self.sent, fence)
-        if holder != self.token or not self.doubted:
+        if not self.doubted or not say.proves(holder, self.token):
             return None
         return (yield from self._confirm(fence, clock))
 
@@ -350,21 +242,13 @@ class Acquire(Ask):
         sent = yield from extend(self.key, self.token, self.ms, clock)
         return None if sent is None else self._lease(sent, fence)
 
-    def _wait_turn(self, clock: Clock) -> Steps:
-        """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
-        ask = Ask(say.PTTL, self.key)
-        ask.until = self.until
-        left = yield from settled(ask, Trial(clock))
-        pause = self.sleep
-        if left is not LATE and left != -1:  # -1: a holder without end
-            pause = min(pause, left / 1000)
-        last = None if self.until is None else self.until - LAST_LOOK
-        yield Sleep(_within(max(pause, SHORTEST_PAUSE), last, clock))
+
+def _entered(reply: Any) -> bool:
+    return type(reply) is list and len(reply) == 3 and all(type(part) is int for part in reply)
 
 
-def _fenced(answer: list[Any]) -> bool:
-    reply = answer[0] if len(answer) == 1 else None
-    return type(reply) is list and len(reply) == 2 and type(reply[0]) in (_NULL, bytes) and type(reply[1]) is int
+def _fenced(reply: Any) -> bool:
+    return type(reply) is list and len(reply) == 2 and type(reply[0]) in (type(None), bytes) and type(reply[1]) is int
 
 
 class Release(Ask):
@@ -380,8 +264,12 @@ class Release(Ask):
         self.token = lease.token
         self.ms = 0
         self.lease = lease
+        if lease.contended:
+            self.hand_over()
 
     def undo(self) -> Undo:
+        if self.lease.deadline == ENDED:  # it is another's now, by the same token
+            return Undo([], [], math.inf, self.stale)
         self.lease.doubt_release(self.sent)  # repeated, it may find what this undo has done
         return Undo([self.key], [self.token], self.lease.deadline, self.stale)
 
@@ -389,10 +277,45 @@ class Release(Ask):
         """From the first answer to the outcome."""
         lease = self.lease
         trial = Trial(clock)
-        steps = settle(self, answer, trial)
+        steps = self._ended(answer, trial)
         answer = yield from or_undo(steps, lambda: self._doubted(trial), lambda: self._doubted(trial) or self.undo())
         self._doubted(trial)
         return bool(answer) or lease.release_doubted
+
+    def asked(self, trial: Trial) -> Steps:
+        """Ask, and settle the answer."""
+        return (yield from self._ended((yield self), trial))
+
+    def local(self, gates: Gates, now: float) -> Any:
+        """PASSED_ON, where another of this client has it now; else it goes to who waits elsewhere, if anybody does."""
+        what = gates.release(self.lease, now)
+        if what == HAND_OVER:
+            self.hand_over()
+        return PASSED_ON if what == PASSED else None
+
+    def hand_over(self) -> None:
+        """Ask for a release to the next who waits, if anybody does."""
+        self.kind, self.verb = CALLS, -1
+        self.calls = [say.hand_over(self.key, self.token)]
+
+    def _ended(self, answer: Any, trial: Trial) -> Steps:
+        if answer is PASSED_ON:
+            return True
+        if self.kind == ONE:
+            answer = yield from settle(self, answer, trial)
+            if answer or not say.markable(self.token):
+                return answer
+            self.hand_over()  # somebody waits, or it is not the caller's
+            answer = yield self
+        try:
+            return (yield from called(self, answer, _is_int, trial))
+        except errors.ResponseError as error:
+            if not errors.forbids(error):
+                raise
+            held = yield from settled(Ask(say.GET, self.key), trial)
+            if say.proves(held, self.token):
+                raise
+            return 0
 
     def _doubted(self, trial: Trial) -> Undo | None:
         """What went out with its reply lost: it may have been the one that let go."""
@@ -402,6 +325,10 @@ class Release(Ask):
         return Undo([self.key], [self.token], self.lease.deadline, self.stale)
 
 
+def _is_int(reply: Any) -> bool:
+    return type(reply) is int
+
+
 def extend(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps:
     """A new lease of `ms`. Returns when it was sent, None: not the caller's."""
     ask = Ask(say.EXTEND, key, token, ms)
@@ -409,8 +336,16 @@ def extend(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None 
         ask.stale, lease.stale = lease.stale, ()
     answer = yield ask
     if answer != b"OK" and answer != 1:
-        answer = yield from or_undo(settle(ask, answer, Trial(clock)), lambda: _given_up(ask, lease))
+        answer = yield from or_undo(_extended(ask, answer, Trial(clock)), lambda: _given_up(ask, lease))
     return ask.sent if answer == b"OK" or answer == 1 else None
+
+
+def _extended(ask: Ask, answer: Any, trial: Trial) -> Steps:
+    answer = yield from settle(ask, answer, trial)
+    if answer is None and say.markable(ask.token):  # somebody waits, or it is not the caller's
+        ask.verb = say.EXTEND_SCRIPT
+        answer = yield from settle(ask, (yield ask), trial)
+    return answer
 
 
 def _given_up(ask: Ask, lease: Lease | None) -> Undo | None:
@@ -481,7 +416,7 @@ def _again(one: Acquire, clock: Clock) -> Steps:
     answer = yield from settled(one, Trial(clock))
     if answer is None:
         return one._lease(one.sent, None)
-    if answer == one.token:  # which is fresh with every batch: whatever became of the replies, it is ours
+    if say.proves(answer, one.token):  # which is fresh with every batch: whatever became of the replies, it is ours
         return (yield from one._confirm(None, clock))
     return None
 
@@ -505,11 +440,12 @@ def release_many(leases: list[Lease], clock: Clock) -> Steps:
         answers = [answer for part in answers for answer in part]
     whole = type(answers) is list and len(answers) == len(leases)
     released, odd = batch.ended(leases, answers if whole else [None] * len(leases))
-    for i in odd:  # lost, or an error: alone, with all that it takes to know the outcome
+    for i in odd:  # waited for, lost, or an error: alone, with all that it takes to know the outcome
         lease = leases[i]
-        if type(answers) is Lost:
+        if type(answers) is Lost and answers.sent:
             lease.doubt_release(ask.sent)
         again = Release(lease)
+        again.hand_over()
         released[i] = yield from again.rest((yield again), clock)
         lease.deadline = ENDED
     return released

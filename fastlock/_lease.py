@@ -32,7 +32,7 @@ class Lease:
     """
 
     __slots__ = (
-        *("name", "key", "token", "deadline", "fence", "release_doubted", "stale", "_generation"),
+        *("name", "key", "token", "deadline", "fence", "contended", "release_doubted", "stale", "_generation"),
         "__weakref__",
     )
 
@@ -42,6 +42,7 @@ class Lease:
         self.token = token
         self.deadline = deadline  # on the clock `now`
         self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
+        self.contended = False  # whether others were waiting when it was granted
         self.release_doubted = False
         self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = _generation
@@ -70,12 +71,12 @@ class Lease:
 
     def __getstate__(self) -> tuple[Any, ...]:
         """For copies: they claim what the lease claims, where and when they are looked at."""
-        told = (self.name, self.key, self.token, self.deadline, self.fence, self.release_doubted, self.stale)
-        return (*told, self._generation)
+        told = (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted)
+        return (*told, self.stale, self._generation)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        (self.name, self.key, self.token, self.deadline, self.fence, self.release_doubted, self.stale) = state[:-1]
-        self._generation = state[-1]
+        (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted) = state[:-2]
+        self.stale, self._generation = state[-2:]
 
     def __repr__(self) -> str:
         left = self.remaining
@@ -88,12 +89,12 @@ _stock: list[bytes] = []
 
 
 def new_token() -> bytes:
-    """A token that nobody can guess: 128 random bits as 32 hexadecimal digits."""
+    """A token that nobody can guess: 128 random bits as 32 hexadecimal digits, behind what says that it is ours."""
     try:
         return _stock.pop()  # atomic: no two threads get the same
     except IndexError:
         digits = os.urandom(16 * _BLOCK).hex().encode()
-        fresh = [digits[i : i + 32] for i in range(0, 32 * _BLOCK, 32)]
+        fresh = [b"fl:" + digits[i : i + 32] for i in range(0, 32 * _BLOCK, 32)]
         token = fresh.pop()
         _stock.extend(fresh)
         return token

@@ -73,7 +73,7 @@ class BaseLock(Terms):
         """Whether the caller holds the lock, asked of the server."""
         lease = self.lease
         token = self._wire.drive(law.inspect(say.GET, self.key, now))
-        return lease is not None and not lease.inherited and token == lease.token
+        return lease is not None and not lease.inherited and say.proves(token, lease.token)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,4 +1,4 @@
-# Part of _core.pyx: who waits for replies. Never here: their order.
+# Part of _core.pyx: who waits for replies, and what a reply may be. Never here: their order.
 
 @cython.final
 @cython.freelist(64)
@@ -29,3 +29,12 @@ cdef _Many _many(slot, Py_ssize_t count):
     many.replies = []
     many.missing = count
     return many
+
+
+cdef int _check_depth(reply, int left) except -1:
+    if not left:
+        raise ProtocolError("a reply nested too deeply")
+    for item in (reply.values() if type(reply) is dict else reply):
+        if type(item) is list or type(item) is dict:
+            _check_depth(item, left - 1)
+    return 0

@@ -17,6 +17,7 @@ from typing import Any
 
 from fastlock import _checks as checks
 from fastlock import _law as law
+from fastlock import _steps as steps
 from fastlock._checks import as_ms, as_name
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._lease import ENDED, Lease, new_token, now
@@ -46,6 +47,7 @@ class Terms:
         thread_local: bool,
         raise_on_release_error: bool,
         fence: bool = False,
+        fair: bool = False,
         encoding: str = "utf-8",
     ) -> None:
         self._client = client  # which closes its connections when nobody needs it any more
@@ -61,6 +63,7 @@ class Terms:
         self.thread_local = thread_local
         self.raise_on_release_error = raise_on_release_error
         self.fence = fence
+        self.fair = fair
         self._encoding = encoding
         if sleep is not SLEEP:
             checks.as_wait(sleep, "sleep")
@@ -111,6 +114,7 @@ class Terms:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
         proof = new_token() if token is None else checks.as_bytes(token, "token", self._encoding)
         op = Taking(self, proof, must=False)
+        op.polls = token is not None  # in a queue, two who give the same one would be taken for each other
         op.blocking = bool(self.blocking if blocking is None else blocking)
         op.sleep = self.sleep if sleep is None else checks.as_wait(sleep, "sleep")
         if blocking_timeout is not None:
@@ -182,6 +186,7 @@ class Taking(law.Acquire):
         self.terms = terms
         self.must = must
         law.Acquire.__init__(self, terms.name, terms.key, token, terms.ms, terms.fence)
+        self.alone = terms.fair
 
     def forget(self) -> None:
         """The caller is gone before it could know that it holds."""
@@ -189,7 +194,12 @@ class Taking(law.Acquire):
         if lease is not None and lease.token == self.token:
             self.terms.drop(lease)
 
-    def rest(self, answer: Any, clock: law.Clock) -> law.Steps:
+    def leave(self, waiter: Any, lease: Lease | None, clock: steps.Clock) -> steps.Undo | None:
+        if (handed := lease or waiter.lease) is not None:
+            self.terms.drop(handed)
+        return super().leave(waiter, lease, clock)
+
+    def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         lease = yield from super().rest(answer, clock)
         if lease is not None:
             self.terms.keep(lease)
@@ -209,7 +219,7 @@ class Releasing(law.Release):
     def forget(self) -> None:
         """The caller is gone; the lease stays, so that the release can be repeated."""
 
-    def rest(self, answer: Any, clock: law.Clock) -> law.Steps:
+    def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         was_mine = yield from super().rest(answer, clock)
         terms = self.terms
         terms.drop(self.lease)

@@ -8,10 +8,12 @@ thread. Never here: decisions about locks (the law makes them), the content of f
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import ssl
 import threading
+import time
 import weakref
 from types import ModuleType
 from typing import Any
@@ -23,8 +25,10 @@ from fastlock import _errors as errors
 from fastlock import _fallback
 from fastlock import _law as law
 from fastlock import _session as session
-from fastlock._law import LATE, Ask, Capabilities, Distrust, Lost, Sleep, Undo
+from fastlock import _steps as steps
+from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
+from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
@@ -53,14 +57,12 @@ def queue(link: Any, ask: Any, slot: Any) -> None:
         if (call := session.end(broken, link.session)) is not None:
             pipe.put_command(None, call)
     kind = ask.kind
-    if kind == law.ONE:
+    if kind == steps.ONE:
         pipe.put(forms[ask.verb], slot, ask.key, ask.token, ask.ms)
-    elif kind == law.MANY:
+    elif kind == steps.MANY:
         pipe.put_many(forms[ask.verb], slot, ask.names, ask.tokens, ask.ms)
-    elif kind == law.CALLS:
+    else:
         pipe.put_calls(slot, ask.calls)
-    elif ask.names:
-        pipe.put_many(forms[say.UNDO_SCRIPT if ask.scripted else say.UNDO], ask, ask.names, ask.tokens, 0)
 
 
 def as_error(error: BaseException, place: str) -> Exception:
@@ -82,6 +84,7 @@ class Connection:
         self.patience = wire.settings.reply_timeout
         self.dead: Exception | None = None
         self.mutex = threading.Lock()  # that nothing is owed to a connection which has just failed
+        self.hears = False  # whether messages come here
         self.sock = open_socket(wire.settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
@@ -120,7 +123,7 @@ class Connection:
         ask.sent = now()
         ask.link = self
         try:
-            if ask.kind == law.ONE and ask.until is None and not ask.stale and self.dead is None:
+            if ask.kind == steps.ONE and ask.until is None and not ask.stale and self.dead is None:
                 # with nobody else on this connection
                 answer = self.pipe.ask(self.pipe.forms[ask.verb], ask.key, ask.token, ask.ms, self.patience, spin)
                 if answer is not self.busy:
@@ -156,6 +159,10 @@ class Connection:
         ticket = self.impl.Ticket()
         wake = threading.Lock()
         wake.acquire()
+        if ask.hears and not self.hears:
+            self.hears = True
+            pipe.hear = self.wire.hear
+            pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
         ask.sent = now()
         queue(self, ask, ticket)
         try:
@@ -179,6 +186,27 @@ class Connection:
         self._leave(ask)
         return LATE
 
+    def watch(self, ticket: Any, wake: Any, seconds: float) -> None:
+        """Sleep until the ticket is ready, and read for all meanwhile, if nobody else does."""
+        pipe, end = self.pipe, now() + seconds
+        try:
+            pipe.watch(ticket)
+            if not pipe.lead(ticket, wake) and not ticket.ready:
+                wake.acquire(timeout=max(0.0, seconds))
+            if pipe.leads(ticket):
+                pipe.exchange(ticket, max(0.0, end - now()), 0.0)
+        except _BROKEN as error:
+            self.fail(error)
+        finally:
+            ticket.abandoned = True  # first: nobody must make this one the reader any more
+            try:
+                pipe.unwatch(ticket)
+                pipe.resign(ticket)
+            except BaseException:  # interrupted in it: nobody else could resign for this ticket
+                pipe.unwatch(ticket)
+                pipe.resign(ticket)
+                raise
+
     def _leave(self, ask: Any) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same
         connection."""
@@ -194,7 +222,7 @@ class Connection:
         with self.mutex:
             if self.dead is not None:
                 undo.stale = (*undo.stale, self.session)
-                self.wire.debts.append(undo)
+                self.wire.owe(undo)
                 return
             queue(self, undo, undo)
         try:
@@ -214,12 +242,14 @@ class Connection:
                 self.sock.shutdown(socket.SHUT_RDWR)
         final = isinstance(error, errors.ClientClosedError)
         for slot in slots:
-            if type(slot) is Undo:
+            if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
-                self.wire.debts.append(slot)
+                self.wire.owe(slot)
             elif slot is not None:
                 slot.set_result(Lost(self.dead, self.patience, sent=True, final=final, session=self.session))
         self.wire.discard(self)
+        if self.hears:
+            self.wire.gates.reconnected()
 
     def __del__(self) -> None:
         sock = getattr(self, "sock", None)
@@ -256,11 +286,20 @@ class Wire:
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._closing = threading.Event()
+        self.gates = Gates(threading.RLock())
+        self.crowd = self.gates.by_key  # names for which somebody waits
+        self._ear: Connection | None = None  # on which messages come
+        self._away = False  # whether it is missing among the idle ones
 
-    def run(self, op: Any) -> Any:
-        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors."""
+    def run(self, op: Any, answer: Any = None) -> Any:
+        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
+        Waiter; BEHIND: those who wait were asked already."""
         try:
-            return self.drive(op.rest(self._ask(op), now))
+            if answer is None and self.crowd:
+                answer = op.local(self.gates, now())
+            if answer is None or (answer is BEHIND and isinstance(op, law.Release)):
+                answer = self._ask(op)
+            return self.drive(op.rest(answer, now))
         except BaseException as error:
             self.interrupted(op, error)
             raise
@@ -271,7 +310,14 @@ class Wire:
             op.forget()
             self.undo(op.undo())
 
-    def drive(self, steps: law.Steps) -> Any:
+    def torn(self, op: Any, waiter: Any, error: BaseException) -> None:
+        """Who slept is interrupted, or the client closed: what was handed to it goes on."""
+        left = op.leave(waiter, None, now)
+        if left is not None:
+            self.undo(left)
+        self.interrupted(op, error)
+
+    def drive(self, steps: Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
         answer = None
         while True:
@@ -291,7 +337,11 @@ class Wire:
         kind = type(step)
         if kind is Sleep:
             self._closing.wait(step.seconds)
-        elif kind is Undo:
+        elif kind is Wait:
+            self.wait(step.waiter, step.until)
+        elif kind is Join:
+            self.gates.join(step.waiter)
+        elif kind is Undo or kind is Leave:
             self.undo(step)
         elif kind is Distrust:
             return step.ask.link.distrust(step)
@@ -301,14 +351,59 @@ class Wire:
             return self._ask(step)
         return None
 
+    def wait(self, waiter: Any, until: float | None) -> None:
+        """Sleep until the waiter is called, or its time has come. The first of a gate listens to the server."""
+        ticket, wake = self.impl.Ticket(), threading.Lock()
+        wake.acquire()
+        with self.gates.mutex:
+            if waiter.called and not self.closed:
+                waiter.called = False
+                return
+            ticket.wake = wake
+            waiter.wake = ticket.set_result
+            gate = waiter.gate
+            first = gate.held is None and gate.first() is waiter
+            at = min(gate.wake_at(waiter), now() + LOOK, math.inf if until is None else until)
+        try:
+            ear = self._ear
+            if self.closed:
+                raise errors.ClientClosedError("this client was closed")
+            if first and ear is not None and ear.dead is None:
+                ear.watch(ticket, wake, at - now())
+            elif not ticket.ready:
+                wake.acquire(timeout=max(0.0, at - now()))
+        finally:
+            waiter.wake, waiter.called = None, False
+        if self.closed:
+            raise errors.ClientClosedError("this client was closed")
+
+    def hear(self, push: Any) -> None:
+        """A message from the server, as whoever reads finds it."""
+        if len(push) == 3 and push[0] == b"message" and push[1] == self.gates.inbox:
+            self.gates.hear(push[2])
+
+    def _listening(self) -> Connection:
+        """The connection on which messages come: nobody's own while somebody waits."""
+        ear = self._ear
+        if ear is None or ear.dead is not None:
+            self._ear, self._away = ear, _ = self._more()
+        with self._mutex:
+            if ear in self.idle:
+                self.idle.remove(ear)
+                self._away = True
+        return ear
+
     def _ask(self, ask: Any) -> Any:
         try:
-            connection, owner = self.idle.pop(), True  # atomic; and the latest used, whose memory is warm
-        except IndexError:
-            try:
-                connection, owner = self._more()
-            except FAILED as error:
-                return self._lost(error)
+            if ask.hears:
+                connection, owner = self._listening(), False
+            else:
+                try:
+                    connection, owner = self.idle.pop(), True  # atomic; and the latest used, whose memory is warm
+                except IndexError:
+                    connection, owner = self._more()
+        except FAILED as error:
+            return self._lost(error)
         try:
             if self.debts:
                 self._pay(connection)
@@ -344,6 +439,9 @@ class Wire:
                     raise errors.ClientClosedError("this client is closed")
                 if self.idle:
                     return self.idle.pop(), True
+                if self._away and not self.crowd and self._ear is not None and self._ear.dead is None:
+                    self._away = False
+                    return self._ear, True
                 if len(self.connections) + self._opening < limit:
                     self._opening += 1
                     break
@@ -379,12 +477,20 @@ class Wire:
             if connection in self.idle:
                 self.idle.remove(connection)
 
+    def owe(self, undo: Undo) -> None:
+        """Keep it for the next connection, and none of those that are gone."""
+        undo.link = None
+        self.debts.append(undo)
+
     def undo(self, undo: Undo) -> None:
-        """Have something released that nobody waits for; over the next connection, when there is none."""
-        with self._mutex:
-            connection = self.connections[0] if self.connections else None
+        """Have something said that nobody waits for; over the next connection, when there is none."""
+        connection = undo.link
+        if connection is None or connection.dead is not None:
+            undo.stale = undo.stale if connection is None else (*undo.stale, connection.session)
+            with self._mutex:
+                connection = self.connections[0] if self.connections else None
         if connection is None:
-            self.debts.append(undo)
+            self.owe(undo)
         else:
             connection.post(undo)
 
@@ -404,10 +510,13 @@ class Wire:
             self.idle.clear()
             self._changed.notify_all()
         self._closing.set()
+        self.gates.call_all()
         until = now() + PARTING
+        while self.gates.by_place and now() < until:  # each leaves the queue as it goes
+            time.sleep(0.0005)
         for connection in connections:
             if connection.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
-                last = law.Call([(b"PING",)])
+                last = steps.Call([(b"PING",)])
                 last.until = until
                 connection.ask(last, 0.0)
             connection.fail(errors.ClientClosedError("this client was closed"))

@@ -12,9 +12,11 @@ from support.faces import Face
 from support.faultproxy import FaultProxy
 
 import fastlock
+from fastlock import _batch
+from fastlock._lease import ENDED
 from fastlock.embedded import Server
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.usefixtures("no_leaks", "impl")
 
 
 async def test_leases_come_in_the_order_of_the_names_and_none_for_what_is_held(
@@ -107,6 +109,52 @@ async def test_release_many_tells_each_of_them(face: Face, server: Server, probe
     assert probe.get("taken") == b"somebody else" and probe.get("brief") == again[0].token
     assert await face.get(client.release_many(again)) == [True]
     probe.delete("a list", "taken")
+
+
+async def test_those_who_wait_for_a_name_of_a_batch_get_it(face: Face, server: Server, probe: redis.Redis) -> None:
+    """Its token is marked then, so the flush does not let go of it; nor would it tell who waits."""
+    client, other = face.client(server.unix_url), face.client(server.url)
+    leases = await face.get(client.acquire_many(["a", "b", "c"]))
+    lock = other.lock("b", blocking_timeout=20)
+
+    async def wait() -> bool:
+        got: bool = await face.get(lock.acquire())
+        await face.get(lock.release())
+        return got
+
+    waiting = face.start(wait)
+    end = time.monotonic() + 20
+    while probe.get("b") != b"fl+" + leases[1].token[3:]:
+        assert time.monotonic() < end, "nobody has marked it"
+        await face.checkpoint()
+    assert await face.get(client.release_many(leases)) == [True] * 3
+    assert await waiting.get() is True and probe.keys() == []
+
+
+def test_a_reply_in_the_form_that_says_somebody_waits_is_looked_at_again() -> None:
+    """After a lost reply the own token may stand there marked: as much its own as before."""
+    token, ours = b"fl:" + b"a" * 32, b"fl+" + b"a" * 32
+    keys = [b"%d" % n for n in range(6)]
+    replies = [None, token, ours, b"fl+" + b"b" * 32, 5, b"fl:" + b"b" * 32]
+    leases, odd = _batch.granted([str(n) for n in range(6)], keys, token, 5.0, replies)
+    assert [lease is not None for lease in leases] == [True] + [False] * 5 and odd == [1, 2, 4]
+    given = b"x" * 35
+    assert _batch.granted(["x"], [b"x"], given, 5.0, [b"fl+" + given[3:]]) == ([None], []), "nobody can mark it"
+
+
+def test_what_the_flush_did_not_release_is_looked_at_again() -> None:
+    """Also a plain 0: it may have been marked by who waits for it."""
+    leases = [fastlock.Lease("x", b"x", b"t", 5.0) for _ in range(5)]
+    assert _batch.ended(leases, [1, 0, None, b"1", ValueError()]) == ([True] + [False] * 4, [1, 2, 3, 4])
+    assert [lease.deadline for lease in leases] == [ENDED] + [5.0] * 4
+
+
+def test_a_lease_that_is_over_by_the_servers_word_is_not_released_again() -> None:
+    """It may have passed to another of this client, which holds by the same token."""
+    over, held = fastlock.Lease("x", b"x", b"t", ENDED), fastlock.Lease("y", b"y", b"t", 5.0)
+    given, mine = _batch.owned([over, held, None])
+    assert given == [over, held, None] and mine == [held]
+    assert _batch.merge(given, mine, [True]) == [False, True, False]
 
 
 async def test_a_lease_given_twice_is_released_once(face: Face, server: Server, probe: redis.Redis) -> None:

@@ -136,7 +136,7 @@ def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
         assert row["wait_us"]["count"] >= sample["acquired"], where
         assert row["release_us"]["count"] == sample["released"], where
         assert HdrHistogram.decode(row["histograms"]["wait"]).get_total_count() == row["wait_us"]["count"], where
-        assert row["commands_per_grant"] >= 2, where
+        assert row["commands_per_grant"] > 0, where
         assert row["server_cpu_us"] >= 0 and row["client_cpu_us"] > 0, where
         assert row["connections"] >= 1, where
 

@@ -185,6 +185,66 @@ def test_bytes_that_nobody_asked_for_are_heard_by_usable(layer: ModuleType, ends
     assert pipe.usable() is False
 
 
+MESSAGE = b">3\r\n+message\r\n+inbox\r\n$1\r\n%b\r\n"
+
+
+def test_messages_on_an_idle_connection_are_heard_and_leave_it_usable(layer: ModuleType, ends: Any) -> None:
+    pipe, heard = layer.Pipe(ends[0]), list[Any]()
+    pipe.hear = lambda push: heard.append(push[2])
+    for count in (1, 2, 1500):  # more than is read at once
+        ends[1].sendall(b"".join(MESSAGE % b"%d" % (n % 10) for n in range(count)))
+        assert pipe.usable() is True
+        assert heard == [b"%d" % (n % 10) for n in range(count)]
+        heard.clear()
+    assert pipe.usable() is True and heard == [] and not pipe.broken
+
+
+@pytest.mark.parametrize("behind", [b":1\r\n", b"_\r\n", b"?\r\n", b":", b"$3\r\nab", b"", None], ids=repr)
+def test_what_is_no_message_is_not_for_an_idle_connection(layer: ModuleType, ends: Any, behind: bytes | None) -> None:
+    """Half a reply neither: its other half would be taken for the reply to what is asked next."""
+    pipe, heard = layer.Pipe(ends[0]), list[Any]()
+    pipe.hear = lambda push: heard.append(push[2])
+    ends[1].sendall(MESSAGE % b"a")
+    assert pipe.usable() is True and heard == [b"a"]
+    ends[1].sendall(MESSAGE % b"b" + (behind or b""))
+    if behind is None:
+        ends[1].close()
+    assert pipe.usable() is (behind == b"")
+    assert heard == ([b"a"] if behind in (b":1\r\n", b"_\r\n", b"?\r\n") else [b"a", b"b"])
+
+
+def test_messages_that_nobody_hears_make_a_connection_unusable(layer: ModuleType, ends: Any) -> None:
+    """It never subscribed, so what comes is not for it."""
+    pipe = layer.Pipe(ends[0])
+    ends[1].sendall(MESSAGE % b"a")
+    assert [pipe.usable() for _ in range(2)] == [False, False]
+
+
+def test_usable_reads_nothing_where_somebody_waits_for_it(layer: ModuleType, ends: Any) -> None:
+    pipe, ticket, heard = layer.Pipe(ends[0]), layer.Ticket(), list[Any]()
+    pipe.hear = lambda push: heard.append(push[2])
+    pipe.put_command(ticket, (b"GET",))
+    ends[1].sendall(MESSAGE % b"a" + b":1\r\n")
+    assert pipe.usable() is True and (heard, ticket.ready) == ([], False)
+    assert pipe.exchange(ticket, LONG, 0.0) and (heard, ticket.reply) == ([b"a"], 1)
+    assert pipe.lead(layer.Ticket(), asleep())
+    ends[1].sendall(MESSAGE % b"b")
+    assert pipe.usable() is True and heard == [b"a"]
+
+
+def test_the_rest_of_a_message_may_come_later(layer: ModuleType, ends: Any) -> None:
+    """As it was cut behind a reply: the connection is as good as before."""
+    pipe, ticket, heard = layer.Pipe(ends[0]), layer.Ticket(), list[Any]()
+    pipe.hear = lambda push: heard.append(push[2])
+    whole = MESSAGE % b"a"
+    pipe.put_command(ticket, (b"GET",))
+    ends[1].sendall(b":1\r\n" + whole[:9])
+    assert pipe.exchange(ticket, LONG, 0.0)
+    assert pipe.usable() is True and heard == []
+    ends[1].sendall(whole[9:])
+    assert pipe.usable() is True and heard == [b"a"]
+
+
 def test_exchange_reads_until_its_own_ticket_and_serves_those_before_it(layer: ModuleType, ends: Any) -> None:
     pipe, ticket, later = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket()
     before = Slot()

@@ -75,9 +75,13 @@ def test_ask_does_nothing_while_others_use_the_pipe(layer: ModuleType, ends: Any
     assert (pipe.pending, pipe.unsent, nobody_reads(layer, pipe)) == (1, before, True)
 
 
+@pytest.mark.parametrize("hears", [False, True], ids=["deaf", "hears"])
 @pytest.mark.parametrize("found", [b":1\r\n", b"$3\r\nab", b""], ids=["a reply", "half a reply", "the end"])
-def test_ask_sends_nothing_where_the_server_spoke_unasked(layer: ModuleType, ends: Any, found: bytes) -> None:
-    pipe = layer.Pipe(ends[0])
+def test_ask_sends_nothing_where_the_server_spoke_unasked(
+    layer: ModuleType, ends: Any, found: bytes, hears: bool
+) -> None:
+    pipe, heard = layer.Pipe(ends[0]), list[Any]()
+    pipe.hear = heard.append if hears else None
     ends[1].sendall(found) if found else ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(layer.Unasked):
         pipe.ask(get(layer), b"a", b"", 0, LONG, 0.0)
@@ -85,6 +89,110 @@ def test_ask_sends_nothing_where_the_server_spoke_unasked(layer: ModuleType, end
     ends[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         ends[1].recv(1)
+    assert heard == []
+
+
+def test_ask_hears_what_lay_there_and_goes_on(layer: ModuleType, ends: Any) -> None:
+    pipe, heard = layer.Pipe(ends[0]), list[Any]()
+    pipe.hear = heard.append
+    ends[1].sendall(message(b"a") + message(b"b"))
+    with Echo(ends[1]) as echo:
+        assert pipe.ask(get(layer), b"c", b"", 0, LONG, 0.0) == b"c"
+        assert echo.heard == [b"c"] and [push[2] for push in heard] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["reads", "asked"])
+def test_ask_does_nothing_where_others_came_while_it_heard(layer: ModuleType, ends: Any, queued: bool) -> None:
+    """Who hears may wake somebody up, who is quicker; or ask something itself. Nothing may be lost by it."""
+    pipe, other = layer.Pipe(ends[0]), layer.Ticket()
+    pipe.hear = lambda push: pipe.put_command(other, (b"GET", b"other")) if queued else pipe.lead(other, asleep())
+    ends[1].sendall(message(b"a"))
+    with Echo(ends[1]):
+        answer = pipe.ask(get(layer), b"mine", b"", 0, LONG, 0.0)
+        if answer is layer.BUSY:
+            assert pipe.pending == queued and pipe.leads(other) is not queued
+            pipe.resign(other)
+            answer = (
+                pipe.ask(get(layer), b"mine", b"", 0, LONG, 0.0)
+                if not queued
+                else one_command(layer, pipe, b"mine", True)
+            )
+        assert answer == b"mine" and other.reply == (b"other" if queued else None)
+
+
+def test_who_waits_for_messages_is_woken_to_read_when_the_reader_goes(layer: ModuleType, ends: Any) -> None:
+    """Nobody else would: there is no thread of the pipe's own."""
+    pipe, reader, heard = layer.Pipe(ends[0]), layer.Ticket(), list[Any]()
+    listeners, wakes = [layer.Ticket() for _ in range(2)], [asleep() for _ in range(2)]
+
+    def hear(push: Any) -> None:
+        heard.append(push[2])
+        listeners[len(heard) - 1].set_result(None)
+
+    pipe.hear = hear
+    pipe.put_command(reader, (b"GET", b"a"))
+    assert pipe.lead(reader, asleep())
+    for ticket, wake in zip(listeners, wakes, strict=True):
+        pipe.watch(ticket)
+        assert pipe.lead(ticket, wake) is False
+    ends[1].sendall(b":1\r\n")
+    assert pipe.exchange(reader, LONG, 0.0)
+    pipe.resign(reader)
+    assert pipe.leads(listeners[0]) and [wake.locked() for wake in wakes] == [False, True]
+    ends[1].sendall(message(b"one"))
+    assert pipe.exchange(listeners[0], LONG, 0.0) and heard == [b"one"]
+    listeners[0].abandoned = True
+    pipe.unwatch(listeners[0])
+    pipe.resign(listeners[0])
+    assert pipe.leads(listeners[1]) and not wakes[1].locked()
+    assert pipe.exchange(listeners[1], 0.005, 0.0) is False, "nothing came for it"
+    listeners[1].abandoned = True
+    pipe.unwatch(listeners[1])
+    pipe.resign(listeners[1])
+    assert nobody_reads(layer, pipe) and pipe.pending == 0
+
+
+def test_who_waits_for_messages_hears_them_from_whoever_reads(layer: ModuleType, ends: Any) -> None:
+    """Woken by its ticket, and made the reader by nobody once it was woken."""
+    pipe, reader, listener, wake = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket(), asleep()
+    pipe.hear = lambda push: listener.set_result(push[2])
+    pipe.put_command(reader, (b"GET", b"a"))
+    assert pipe.lead(reader, asleep())
+    pipe.watch(listener)
+    assert pipe.lead(listener, wake) is False
+    ends[1].sendall(message(b"now") + b":1\r\n")
+    assert pipe.exchange(reader, LONG, 0.0) and wake.acquire(timeout=LONG)
+    pipe.resign(reader)
+    assert (listener.reply, reader.reply) == (b"now", 1)
+    assert not pipe.leads(listener) and nobody_reads(layer, pipe)
+
+
+def test_who_waits_for_messages_keeps_a_pipe_to_be_shared(layer: ModuleType, ends: Any) -> None:
+    """While it reads, nobody has the pipe for itself, and who asks among others is woken by its reply."""
+    pipe, listener, second, wake = layer.Pipe(ends[0]), layer.Ticket(), layer.Ticket(), asleep()
+    pipe.hear = lambda push: listener.set_result(push[2])
+    pipe.watch(listener)
+    assert pipe.lead(listener, asleep())
+    assert pipe.usable() is True, "whoever reads sees what is the matter"
+    assert pipe.ask(get(layer), b"a", b"", 0, LONG, 0.0) is layer.BUSY
+    reading = beside(lambda: pipe.exchange(listener, LONG, 0.0))
+    pipe.put_command(second, (b"GET", b"b"))
+    assert pipe.lead(second, wake) is False
+    pipe.flush(LONG)
+    assert resp.words(ends[1].recv(1000)) == [b"GET", b"b"]
+    ends[1].sendall(b":2\r\n")
+    assert wake.acquire(timeout=LONG) and second.reply == 2 and not pipe.leads(second)
+    assert reading.is_alive()
+    ends[1].sendall(message(b"go"))
+    reading.join(LONG)
+    assert listener.reply == b"go"
+    pipe.unwatch(listener)
+    pipe.resign(listener)
+    assert nobody_reads(layer, pipe)
+
+
+def message(word: bytes) -> bytes:
+    return b">3\r\n+message\r\n+inbox\r\n$%d\r\n%b\r\n" % (len(word), word)
 
 
 def test_ask_without_an_answer_times_out_and_keeps_its_place(layer: ModuleType, ends: Any) -> None:

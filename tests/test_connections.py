@@ -25,6 +25,7 @@ import fastlock.asyncio
 from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _session as sessions
+from fastlock import _steps
 from fastlock._lease import now
 from fastlock.embedded import Server
 
@@ -129,7 +130,7 @@ def test_what_is_owed_outlives_the_connection_that_was_to_carry_it(
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
     wire = client._wire
-    wire.debts += [law.Undo([name], [b"abandoned"], now() + PATIENT) for name in (b"other", NAME.encode())]
+    wire.debts += [_steps.Undo([name], [b"abandoned"], now() + PATIENT) for name in (b"other", NAME.encode())]
     connection = wire.idle.pop()
     connection.fail(EOFError("by another thread"))
     wire._pay(connection)

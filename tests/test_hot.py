@@ -19,13 +19,17 @@ import pytest
 import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
+from support.play import joined
 
 import fastlock.asyncio
 from fastlock import _commands as say
 from fastlock import _hot as hot
-from fastlock._law import Distrust
-from fastlock._lease import ENDED, now
+from fastlock._errors import ClientClosedError
+from fastlock._gate import Gates
+from fastlock._lease import ENDED, Lease, now
 from fastlock._lock import ClientLock
+from fastlock._steps import BEHIND, ONE, Distrust
+from fastlock._terms import Releasing
 from fastlock._wire import STALE
 from fastlock.embedded import Server
 
@@ -46,11 +50,15 @@ class Wire:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.asked: list[tuple[Any, ...]] = []
-        self.handed_on: list[tuple[str, Any]] = []
+        self.handed_on: list[tuple[Any, ...]] = []
         self.debts: list[Any] = []
+        self.gates = Gates(contextlib.nullcontext())
+        self.crowd = self.gates.by_key
+        self.waited: list[Any] = []
+        self.meanwhile: Callable[[Any], object] = lambda waiter: None  # what happens to who waits
         self.patience, self.dead, self.busy = 5.0, None, BUSY
         self.pipe = self
-        self.forms = tuple(range(say.UNDO_SCRIPT + 1))
+        self.forms = tuple(range(len(say.dialect(frozenset()))))
         self.connections = [self]
         self.idle = [self]
 
@@ -68,9 +76,17 @@ class Wire:
             raise error
         return STALE
 
-    def run(self, op: Any) -> str:
-        self.handed_on.append(("run", op))
+    def run(self, op: Any, answer: Any = None) -> str:
+        self.handed_on.append(("run", op) if answer is None else ("run", op, answer))
         return "on"
+
+    def wait(self, waiter: Any, until: float | None) -> None:
+        assert until is None
+        self.waited.append(waiter)
+        self.meanwhile(waiter)
+
+    def torn(self, op: Any, waiter: Any, error: BaseException) -> None:
+        self.handed_on.append(("torn", op, waiter, error))
 
     def drive(self, steps: Any) -> str:
         self.handed_on.append(("drive", steps))
@@ -130,6 +146,46 @@ def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(an
     assert step is None or (type(step) is Distrust and step.reply is answer and step.ask.link is wire)
 
 
+def test_who_finds_it_held_and_may_wait_joins_those_who_wait() -> None:
+    wire = Wire(b"another")
+    lock = wire.lock()
+    assert hot.take(lock, True) == "on" and lock.leases == {} and wire.idle == [wire]
+    (waiter,) = wire.waited
+    ((how, op, answer),) = wire.handed_on
+    assert (how, op.key, op.must, answer) == ("run", b"sku", True, waiter)
+    assert list(wire.crowd[b"sku"].waiters) == [waiter] and len(wire.asked) == 1
+
+
+def test_where_others_wait_nothing_is_asked() -> None:
+    wire = Wire(None)
+    first = joined(wire.gates, "sku", b"sku", 0, False, None)
+    assert hot.take(wire.lock(), True) == "on" and wire.asked == []
+    assert list(wire.crowd[b"sku"].waiters) == [first, *wire.waited]
+    assert hot.take(wire.lock(blocking=False), False) is not None and len(wire.asked) == 1, "who does not wait asks"
+
+
+def test_a_lease_that_passes_to_who_waits_is_kept() -> None:
+    wire, lease = Wire(None), Lease("sku", b"sku", b"t", now() + 10)
+    joined(wire.gates, "sku", b"sku", 0, False, None)
+    lock = wire.lock()
+    wire.meanwhile = lambda waiter: setattr(waiter, "lease", lease)
+    assert hot.take(lock, True) is lease and list(lock.leases.values()) == [lease] and wire.handed_on == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ClientClosedError("closed")], ids=repr)
+def test_who_is_torn_from_its_wait_says_so(error: BaseException) -> None:
+    wire = Wire(b"another")
+
+    def strike(waiter: Any) -> None:
+        raise error
+
+    wire.meanwhile = strike
+    with pytest.raises(type(error)):
+        hot.take(wire.lock(), True)
+    ((how, op, waiter, told),) = wire.handed_on
+    assert (how, op.key, told) == ("torn", b"sku", error) and wire.waited == [waiter]
+
+
 @pytest.mark.parametrize("answer", [0, None, b"1", 2, b"another", [1]], ids=repr)
 def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
     wire = Wire(None)
@@ -138,7 +194,16 @@ def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(ans
     wire.answer = answer
     hot.give(lock)
     assert lease is not None and lease.valid and list(lock.leases.values()) == [lease]
-    assert [how for how, _ in wire.handed_on] == ["drive"] and wire.idle == [wire]
+    ((how, steps),) = wire.handed_on
+    assert how == "drive" and wire.idle == [wire]
+    if answer == 2:  # as good as 1
+        assert list(steps) == []
+        return
+    step = next(steps)
+    if type(answer) is int:  # not the caller's, or in the form which says that somebody waits
+        assert type(step) is Releasing and step.calls == [say.hand_over(b"sku", lease.token)]
+    else:
+        assert type(step) is Distrust and step.reply is answer and step.ask.link is wire
 
 
 @pytest.mark.parametrize("answer", [BUSY, ConnectionResetError()], ids=["busy", "stale"])
@@ -182,6 +247,52 @@ def test_who_is_owed_something_comes_first() -> None:
     wire.debts.append("an undo")
     lock = wire.lock()
     assert hot.take(lock, True) == "on" and wire.asked == [] and wire.idle == [wire]
+
+
+def test_a_release_for_which_others_wait_hands_over() -> None:
+    wire = Wire(None)
+    lock = wire.lock()
+    lease = hot.take(lock, True)
+    assert lease is not None
+    joined(wire.gates, "sku", b"sku", 0, False, None)
+    hot.give(lock)
+    ((how, op, answer),) = wire.handed_on
+    assert (how, answer, op.calls) == ("run", BEHIND, [say.hand_over(b"sku", lease.token)])
+    assert len(wire.asked) == 1 and lease.valid, "until the server has said so"
+
+
+def test_a_release_where_others_wait_for_other_names_is_a_plain_one() -> None:
+    wire = Wire(None)
+    lock = wire.lock()
+    hot.take(lock, True)
+    joined(wire.gates, "other", b"other", 0, False, None)
+    hot.give(lock)
+    ((how, op, answer),) = wire.handed_on
+    assert (how, answer, op.kind) == ("run", BEHIND, ONE)
+
+
+def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
+    wire = Wire(None)
+    lock, clock = wire.lock(), now()
+    first, second = (joined(wire.gates, "sku", b"sku", 10_000, False, None) for _ in range(2))
+    lease = Lease("sku", b"sku", b"t", clock + 10)
+    first.gate.granted(first, lease, 0, clock)
+    lock.keep(lease)
+    hot.give(lock)
+    assert second.lease is not None and second.lease.token == b"t" and lease.deadline == ENDED
+    assert lock.leases == {} and wire.asked == wire.handed_on == []
+
+
+def test_a_contended_lease_is_released_by_the_law() -> None:
+    wire = Wire(None)
+    lock = wire.lock()
+    lease = hot.take(lock, True)
+    assert lease is not None
+    lease.contended = True
+    hot.give(lock)
+    ((how, op),) = wire.handed_on
+    assert how == "run" and op.calls == [say.hand_over(b"sku", lease.token)]
+    assert len(wire.asked) == 1 and lease.valid and wire.idle == [wire]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), MemoryError()], ids=repr)
@@ -392,11 +503,37 @@ async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
         future = steps.send(None)
         if held:
             await until(future.done)
-            assert not steps.send(None).done(), "it asks how long the holder may have it"
+            assert not steps.send(None).done(), "it asks for a place among those who wait"
         end_by_hand(how, [steps])
         await in_step(client)
+        assert not probe.exists(say.queue_key(NAME.encode())) and client._wire.crowd == {}
         assert probe.get(NAME) == (b"another" if held else None) and lock.lease is None
     probe.delete(NAME)
+
+
+@valkey
+@both_loops
+@pytest.mark.parametrize("why", ["somebody waits", "it is contended", "neither"])
+async def test_what_is_contended_tasks_leave_to_the_law(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    client = face.client(server.unix_url)
+    await client.server_info()
+    lock, wire, ran = client.lock(NAME), client._wire, list[Any]()
+    monkeypatch.setattr(wire, "run", lambda op, answer=None, run=wire.run: ran.append(op.key) or run(op, answer))
+    if why == "somebody waits":
+        waiter = joined(wire.gates, "whatever", b"whatever", 0, False, None)
+    for taken in (lambda: lock.__aenter__(), lambda: lock.acquire()):
+        ran.clear()
+        await taken()
+        assert ran == [] and lock.lease is not None, "it waits for another name"
+        lock.lease.contended = why == "it is contended"
+        await lock.release()
+        assert len(ran) == {"somebody waits": 0, "it is contended": 1, "neither": 0}[why]
+        assert lock.lease is None and not probe.exists(NAME)
+    if why == "somebody waits":
+        wire.gates.leave(waiter, now())
+    assert not wire.crowd
 
 
 @both_loops

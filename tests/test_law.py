@@ -1,6 +1,7 @@
 """The law, by canned replies: what each operation asks, and what it makes of every answer. No I/O, a clock by hand.
 
-The same operations against a server that loses, delays and reorders at random: test_law_model.py.
+How an acquire waits: test_law_waiting.py. The same operations against a server that loses, delays and reorders at
+random: test_law_model.py.
 """
 
 from __future__ import annotations
@@ -10,17 +11,34 @@ import math
 from typing import Any
 
 import pytest
-from support.play import After, Clock, Played, Raise, error, lost, play
+from support.play import (
+    GIVEN,
+    MARKED,
+    MINE,
+    OTHER,
+    After,
+    Clock,
+    Played,
+    Raise,
+    acquire,
+    error,
+    joined,
+    lease_of,
+    lost,
+    play,
+    undone,
+    verbs,
+)
 
 import fastlock._law as law
 import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock import _errors as errors
+from fastlock import _steps
 from fastlock._lease import Lease
 from fastlock._session import Session
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
-MINE, OTHER = b"m" * 32, b"o" * 32
 
 
 @pytest.fixture
@@ -29,25 +47,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(leases, "now", clock)
     return clock
-
-
-def acquire(ms: int = 10_000, **terms: Any) -> law.Acquire:
-    op = law.Acquire("name", b"name", MINE, ms, terms.pop("fenced", False))
-    for name, value in terms.items():
-        setattr(op, name, value)
-    return op
-
-
-def lease_of(clock: Clock, seconds: float = 10.0, key: bytes = b"name") -> Lease:
-    return Lease("name", key, MINE, clock() + seconds)
-
-
-def undone(undo: law.Undo) -> tuple[list[bytes], list[bytes]]:
-    return undo.names, undo.tokens
-
-
-def verbs(played: Played) -> list[int]:
-    return [ask.verb for ask in played.asks]
 
 
 # ------------------------------------------------------------------------------------------------------------- acquire
@@ -76,11 +75,18 @@ def test_held_is_not_granted(clock: Clock, holder: bytes) -> None:
 
 
 def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(clock: Clock) -> None:
-    played = play(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, None)
+    played = play(clock, acquire(ms=50, blocking=True), After(0.06, None), 1, None)
     assert verbs(played) == [say.ACQUIRE, say.RELEASE, say.ACQUIRE]
     assert played.outcome.deadline == clock() + 0.05
     played = play(clock, acquire(ms=50), After(0.05, None), 1)
     assert (played.outcome, verbs(played)) == (None, [say.ACQUIRE, say.RELEASE])
+
+
+@pytest.mark.parametrize("reply", [0, 1])
+def test_a_grant_that_comes_after_its_lease_is_handed_over_where_somebody_waits(clock: Clock, reply: int) -> None:
+    played = play(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
+    assert played.asks[2].calls == [say.hand_over(b"name", MINE)] and played.asks[1] is played.asks[2]
+    assert played.outcome.deadline == clock() + 0.05 and played.undos == []
 
 
 @pytest.mark.parametrize("problem", [lost(final=True), lost(sent=False, final=True), error("ERR"), Raise(SystemExit())])
@@ -92,7 +98,7 @@ def test_a_late_grant_that_cannot_be_let_go_leaves_an_undo(clock: Clock, problem
 
 def test_the_wires_late_is_no_lease(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
-    played = play(clock, op, After(1.0, law.LATE))
+    played = play(clock, op, After(1.0, _steps.LATE))
     assert (played.outcome, played.undos, played.raised) == (None, [], None)  # the wire undoes what it gave up on
 
 
@@ -111,10 +117,21 @@ def test_after_a_lost_reply_the_own_token_is_extended_and_counts_from_then(clock
     assert played.undos == []
 
 
-@pytest.mark.parametrize("reply", [None, 0])
-def test_after_a_lost_reply_the_own_token_that_cannot_be_extended_is_not_held(clock: Clock, reply: Any) -> None:
-    played = play(clock, acquire(), lost(), MINE, reply)
+@pytest.mark.parametrize("replies", [[None, 0], [0]], ids=["native", "script"])
+def test_after_a_lost_reply_the_own_token_that_cannot_be_extended_is_not_held(clock: Clock, replies: Any) -> None:
+    played = play(clock, acquire(), lost(), MINE, *replies)
     assert played.outcome is None
+
+
+def test_after_a_lost_reply_the_own_token_is_known_though_somebody_waits(clock: Clock) -> None:
+    played = play(clock, acquire(), lost(session="one"), MARKED, None, After(1.0, 1))
+    assert verbs(played)[2:] == [say.EXTEND_SCRIPT] * 2 and played.outcome.deadline == clock() - 1 + 10
+    assert played.outcome.token == MINE and played.undos == []
+    assert play(clock, acquire(fenced=True), lost(), [[MARKED, 79]], None, 1).outcome.fence == 79
+    assert play(clock, acquire(), MARKED).outcome is None
+    op = acquire()
+    op.token = GIVEN
+    assert play(clock, op, lost(), b"fl+" + GIVEN[3:]).outcome is None, "nobody can mark what is not of our form"
 
 
 def test_without_end_the_own_token_is_enough(clock: Clock) -> None:
@@ -160,7 +177,7 @@ def test_who_runs_out_of_time_in_doubt_leaves_an_undo(clock: Clock) -> None:
     assert isinstance(played.raised, errors.ConnectionError)  # and not None: nobody said that another one holds it
     assert [undo.stale for undo in played.undos] == [("one",)]
     op = acquire(blocking=True, until=clock() + 1)
-    played = play(clock, op, lost(session="one"), After(2.0, law.LATE))
+    played = play(clock, op, lost(session="one"), After(2.0, _steps.LATE))
     assert played.outcome is None
     assert len(played.undos) == 1
 
@@ -181,17 +198,17 @@ def test_an_extension_that_is_given_up_leaves_an_undo(clock: Clock) -> None:
 
 
 def test_forgotten_scripts_are_loaded_and_the_command_asked_again(clock: Clock) -> None:
-    played = play(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 5, None)
+    played = play(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 7, None)
     assert played.outcome is not None
     assert played.asks[1].calls == [script.load for script in say.SCRIPTS]
     assert verbs(played)[0] == verbs(played)[2]
 
 
 def test_scripts_that_do_not_stay_are_not_loaded_for_ever(clock: Clock) -> None:
-    again = [error("NOSCRIPT No matching script."), [b"sha"] * 5]
-    played = play(clock, acquire(), *again * law.RELOADS, error("NOSCRIPT No matching script."))
+    again = [error("NOSCRIPT No matching script."), [b"sha"] * 7]
+    played = play(clock, acquire(), *again * _steps.RELOADS, error("NOSCRIPT No matching script."))
     assert isinstance(played.raised, errors.ResponseError)
-    assert len(played.asks) == 1 + 2 * law.RELOADS
+    assert len(played.asks) == 1 + 2 * _steps.RELOADS
 
 
 def test_scripts_that_must_not_be_loaded_are_the_error_that_is_raised(clock: Clock) -> None:
@@ -200,7 +217,7 @@ def test_scripts_that_must_not_be_loaded_are_the_error_that_is_raised(clock: Clo
 
 
 def test_a_connection_that_breaks_while_scripts_are_loaded_is_healed_too(clock: Clock) -> None:
-    played = play(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 5, None)
+    played = play(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 7, None)
     assert played.outcome is not None
 
 
@@ -244,7 +261,7 @@ def test_an_error_without_a_cure_is_raised_at_once(clock: Clock, text: str) -> N
 def test_a_reply_of_the_wrong_shape_is_never_a_grant(clock: Clock, reply: Any) -> None:
     played = play(clock, acquire(), reply, None)
     assert played.outcome is not None  # asked again over another connection
-    assert [(type(step.ask), step.reply) for step in played.of(law.Distrust)] == [(law.Acquire, reply)]
+    assert [(type(step.ask), step.reply) for step in played.of(_steps.Distrust)] == [(law.Acquire, reply)]
     assert played.stales[1] == ("distrusted",)
     played = play(clock, acquire(), reply, reply)
     assert isinstance(played.raised, errors.InvalidResponse)
@@ -268,7 +285,7 @@ def test_replies_of_the_wrong_shape_are_distrusted(clock: Clock, made: Any, repl
     for reply in replies:
         played = play(clock, made(clock), reply, reply)
         assert isinstance(played.raised, errors.InvalidResponse), reply
-        assert len(played.of(law.Distrust)) == 2, reply
+        assert len(played.of(_steps.Distrust)) == 2, reply
 
 
 def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
@@ -277,7 +294,7 @@ def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
     assert played.asks[0].calls == [say.acquire_fenced(b"name", MINE, 10_000)]
     played = play(clock, acquire(fenced=True), [[OTHER, 77]])
     assert played.outcome is None
-    played = play(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 5, [[None, 78]])
+    played = play(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 7, [[None, 78]])
     assert played.outcome.fence == 78
     played = play(clock, acquire(fenced=True), lost(), [[MINE, 79]], 1)
     assert played.outcome.fence == 79
@@ -285,77 +302,114 @@ def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
     assert isinstance(played.raised, errors.ResponseError)
 
 
-# ------------------------------------------------------------------------------------------------------------- waiting
-
-
-@pytest.mark.parametrize(
-    ("left", "sleep", "pause"),
-    [
-        *((5000, 0.1, 0.1), (50, 0.1, 0.05), (0, 0.1, 0.001), (-2, 0.1, 0.001), (-1, 0.1, 0.1), (100, 0.0, 0.001)),
-        *((3, 7, 0.003), (-1, 0, 0.001), (9_000_000, 30.0, 30.0)),
-    ],
-)
-def test_a_waiter_looks_again_when_the_lease_ends_or_after_sleep(
-    clock: Clock, left: int, sleep: float, pause: float
-) -> None:
-    played = play(clock, acquire(blocking=True, sleep=sleep), OTHER, left, None)
-    assert played.sleeps == [pytest.approx(pause)]
-    assert verbs(played) == [say.ACQUIRE, say.PTTL, say.ACQUIRE]
-    assert played.outcome.deadline == clock() + 10
-
-
-def test_a_waiter_never_sleeps_past_its_time(clock: Clock) -> None:
-    start = clock()
-    op = acquire(blocking=True, until=start + 0.25)
-    played = play(clock, op, *[OTHER, 60_000] * 3, OTHER)
-    assert played.outcome is None
-    assert clock() <= start + 0.25
-    assert sum(played.sleeps) > 0.2
-    assert len(played.asks) == 7
-
-
-def test_whoever_does_not_block_looks_once(clock: Clock) -> None:
-    played = play(clock, acquire(until=clock() + 5), OTHER)
-    assert (played.outcome, played.sleeps, len(played.asks)) == (None, [], 1)
-
-
-def test_a_waiter_interrupted_without_doubt_leaves_nothing(clock: Clock) -> None:
-    for answers in ([OTHER, 50, Raise(KeyboardInterrupt())], [OTHER, Raise(KeyboardInterrupt())]):
-        played = play(clock, acquire(blocking=True), *answers)
-        assert isinstance(played.raised, KeyboardInterrupt)
-        assert played.undos == []
-
-
-def test_a_waiters_doubt_lasts_from_one_look_to_the_next(clock: Clock) -> None:
-    """The lost command may be executed when the holder has gone: its own token is the waiter's, at any look."""
-    played = play(clock, acquire(blocking=True), lost(), OTHER, 50, error("ERR broken"))
-    assert isinstance(played.raised, errors.ResponseError)
-    assert len(played.undos) == 1
-    played = play(clock, acquire(blocking=True), lost(), OTHER, 50, MINE, b"OK")
-    assert played.outcome.token == MINE
-    assert played.undos == []
-
-
 # ------------------------------------------------------------------------------------------------------------- release
 
 
 def test_release_says_whether_it_was_ours(clock: Clock) -> None:
     assert play(clock, law.Release(lease_of(clock)), 1).outcome is True
-    assert play(clock, law.Release(lease_of(clock)), 0).outcome is False
+    assert play(clock, law.Release(lease_of(clock)), 0, [0]).outcome is False
+
+
+HAND_OVER = say.hand_over(b"name", MINE)
+
+
+def asked_for(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tuple[Any, list[Any], Played]:
+    """The outcome of a release, and what it asked for: verbs, or calls."""
+    asked: list[Any] = []
+
+    def note(answer: Any) -> Any:
+        def tell(ask: Any) -> Any:
+            asked.append(ask.calls[0] if ask.kind == _steps.CALLS else ask.verb)
+            return answer
+
+        return tell
+
+    played = play(clock, law.Release(lease), *[note(answer) for answer in answers], **terms)
+    return played.outcome, asked, played
+
+
+@pytest.mark.parametrize("outcome", [1, 0])
+def test_a_release_that_finds_another_value_hands_over(clock: Clock, outcome: int) -> None:
+    """It may be its own, in the form which says that somebody waits."""
+    assert asked_for(clock, lease_of(clock), 0, [outcome])[:2] == (bool(outcome), [say.RELEASE, HAND_OVER])
+    assert play(clock, law.Release(lease_of(clock, token=GIVEN)), 0).outcome is False, "nobody can mark it"
+
+
+def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
+    lease = lease_of(clock)
+    lease.contended = True
+    assert asked_for(clock, lease, [1])[:2] == (True, [HAND_OVER])
+    assert asked_for(clock, lease, [0])[:2] == (False, [HAND_OVER])
+    outcome, asked, played = asked_for(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
+    assert outcome is True and [call[0] for call in asked] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
+    assert say.HAND_OVER_LUA.load in played.asks[1].calls
+
+
+@pytest.mark.parametrize("reply", [None, b"1", [1], 1.5, True, b"OK"])
+def test_a_reply_of_the_wrong_shape_hands_nothing_over(clock: Clock, reply: Any) -> None:
+    lease = lease_of(clock)
+    lease.contended = True
+    played = play(clock, law.Release(lease), [reply], [reply])
+    assert isinstance(played.raised, errors.InvalidResponse) and len(played.of(_steps.Distrust)) == 2
+
+
+FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' command")
+
+
+@pytest.mark.parametrize(("held", "raises"), [(None, False), (OTHER, False), (MINE, True), (MARKED, True)])
+def test_who_may_not_hand_over_asks_whether_there_is_anything_to_hand_over(
+    clock: Clock, held: bytes | None, raises: bool
+) -> None:
+    outcome, asked, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held)
+    assert asked == [say.RELEASE, HAND_OVER, say.GET]
+    assert (outcome, played.raised is not None) == ((None, True) if raises else (False, False))
+    assert not raises or type(played.raised) is type(errors.from_reply(FORBIDDEN))
+
+
+def test_an_error_of_a_hand_over_is_raised(clock: Clock) -> None:
+    _, asked, played = asked_for(clock, lease_of(clock), 0, [error("ERR broken")])
+    assert isinstance(played.raised, errors.ResponseError) and asked == [say.RELEASE, HAND_OVER]
+
+
+def test_a_lease_that_passes_to_another_of_the_client_needs_no_command(clock: Clock) -> None:
+    gates = Played().gates
+    one, two = (joined(gates, "name", b"name", 10_000, False, None) for _ in range(2))
+    gates.ask(one, clock())
+    lease = Lease("name", b"name", one.gate.place, clock() + 10)
+    one.gate.granted(one, lease, 0, clock())
+    clock.go(0.001)
+    op = law.Release(lease)
+    played = play(clock, op, gates=gates)
+    assert (played.outcome, played.steps, lease.deadline) == (True, [], -math.inf)
+    assert two.lease is not None and two.lease.token == lease.token
+    assert op.undo().names == [], "who is interrupted now must not undo what another has"
+    assert not lease.release_doubted
+
+
+def test_a_release_is_handed_over_to_those_who_wait_here(clock: Clock) -> None:
+    gates = Played().gates
+    waiter = joined(gates, "name", b"name", 10_000, True, None)
+    assert asked_for(clock, lease_of(clock), [1], gates=gates)[:2] == (True, [HAND_OVER])
+    assert waiter.lease is None
+    other = Played().gates
+    joined(other, "x", b"x", 10_000, False, None)
+    assert asked_for(clock, lease_of(clock), 1, gates=other)[:2] == (True, [say.RELEASE])
 
 
 def test_gone_after_a_lost_reply_is_the_work_of_the_lost_command(clock: Clock) -> None:
-    played = play(clock, law.Release(lease_of(clock)), lost(session="one"), 0)
+    played = play(clock, law.Release(lease_of(clock)), lost(session="one"), 0, [0])
     assert (played.outcome, played.stales[1], played.undos) == (True, ("one",), [])
     assert play(clock, law.Release(lease_of(clock)), lost(), 1).outcome is True
-    assert play(clock, law.Release(lease_of(clock)), lost(sent=False), 0).outcome is False
+    assert play(clock, law.Release(lease_of(clock)), lost(sent=False), 0, [0]).outcome is False
+    played = play(clock, law.Release(lease_of(clock)), 0, lost(session="two"), [0])
+    assert (played.outcome, played.stales[2], played.undos) == (True, ("two",), [])
 
 
 def test_gone_after_a_lost_reply_is_not_ours_if_the_lease_was_over(clock: Clock) -> None:
-    assert play(clock, law.Release(lease_of(clock, -0.001)), lost(), 0).outcome is False
-    played = play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0)
+    assert play(clock, law.Release(lease_of(clock, -0.001)), lost(), 0, [0]).outcome is False
+    played = play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0, [0])
     assert played.outcome is False  # nothing left before the lease had ended
-    assert play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost()), 0).outcome is True
+    assert play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost()), 0, [0]).outcome is True
 
 
 def test_a_release_given_up_is_undone_and_may_be_repeated(clock: Clock) -> None:
@@ -363,7 +417,7 @@ def test_a_release_given_up_is_undone_and_may_be_repeated(clock: Clock) -> None:
     played = play(clock, law.Release(lease), lost(session="one"), lost(final=True, session="two"))
     assert isinstance(played.raised, errors.ConnectionError)
     assert [(undone(undo), set(undo.stale)) for undo in played.undos] == [(([b"name"], [MINE]), {"one", "two"})]
-    assert play(clock, law.Release(lease), 0).outcome is True
+    assert play(clock, law.Release(lease), 0, [0]).outcome is True
 
 
 def test_a_release_interrupted_while_scripts_are_loaded_is_finished(clock: Clock) -> None:
@@ -380,7 +434,7 @@ def test_a_release_interrupted_in_flight_may_be_repeated(clock: Clock) -> None:
     played = play(clock, op, Raise(KeyboardInterrupt()))
     assert isinstance(played.raised, KeyboardInterrupt)
     assert undone(op.undo()) == ([b"name"], [MINE])  # as the wire asks for
-    assert play(clock, law.Release(lease), 0).outcome is True
+    assert play(clock, law.Release(lease), 0, [0]).outcome is True
 
 
 def test_a_release_that_never_left_changes_nothing(clock: Clock) -> None:
@@ -421,8 +475,8 @@ def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
     for last in (lost(final=True, session="two"), Raise(KeyboardInterrupt()), error("ERR no")):
         played = play(clock, law.prolong(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
         assert played.raised is not None
-        ended = [session for undo in played.of(law.Undo) for session in undo.stale]
-        assert ended == ["one", "two"] if isinstance(last, law.Lost) else ["one"]
+        ended = [session for undo in played.of(_steps.Undo) for session in undo.stale]
+        assert ended == ["one", "two"] if isinstance(last, _steps.Lost) else ["one"]
 
 
 @pytest.mark.parametrize(("ms", "replace", "held"), [(2_000, True, 2.0), (60_000, True, 10.0), (5_000, False, 10.0)])
@@ -439,11 +493,27 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
     assert lease.deadline - start == held
 
 
-@pytest.mark.parametrize("reply", [None, 0])
-def test_what_is_not_ours_is_not_extended(clock: Clock, reply: Any) -> None:
-    lease = lease_of(clock, 10)
-    played = play(clock, law.prolong(lease, 60_000, True, clock), reply)
+@pytest.mark.parametrize(
+    ("token", "replies"), [(MINE, [None, 0]), (MINE, [0]), (GIVEN, [None])], ids=["native", "script", "given"]
+)
+def test_what_is_not_ours_is_not_extended(clock: Clock, token: bytes, replies: list[Any]) -> None:
+    lease = lease_of(clock, 10, token=token)
+    played = play(clock, law.prolong(lease, 60_000, True, clock), *replies)
     assert (played.outcome, lease.valid, lease.remaining) == (False, False, 0.0)
+
+
+def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
+    """Its value is not the token any more, which the native form compares with."""
+    lease, asked = lease_of(clock, 10), list[int]()
+
+    def note(answer: Any) -> Any:
+        return lambda ask: asked.append(ask.verb) or answer
+
+    played = play(clock, law.prolong(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
+    assert (played.outcome, lease.deadline) == (True, clock() - 1 + 60)
+    played = play(clock, law.prolong(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1))
+    assert played.outcome is True and played.stales == [(), (), ("one",)]
+    assert asked == [say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND_SCRIPT]
 
 
 # ---------------------------------------------------------------------------------------------------------------- many
@@ -466,7 +536,7 @@ def test_an_error_in_a_batch_is_asked_again_alone_and_undoes_the_rest(clock: Clo
     played = play(clock, many(clock), [None, error("ERR no"), None], error("ERR no"))
     assert isinstance(played.raised, errors.ResponseError)
     assert [undone(undo) for undo in played.undos] == [([b"n0", b"n1", b"n2"], [MINE] * 3)]
-    played = play(clock, many(clock), [None, error("NOSCRIPT x"), None], error("NOSCRIPT x"), [b"s"] * 5, None)
+    played = play(clock, many(clock), [None, error("NOSCRIPT x"), None], error("NOSCRIPT x"), [b"s"] * 7, None)
     assert [lease and lease.key for lease in played.outcome] == [b"n0", b"n1", b"n2"]
 
 
@@ -477,6 +547,14 @@ def test_the_own_token_in_a_batch_is_ours(clock: Clock, odd: Any) -> None:
     assert [lease.deadline for lease in played.outcome] == [clock() - 1 + 10]
     played = play(clock, many(clock, 2), lost(), [MINE, OTHER], MINE, After(1.0, 1))
     assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
+
+
+def test_the_own_token_in_a_batch_is_ours_though_somebody_waits(clock: Clock) -> None:
+    """Else the key stays behind, and nobody knows that it is his."""
+    played = play(clock, many(clock, 2), lost(), [MARKED, OTHER], MARKED, None, After(1.0, 1))
+    assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
+    played = play(clock, many(clock, 1), [error("ERR no")], MARKED, None, 1)
+    assert [lease.token for lease in played.outcome] == [MINE]
 
 
 def test_a_batch_given_up_in_doubt_is_undone_behind_all_that_broke(clock: Clock) -> None:
@@ -508,14 +586,16 @@ def held(clock: Clock, count: int) -> list[Lease]:
 
 
 def test_releasing_many_natively_is_one_flush(clock: Clock) -> None:
-    played = play(clock, law.release_many(held(clock, 250), clock), NATIVE, [1] * 249 + [0])
+    played = play(clock, law.release_many(held(clock, 250), clock), NATIVE, [1] * 249 + [0], [0])
     assert played.outcome == [True] * 249 + [False]
     assert (played.asks[0].names, played.asks[0].tokens) == ([b"n%d" % i for i in range(250)], [MINE] * 250)
 
 
 def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> None:
-    played = play(clock, law.release_many(held(clock, 250), clock), SESSION, [[1] * 100, [0] * 100, [1] * 50])
-    assert played.outcome == [True] * 100 + [False] * 100 + [True] * 50
+    answer, alone = [[1] * 100, [0] * 100, [1] * 50], [[0]] * 99 + [[1]]
+    played = play(clock, law.release_many(held(clock, 250), clock), SESSION, answer, *alone)
+    assert played.outcome == [True] * 100 + [False] * 99 + [True] * 51
+    assert [ask.calls for ask in played.asks[1:]] == [[say.hand_over(b"n%d" % i, MINE)] for i in range(100, 200)]
     assert [call[2] for call in played.asks[0].calls] == [b"100", b"100", b"50"]
     names = [name for call in played.asks[0].calls for name in call[3 : 3 + int(call[2])]]
     assert names == [b"n%d" % i for i in range(250)]
@@ -525,13 +605,27 @@ def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> N
     "answer", [lost(), [[1, 1], error("NOSCRIPT x")], [error("ERR")] * 2, 5, [[1] * 99], [b"\1" * 120]]
 )
 def test_what_the_flush_did_not_settle_is_asked_one_by_one(clock: Clock, answer: Any) -> None:
-    played = play(clock, law.release_many(held(clock, 120), clock), SESSION, answer, *[1] * 119, 0)
-    assert played.outcome == [True] * 119 + [isinstance(answer, law.Lost)]
+    played = play(clock, law.release_many(held(clock, 120), clock), SESSION, answer, *[[1]] * 119, [0])
+    assert played.outcome == [True] * 119 + [isinstance(answer, _steps.Lost)]
+    assert [ask.calls for ask in played.asks[1:]] == [[say.hand_over(b"n%d" % i, MINE)] for i in range(120)]
 
 
 def test_a_lost_flush_releases_what_is_gone(clock: Clock) -> None:
-    played = play(clock, law.release_many(held(clock, 3), clock), NATIVE, lost(), 0, 1, 0)
+    played = play(clock, law.release_many(held(clock, 3), clock), NATIVE, lost(), [0], [1], [0])
     assert played.outcome == [True] * 3
+
+
+def test_a_flush_that_was_never_sent_releases_nothing(clock: Clock) -> None:
+    played = play(clock, law.release_many(held(clock, 3), clock), NATIVE, lost(sent=False), [0], [1], [0])
+    assert played.outcome == [False, True, False]
+
+
+def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None:
+    """As long as what stands there is not its own: else somebody waits, and would for ever."""
+    played = play(clock, law.release_many(held(clock, 2), clock), NATIVE, [0, 1], [FORBIDDEN], OTHER)
+    assert played.outcome == [False, True]
+    played = play(clock, law.release_many(held(clock, 2), clock), NATIVE, [0, 1], [FORBIDDEN], MARKED)
+    assert type(played.raised) is type(errors.from_reply(FORBIDDEN))
 
 
 # ------------------------------------------------------------------------------------------------------------ patience
@@ -542,7 +636,7 @@ def test_the_first_retry_is_at_once_and_later_ones_back_off_up_to_a_second(clock
     for failures in range(2, 30):
         found = []
         for _ in range(100):
-            trial = law.Trial(clock)
+            trial = _steps.Trial(clock)
             trial.pause(lost(patience=100))
             pauses = [trial.pause(lost(patience=100)) for _ in range(failures - 1)]
             found.append(pauses[-1])
@@ -550,7 +644,7 @@ def test_the_first_retry_is_at_once_and_later_ones_back_off_up_to_a_second(clock
         longest.append(max(found))
     assert longest[0] <= 0.04
     assert max(longest) > 0.9
-    assert law.Trial(clock).pause(lost()) == 0.0
+    assert _steps.Trial(clock).pause(lost()) == 0.0
 
 
 def test_patience_ends_when_its_seconds_are_over(clock: Clock) -> None:

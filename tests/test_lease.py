@@ -19,6 +19,7 @@ from support.play import Clock
 
 import fastlock
 import fastlock._lease as leases
+from fastlock import _commands as say
 from fastlock._lease import Lease, new_token, now
 
 pytestmark = pytest.mark.usefixtures("impl")
@@ -104,6 +105,22 @@ def test_a_copy_of_a_lease_claims_no_more_than_the_lease(clock: Clock, how: obje
     assert twin.remaining <= 2
 
 
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
+def test_a_copy_of_a_lease_is_released_and_extended_as_the_lease(clock: Clock, how: object) -> None:
+    """Nothing of what decides that is lost: each field has a value of its own here."""
+    lease = Lease("x", b"key", TOKEN, clock() + 2, fence=7)
+    lease.contended, lease.stale = True, (b"broken",)
+    lease.doubt_release(clock())
+    twin = how(lease)  # type: ignore[operator]
+    fields = ("name", "key", "token", "deadline", "fence", "contended", "release_doubted", "stale", "inherited")
+    assert [getattr(twin, field) for field in fields] == [getattr(lease, field) for field in fields]
+    assert (lease.contended, lease.release_doubted) == (True, True)
+
+
+def test_a_lease_is_contended_only_if_it_was_so_when_it_was_granted(clock: Clock) -> None:
+    assert Lease("name", b"name", TOKEN, math.inf).contended is False
+
+
 def test_the_clock_cannot_be_set_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     first = now()
@@ -115,14 +132,15 @@ def test_the_clock_cannot_be_set_and_goes_on(monkeypatch: pytest.MonkeyPatch) ->
 # -------------------------------------------------------------------------------------------------------------- tokens
 
 
-def test_tokens_are_32_hexadecimal_digits_and_never_come_twice() -> None:
+def test_tokens_say_whose_they_are_and_have_32_hexadecimal_digits_and_never_come_twice() -> None:
     tokens = [new_token() for _ in range(100_000)]
     assert len(set(tokens)) == len(tokens)
-    assert all(type(token) is bytes and re.fullmatch(rb"[0-9a-f]{32}", token) for token in tokens)
+    assert all(type(token) is bytes and re.fullmatch(rb"fl:[0-9a-f]{32}", token) for token in tokens)
+    assert all(say.markable(token) for token in tokens[:1000])
 
 
 def test_tokens_use_all_their_bits() -> None:
-    tokens = [int(new_token(), 16) for _ in range(4000)]
+    tokens = [int(new_token().removeprefix(say.OURS), 16) for _ in range(4000)]
     for bit in range(128):
         ones = sum(token >> bit & 1 for token in tokens)
         assert 1600 < ones < 2400  # 12 standard deviations

@@ -275,7 +275,7 @@ async def test_command_that_comes_after_the_caller_gave_up_leaves_no_key(
     assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.02)) is False
     armed.resume()
     await assert_in_step(face, client, probe)
-    proxy.wait_for(lambda proxy: proxy.links[0].requests.count(MARK) == 2)
+    proxy.wait_for(lambda proxy: proxy.links[0].requests.count(MARK) >= 2)
     proxy.cut()
     proxy.wait_for(lambda proxy: all(link.done for link in proxy.links))
     assert not probe.exists(NAME)

@@ -7,6 +7,7 @@ Each rule is also run on planted offences: one that has gone blind fails too. A 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -21,7 +22,10 @@ import pytest
 
 import fastlock
 import fastlock._fallback
+import fastlock._gate
 import fastlock.asyncio
+from fastlock import _commands as say
+from fastlock._lease import new_token
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fastlock"
@@ -48,7 +52,7 @@ LAYERS = [
     Layer("_sources _libc _slots _template _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
-        "_version _checks _batch _commands _law _lease _session _terms",
+        "_version _checks _batch _commands _gate _law _steps _lease _session _terms",
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),
@@ -321,6 +325,50 @@ def test_scripts_say_what_they_take_return_and_cost() -> None:
 def test_script_rule_sees(word: str) -> None:
     header = "".join(f"-- {other}: x\n" for other in SCRIPT_HEADER if other != word)
     assert script_faults("a.lua", header + f"return 1 -- {word}") == [f"a.lua: no line on {word}"]
+
+
+def script_parts(text: str) -> list[str]:
+    """The names of the files that a script is made of, from how `_commands` makes it."""
+    return re.findall(r'"(\w+)"', "".join(re.findall(r"= Script\(([^)]*)\)", text)))
+
+
+def test_each_script_is_made_of_the_files_that_are_there() -> None:
+    used = script_parts((PACKAGE / "_commands.py").read_text())
+    assert set(used) == {path.stem for path in SCRIPTS}
+    assert script_parts('A = Script("a", "b")\nB = Script("c")') == ["a", "b", "c"]
+
+
+def test_a_part_of_scripts_does_nothing_by_itself() -> None:
+    """It stands before each of them, so it may only define."""
+    parts = [path for path in SCRIPTS if path.read_text().startswith("-- Part of other scripts:")]
+    assert [path.stem for path in parts] == ["grant", "tokens"]
+    whole = [path for path in SCRIPTS if path not in parts]
+    assert [path for path in parts if part_faults(path.read_text())] == []
+    assert [path for path in whole if not part_faults(path.read_text())] == []
+
+
+def part_faults(text: str) -> list[str]:
+    """Lines at the top level that do something: in a part they would run in every script."""
+    lines = [line for line in text.splitlines() if line and not line.startswith((" ", "--"))]
+    return [line for line in lines if not re.match(r"local (function \w+\(|[A-Z]+ = \d+)|end\b", line)]
+
+
+@pytest.mark.parametrize(
+    "line", ["redis.call('DEL', KEYS[1])", "return 1", "local held = redis.pcall('GET', 'x')", "x = 1"]
+)
+def test_part_rule_sees(line: str) -> None:
+    assert part_faults(f"-- Part\nlocal ROOM = 5 -- bytes\nlocal function f()\n  return 1\nend\n{line}\n") == [line]
+
+
+def test_what_scripts_and_modules_both_know_is_the_same() -> None:
+    """Numbers and prefixes that stand in both languages, as a script takes no constants."""
+    lua = {path.stem: path.read_text() for path in SCRIPTS}
+    inbox = fastlock._gate.Gates(contextlib.nullcontext()).inbox
+    numbers = {name: int(value) for text in lua.values() for name, value in re.findall(r"local ([A-Z]+) = (\d+)", text)}
+    assert numbers == {"MOMENT": 1000, "INBOX": len(inbox), "FENCES": fastlock._gate.FENCES}
+    assert re.findall(r"#token == (\d+)", lua["tokens"]) == [str(say.TOKEN_SIZE)] == [str(len(new_token()))]
+    said = {prefix for text in lua.values() for prefix in re.findall(r"'(fl.)'", text)}
+    assert said == {say.OURS.decode(), say.WAITED_FOR.decode()} and new_token().startswith(say.OURS)
 
 
 def test_words() -> None:

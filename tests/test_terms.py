@@ -9,6 +9,7 @@ import array
 import contextlib
 import decimal
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import redis
 from support.faces import Face
 
 import fastlock
+from fastlock import _commands as say
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -57,6 +59,39 @@ async def test_a_name_is_exactly_its_bytes_in_every_command(
     assert sorted(probe.keys()) == sorted([key, b"another"])
     assert await face.get(client.release_many(leases)) == [True, True]
     assert probe.keys() == []
+
+
+@pytest.mark.parametrize(("name", "key"), NAMES.values(), ids=NAMES)
+async def test_a_name_is_exactly_its_bytes_where_others_wait(
+    face: Face, server: Server, probe: redis.Redis, name: Any, key: bytes
+) -> None:
+    """The queue beside it has the same bytes, in a tag of its own where the name has none."""
+    lock, other = face.client(server.unix_url).lock(name), face.client(server.unix_url).lock(name)
+    await face.get(lock.acquire())
+    waiting = face.start(other.acquire)
+    end = time.monotonic() + 20
+    while len(probe.keys()) < 2:
+        assert time.monotonic() < end, "nobody waits"
+        await face.checkpoint()
+    assert sorted(probe.keys()) == sorted([key, say.queue_key(key)]) and probe.zcard(say.queue_key(key)) == 1
+    assert await face.get(lock.owned()) and await face.get(lock.extend(10))
+    await face.get(lock.release())
+    assert await waiting.get() is True and probe.keys() == [key]
+    probe.delete(key)
+
+
+@pytest.mark.parametrize(
+    ("terms", "given"),
+    [({}, {}), ({"fair": True}, {}), ({}, {"token": b"given"}), ({"fair": True}, {"token": b"given"})],
+)
+async def test_who_is_fair_waits_alone_and_who_brings_a_token_in_no_queue(
+    face: Face, server: Server, terms: dict[str, Any], given: dict[str, Any]
+) -> None:
+    lock = face.client(server.unix_url).lock("a", **terms)
+    arguments = {"sleep": None, "blocking": None, "blocking_timeout": None, "token": None}
+    taking = lock.taking_with(**{**arguments, **given})
+    assert (taking.alone, taking.polls) == (bool(terms), bool(given))
+    assert (lock.taking().alone, lock.taking().polls) == (bool(terms), False)
 
 
 async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server: Server, probe: redis.Redis) -> None:
@@ -104,6 +139,7 @@ NO_NAME = [
     "é" * 40_000,
     "\ud800",
     "fastlock:fence:{a}",
+    "fastlock:queue:{a}",
     b"fastlock:x",
 ]
 NO_BYTES = [None, 5, 1.5, ["a"], object()]

@@ -1,4 +1,4 @@
--- Give a held lock a new lease, where the server has no compare-and-set of its own.
+-- Give a held lock a new lease, where the server has no compare-and-set of its own, or somebody waits for it.
 -- KEYS     1: name
 -- ARGV     1: token, 2: the new lease in milliseconds
 -- returns  1: extended; 0: somebody else's, nobody's, or not a lock
@@ -7,7 +7,7 @@ local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE', 1, true) then
   return held
 end
-if held ~= ARGV[1] then
+if not mine(held, ARGV[1]) then
   return 0
 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])

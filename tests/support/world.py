@@ -1,11 +1,13 @@
 """A little model of a server and of the ways to it, for the law: what can go wrong between asking and knowing.
 
 Commands are written to sessions and may lie there unread, even after their session broke, until a CLIENT KILL that the
-server has read drops them. Replies are lost or late, connections refused, callers cancelled at any step. Seeded.
+server has read drops them. Replies are lost or late, connections refused, callers cancelled at any step. Others come
+without asking, or wait in the server's queue and mark the holder's token; what its messages say may be lost. Seeded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable
@@ -13,16 +15,29 @@ from typing import Any
 
 from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock import _law as law
+from fastlock import _steps
+from fastlock._gate import LOOK, Gates
 from fastlock._session import Session
 from support.play import Clock, Raise, error
 
-MINE, OTHER = b"mine", b"other"
+MINE, OTHER, RIVAL = (b"fl:" + who * 32 for who in (b"m", b"o", b"r"))  # of a rival, who waits in the queue
+MOMENT = 1.0  # seconds in which who was granted a name has to come for it
 CAPABILITIES = (frozenset(), frozenset({say.SET_NX_GET, say.DELIFEQ, say.SET_IFEQ}))
 
 
 class Gone(BaseException):
     """The caller is gone."""
+
+
+class Link:
+    """A session as an undo knows it."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.session = Session({}, CAPABILITIES[world.native], b"", b"", "")
+
+    def post(self, undo: _steps.Undo) -> None:
+        self.world.post(undo, self.number)
 
 
 class World:
@@ -32,7 +47,14 @@ class World:
         self.dice = random.Random(seed)
         self.clock = Clock()
         self.keys: dict[bytes, tuple[bytes, float]] = {}
+        self.queues: dict[bytes, list[bytes]] = {}  # places
+        self.ours: set[bytes] = {MINE}  # tokens and places
+        self.gates = Gates(contextlib.nullcontext())
+        self.pushes: list[bytes] = []  # places in messages that are under way
         self.flight: dict[int, list[Callable[[], Any]]] = {}  # what each session was told and has not read yet
+        self.debts: list[_steps.Undo] = []
+        self.ear: int | None = None  # the session on which messages come
+        self.owed: dict[int, list[_steps.Undo]] = {}  # those among it whose reply has not come
         self.live: list[int] = []
         self.released_at: float | None = None  # when a command of ours deleted a key of ours
         self.doubted = False  # whether a command with a token was sent whose reply never came
@@ -66,10 +88,11 @@ class World:
         if verb in (say.RELEASE, say.RELEASE_SCRIPT):
             return self.delete(key, token)
         assert verb in (say.EXTEND, say.EXTEND_SCRIPT)
-        if held != token:
-            return None if verb == say.EXTEND and self.native else 0
-        self.keys[key] = token, now + ms / 1000
-        return b"OK" if verb == say.EXTEND and self.native else 1
+        native = verb == say.EXTEND and self.native
+        if held is None or not (held == token if native else say.proves(held, token)):
+            return None if native else 0
+        self.keys[key] = held, now + ms / 1000
+        return b"OK" if native else 1
 
     def delete(self, key: bytes, token: bytes) -> int:
         if self.holder(key) != token:
@@ -78,20 +101,68 @@ class World:
         self.released_at = self.clock()
         return 1
 
+    def is_ours(self, key: bytes) -> bool:
+        """Whether a token or place of the caller holds it."""
+        return any(say.proves(self.holder(key), token) for token in self.ours)
+
+    def mark(self, key: bytes) -> bool:
+        """Tell the holder that somebody waits, if it can be told."""
+        token, end = self.keys[key]
+        if say.markable(token):
+            self.keys[key] = say.WAITED_FOR + token[3:], end
+        return self.keys[key][0].startswith(say.WAITED_FOR)
+
+    def grant(self, key: bytes, me: bytes | None = None) -> bool:
+        """A free name to the first in the queue, but for `me`."""
+        queue = self.queues.get(key, [])
+        if not queue or queue[0] == me:
+            return False
+        place = queue.pop(0)
+        self.keys[key] = place, self.clock() + (MOMENT if place in self.ours else self.dice.choice((0.02, 0.2, 1)))
+        if place in self.ours:
+            self.pushes.append(place)
+        return True
+
+    def hand_over(self, key: bytes, token: bytes) -> int:
+        if not say.proves(self.holder(key), token):
+            return 0
+        if token in self.ours:
+            self.released_at = self.clock()
+        if not self.grant(key):
+            del self.keys[key]
+        return 1
+
+    def leave(self, key: bytes, place: bytes) -> int:
+        self.queues[key] = [other for other in self.queues.get(key, []) if other != place]
+        return self.hand_over(key, place)
+
+    def enter(self, key: bytes, place: bytes, ms: int, fenced: bool) -> list[int]:
+        self.ours.add(place)
+        queue, held = self.queues.setdefault(key, []), self.holder(key)
+        if say.proves(held, place) or (held is None and not self.grant(key, place)):
+            queue[:] = [other for other in queue if other != place]
+            self.keys[key] = place, self.clock() + ms / 1000 if ms else math.inf
+            if queue:
+                self.mark(key)
+            return [1, len(queue), 7 if fenced else 0]
+        if place not in queue:
+            queue.append(place)
+        left = -1 if self.end(key) == math.inf else math.ceil((self.end(key) - self.clock()) * 1000)
+        return [0, left, int(self.mark(key))]
+
     def perform(self, ask: Any) -> Callable[[], Any]:
         """What the server will do when it reads this step's bytes, as they are now."""
         stale, kind, verb, ms = ask.stale, ask.kind, getattr(ask, "verb", -1), getattr(ask, "ms", 0)
+        calls = list(ask.calls) if kind == _steps.CALLS else []
 
         def read() -> Any:
             for session in stale:
                 self.flight[session] = []
-            if kind == law.ONE:
+            if kind == _steps.ONE:
                 return self.execute(verb, ask.key, ask.token, ms)
-            if kind == law.MANY:
+            if kind == _steps.MANY:
                 return [self.execute(verb, *pair, ms) for pair in zip(ask.names, ask.tokens, strict=True)]
-            if kind == law.UNDO:
-                return [self.delete(*pair) for pair in zip(ask.names, ask.tokens, strict=True)]
-            return [self.call(call) for call in ask.calls]
+            return [self.call(call) for call in calls]
 
         return read
 
@@ -99,8 +170,26 @@ class World:
         if call[0] == b"SCRIPT":
             self.scripts = True
             return b"sha"
+        if call[0] == b"PING":
+            return b"PONG"
+        if call[0] == b"DELIFEQ":
+            return self.delete(call[1], call[2])
+        if call[0] == b"EVAL":
+            does = {
+                say.RELEASE_LUA.text: self.delete,
+                say.HAND_OVER_LUA.text: self.hand_over,
+                say.LEAVE_LUA.text: self.leave,
+            }
+            return does[call[1]](call[3], call[3 + int(call[2])])
         if not self.scripts:
             return error("NOSCRIPT No matching script. Please use EVAL.")
+        if call[1] == say.ENTER_LUA.sha:
+            keys = int(call[2])
+            return self.enter(call[3], call[3 + keys], int(call[5 + keys]), keys == 3)
+        if call[1] == say.HAND_OVER_LUA.sha:
+            return self.hand_over(call[3], call[5])
+        if call[1] == say.RELEASE_LUA.sha:
+            return self.delete(call[3], call[4])
         if call[1] == say.FENCED_LUA.sha:
             return [self.execute(say.ACQUIRE, call[3], call[5], int(call[6])), 7]
         assert call[1] == say.RELEASE_MANY_LUA.sha
@@ -115,18 +204,41 @@ class World:
             self.flight[self.live[-1]] = []
         return self.dice.choice(self.live)
 
+    def listening(self) -> int:
+        """What is asked of the queue goes over one session, in order."""
+        if self.ear not in self.live:
+            self.ear = self.session()
+        return self.ear
+
+    def pay(self, session: int) -> None:
+        while self.debts and session in self.live:
+            self.post(self.debts.pop(0), session)
+
     def read(self, session: int) -> Any:
         """The server reads all that this session was told. The reply to the last of it."""
         reply = None
-        while self.flight[session]:
-            reply = self.flight[session].pop(0)()
+        for _ in range(len(self.flight[session])):  # not what is said only then
+            if self.flight[session]:
+                reply = self.flight[session].pop(0)()
             self.watch()
         return reply
+
+    def broke(self, session: int) -> None:
+        """What nobody waits for is owed to the next that is used, behind the end of this; messages may have been
+        lost."""
+        if session not in self.live:  # while it was read, for what was said only then
+            return
+        self.live.remove(session)
+        for undo in self.owed.pop(session, []):
+            undo.stale = (*undo.stale, session)
+            self.debts.append(undo)
+        self.pushes = [place for place in self.pushes if self.dice.random() < 0.3]
+        self.gates.reconnected()
 
     def wander(self) -> None:
         """Time goes by, old bytes arrive, others come and go."""
         self.clock.go(self.dice.choice((0, 0, 0.001, 0.01, 0.04)))
-        for told in self.flight.values():
+        for told in list(self.flight.values()):
             if told and self.dice.random() < 0.15:
                 told.pop(0)()
         if self.dice.random() < 0.02:
@@ -137,25 +249,46 @@ class World:
         for key in keys:
             if self.holder(key) is None and self.dice.random() < 0.3:
                 self.keys[key] = OTHER, self.clock() + self.dice.choice((0.02, 0.2, 1))
+            queue, held = self.queues.setdefault(key, []), self.holder(key)
+            if held is None:
+                continue
+            if RIVAL not in queue and not say.proves(held, RIVAL) and self.dice.random() < 0.2:
+                queue.append(RIVAL)
+                self.mark(key)
+            for token in (OTHER, RIVAL):
+                if say.proves(held, token) and self.dice.random() < 0.1:
+                    self.hand_over(key, token)
 
     def settle_down(self) -> None:
         """All that still lies anywhere arrives, in any order."""
-        while waiting := [session for session, told in self.flight.items() if told]:
+        while (waiting := [session for session, told in self.flight.items() if told]) or self.debts:
+            self.pay(self.session())
+            if not waiting:
+                continue
             self.flight[self.dice.choice(waiting)].pop(0)()
             self.watch()
 
     # the wire
 
-    def post(self, undo: law.Undo, session: int | None = None) -> None:
+    def post(self, undo: _steps.Undo, session: int | None = None) -> None:
         """Send an undo that nobody waits for; over another session, should this one break."""
-        while True:
-            session = self.session() if session is None else session
-            self.flight[session].append(self.perform(undo))
-            self.trace.append(f"undo over {session}, stale {undo.stale}")
-            if self.dice.random() > self.trouble / 2:
-                return
-            self.live.remove(session)
+        if session is not None and session not in self.live:
             undo.stale, session = (*undo.stale, session), None
+        session = self.session() if session is None else session
+        undo.link = Link(self, session)
+        read = self.perform(undo)
+        self.owed.setdefault(session, []).append(undo)
+
+        def answered() -> None:
+            replies = read()
+            if session in self.live:
+                self.owed[session].remove(undo)
+                undo.set_result(replies)
+
+        self.flight[session].append(answered)
+        self.trace.append(f"undo {undo.calls} over {session}, stale {undo.stale}")
+        if self.dice.random() < self.trouble / 2:
+            self.broke(session)
 
     def ask(self, ask: Any) -> Any:
         """The answer to an Ask: a reply, Lost, LATE, or that the caller is gone."""
@@ -164,19 +297,22 @@ class World:
         if fate < self.trouble / 4:
             final = self.dice.random() < 0.1
             self.trace.append("refused")
-            return law.Lost(errors.ConnectionError("refused"), 5.0, sent=False, final=final)
-        session = self.session()
-        ask.sent = self.clock()
+            return _steps.Lost(errors.ConnectionError("refused"), 5.0, sent=False, final=final)
+        session = self.listening() if ask.hears else self.session()
+        self.pay(session)
+        if session not in self.live:
+            return _steps.Lost(errors.ConnectionError("broke"), 5.0, sent=False)
+        ask.sent, ask.link = self.clock(), Link(self, session)
         self.flight[session].append(self.perform(ask))
         self.trace.append(f"{vars(ask)} over {session}")
-        self.doubted |= fate < self.trouble * 0.75 and ask.kind != law.CALLS
+        self.doubted |= fate < self.trouble * 0.75 and ask.kind != _steps.CALLS
         if fate < self.trouble / 2:
             if self.dice.random() < 0.5:
                 self.read(session)
-            self.live.remove(session)
+            self.broke(session)
             self.clock.go(self.dice.choice((0, 0.01, 5)))
             final = self.dice.random() < 0.1
-            return law.Lost(errors.ConnectionError("broke"), 5.0, sent=True, final=final, session=session)
+            return _steps.Lost(errors.ConnectionError("broke"), 5.0, sent=True, final=final, session=session)
         if fate < self.trouble * 0.75:
             late = ask.until is not None and self.dice.random() < 0.5
             if late:
@@ -185,30 +321,47 @@ class World:
                 self.post(undo, session)
             elif self.orderly:
                 self.read(session)
-            return law.LATE if late else Raise(Gone())
+            return _steps.LATE if late else Raise(Gone())
         self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
         reply = self.read(session)
         self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
         self.trace.append(f"  reply {reply!r} at {self.clock()}")
         return reply
 
+    def wait(self, waiter: Any, until: float | None) -> Any:
+        """Until the waiter is called or its time has come, as others come and go."""
+        at = min(waiter.gate.wake_at(waiter), self.clock() + LOOK, math.inf if until is None else until)
+        while not waiter.called and self.clock() < at:
+            self.clock.time = min(at, self.clock() + self.dice.choice((0.001, 0.05, 0.5)))
+            self.others_come([waiter.gate.key])
+            while self.pushes:
+                place = self.pushes.pop(0)
+                if self.dice.random() > self.trouble / 2:
+                    self.gates.hear(place)
+        waiter.called = False
+        return Raise(Gone()) if self.dice.random() < self.trouble / 10 else None
+
     def answer(self, step: Any) -> Any:
-        if isinstance(step, law.Sleep):
+        if isinstance(step, _steps.Sleep):
             if self.dice.random() < self.trouble / 10:
                 return Raise(Gone())
             self.clock.go(step.seconds)
             return None
-        if isinstance(step, law.Undo):
-            return self.post(step)
-        if isinstance(step, law.Capabilities):
+        if isinstance(step, _steps.Join):
+            return self.gates.join(step.waiter)
+        if isinstance(step, _steps.Wait):
+            return self.wait(step.waiter, step.until)
+        if isinstance(step, _steps.Undo):
+            return self.post(step, step.link and step.link.number)
+        if isinstance(step, _steps.Capabilities):
             return Session({}, CAPABILITIES[self.native], b"", b"", "")
-        assert isinstance(step, law.Ask), f"{step}: no reply of this world makes no sense"
+        assert isinstance(step, _steps.Ask), f"{step}: no reply of this world makes no sense"
         return self.ask(step)
 
     def run(self, operation: Any, keys: list[bytes]) -> Any:
         """Carry out an operation as the wires do. Its outcome; raises what it raises."""
         answer = None
-        if isinstance(operation, law.Ask):
+        if isinstance(operation, _steps.Ask):
             answer = self.ask(operation)
             if isinstance(answer, Raise):
                 raise answer.error

@@ -1,0 +1,281 @@
+"""Law: those who wait in this process for a name. Who of them is first, who sleeps, and to whom a lease passes on.
+
+The first has a place in the server's queue and looks there: at once, when a message says that something has changed,
+when the holder's lease ends, and every second in any case. Messages are reasons to look and never believed, so one that
+is lost costs a second. The others sleep behind it; a lease that the first was granted goes round among them without a
+command, for a while. All methods are called with the mutex held, but for those of `Gates` that take it. Never here:
+commands, sockets, asyncio, threads, sleep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from fastlock._lease import ENDED, Lease, new_token
+
+LOOK = 1.0  # seconds between two looks of the first in a place, whatever it heard
+CROWD = 100  # places of one process, beyond which they look less often
+ROUND = 0.01  # seconds for which a lease goes round before the server is asked who waits elsewhere
+FENCES = 1000  # reserved with each grant, one for each of those to whom it passes
+ENOUGH = 0.95  # part of the lease that the next one asks for, which must be left of what is passed to it
+
+PASSED, PLAIN, HAND_OVER = range(3)  # a release: needs no command; nobody waits, as far as we know; somebody does
+
+
+class Waiter:
+    """One acquire that waits. `called`: there is something to see: a lease for it, or that it is first and may look."""
+
+    __slots__ = ("called", "fenced", "gate", "key", "lease", "ms", "name", "place", "wake")
+
+    def __init__(self, name: object, key: bytes, ms: int, fenced: bool, place: bytes | None = None) -> None:
+        self.name = name
+        self.key = key
+        self.ms = ms
+        self.fenced = fenced
+        self.place = place  # of its own in the server's queue; None: among the others of its gate
+        self.gate: Gate | None = None  # from when it has joined
+        self.lease: Lease | None = None  # handed to it
+        self.called = False
+        self.wake: Callable[[None], object] | None = None  # ends its sleep
+
+    def call(self) -> None:
+        self.called = True
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake(None)
+
+
+class Gate:
+    """The waiters of one process for one name, in order of arrival; they share a place in the server's queue."""
+
+    __slots__ = (
+        *("asked", "elsewhere", "error", "fence", "gates", "held", "key", "link", "look_at", "passes", "place"),
+        *("shared", "since", "stale", "waiters"),
+    )
+
+    def __init__(self, gates: Gates, key: bytes, place: bytes | None) -> None:
+        self.gates = gates
+        self.key = key
+        self.shared = place is None  # among all who come; else a single waiter's
+        self.place = place or new_token()
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+        self.asked = False  # the server was asked for this place, and may know it
+        self.link: Any = None  # the connection over which it was asked
+        self.stale: tuple[Any, ...] = ()  # sessions that broke under that
+        self.look_at = 0.0
+        self.held: Lease | None = None  # goes round among the waiters
+        self.since = 0.0  # when the server last said who waits elsewhere
+        self.elsewhere = False
+        self.passes = 0.0  # left before it is their turn
+        self.fence: int | None = None  # of the lease that goes round
+        self.error: Exception | None = None  # that the first met, which is of no use to the others either
+
+    def first(self) -> Waiter | None:
+        return next(iter(self.waiters), None)
+
+    def wake_at(self, waiter: Waiter) -> float:
+        """When this waiter is to look, though nobody calls it."""
+        if next(iter(self.waiters)) is not waiter:
+            return math.inf
+        return self.look_at if self.held is None else self.held.deadline
+
+    def may_look(self, waiter: Waiter, now: float) -> bool:
+        """Whether it is first, and nobody of this process holds."""
+        if self.held is not None and self.held.deadline <= now:
+            self.held = None
+        return self.held is None and self.first() is waiter
+
+    def queued(self, left: float, told: bool, sleep: float, now: float) -> None:
+        """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
+        busy = max(1.0, len(self.gates.by_place) / CROWD)
+        self.look_at = now + min(left, LOOK * busy if told and not self.gates.deaf else sleep)
+
+    def granted(self, waiter: Waiter, lease: Lease, elsewhere: int, now: float) -> None:
+        """The server says: it is yours, so many others wait elsewhere."""
+        del self.waiters[waiter]
+        self.held = lease
+        self.since = now
+        self.elsewhere = elsewhere > 0
+        self.passes = len(self.waiters) if elsewhere else math.inf
+        self.fence = lease.fence
+        if lease.fence is not None:
+            self.passes = min(self.passes, FENCES - 1)
+        if self.shared:
+            self.renew()  # the old one is the lease's token now
+        else:
+            self.gates.close(self)
+
+    def renew(self) -> None:
+        """Another place, at the end of the queue."""
+        self.gates.by_place.pop(self.place, None)
+        if self.shared:
+            self.place = new_token()
+        self.asked = False
+        self.look_at = 0.0
+
+    def next_for(self, lease: Lease, now: float) -> Waiter | None:
+        """To whom the lease may pass."""
+        waiter = self.first()
+        if waiter is None or not self.passes or now - self.since > ROUND or (waiter.fenced and self.fence is None):
+            return None
+        left = (lease.deadline - now) * 1000
+        # nor may it be longer: should the next one die, nobody has the name before it is over
+        fits = ENOUGH * waiter.ms <= left <= waiter.ms if waiter.ms else left == math.inf
+        return waiter if fits else None
+
+    def release(self, lease: Lease, now: float) -> int:
+        """The holder lets go: PASSED, PLAIN or HAND_OVER."""
+        if self.held is not lease:
+            return HAND_OVER if self.waiters else PLAIN
+        waiter = self.next_for(lease, now)
+        if waiter is not None and lease.deadline > now:
+            del self.waiters[waiter]
+            self.passes -= 1
+            if self.fence is not None:
+                self.fence += 1
+            self.held = waiter.lease = Lease(
+                waiter.name, self.key, lease.token, lease.deadline, self.fence if waiter.fenced else None
+            )
+            self.held.contended = lease.contended
+            lease.deadline = ENDED
+            waiter.call()
+            return PASSED
+        self.held = None
+        self.look_at = 0.0
+        waiter = self.first()
+        if waiter is None:
+            self.gates.close(self)
+            return HAND_OVER if self.elsewhere else PLAIN
+        waiter.call()
+        return HAND_OVER
+
+
+class Gates:
+    """The gates of one client. `inbox` is where its messages come."""
+
+    def __init__(self, mutex: Any) -> None:
+        self.mutex = mutex
+        self.inbox = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
+        self.deaf = False  # whether messages may not come: then all look every `sleep` seconds
+        self.swept = 0.0  # when it was last looked for leases that are over
+        self.by_key: dict[bytes, Gate] = {}
+        self.by_place: dict[bytes, Gate] = {}
+
+    # As a slot of the pipe: of the reply to SUBSCRIBE.
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any) -> None:
+        self.deaf = isinstance(reply, Exception)
+
+    def close(self, gate: Gate) -> None:
+        if self.by_key.get(gate.key) is gate:
+            del self.by_key[gate.key]
+        self.by_place.pop(gate.place, None)
+
+    def join(self, waiter: Waiter) -> None:
+        """Wait behind those who do so already. Interrupted anywhere in it, `leave` puts all in order."""
+        with self.mutex:
+            gate = self.by_key.get(waiter.key) if waiter.place is None else None
+            if gate is None:
+                gate = Gate(self, waiter.key, waiter.place)
+            waiter.gate = gate
+            if waiter.place is None:
+                self.by_key[waiter.key] = gate
+            waiter.called = not gate.waiters and gate.held is None
+            gate.waiters[waiter] = None
+
+    def ask(self, waiter: Waiter, now: float) -> bool:
+        """Whether this waiter is to ask the server now."""
+        with self.mutex:
+            gate = waiter.gate
+            assert gate is not None, "it has joined"
+            if not gate.may_look(waiter, now):
+                return False
+            gate.asked = True
+            self.by_place[gate.place] = gate
+            return True
+
+    def hear(self, place: bytes) -> None:
+        """A message: this place has been granted the name."""
+        with self.mutex:
+            gate = self.by_place.get(place)
+            waiter = None if gate is None else gate.first()
+            if waiter is not None:
+                waiter.call()
+
+    def reconnected(self) -> None:
+        """Messages may have been lost: all who are first look."""
+        with self.mutex:
+            for gate in list(self.by_place.values()):
+                waiter = gate.first()
+                if waiter is not None:
+                    waiter.call()
+
+    def call_all(self) -> None:
+        """The client is closed: nobody sleeps any longer."""
+        with self.mutex:
+            for gate in {*self.by_key.values(), *self.by_place.values()}:
+                for waiter in gate.waiters:
+                    waiter.call()
+
+    def failed(self, gate: Gate, error: Exception) -> None:
+        """The server stays away: who has waited so long does not begin again, one after the other."""
+        with self.mutex:
+            gate.error = error
+            if self.by_key.get(gate.key) is gate:
+                del self.by_key[gate.key]
+            for waiter in gate.waiters:
+                waiter.call()
+
+    def lapsed(self, now: float) -> None:
+        """Call those who are next, where a lease that went round is over and nobody let go of it; where nobody is, its
+        gate has no more use."""
+        with self.mutex:
+            for gate in list(self.by_key.values()):
+                waiter = gate.first()
+                if gate.held is not None and gate.held.deadline <= now:
+                    if waiter is not None:
+                        waiter.call()
+                    else:
+                        self.close(gate)
+
+    def busy(self, key: bytes, now: float) -> bool:
+        """Whether others of this client wait for it, or have it."""
+        if now >= self.swept + LOOK:
+            self.swept = now
+            self.lapsed(now)
+        return key in self.by_key
+
+    def release(self, lease: Lease, now: float) -> int:
+        """A holder lets go of a lease of a name for which there is, or was, a gate."""
+        with self.mutex:
+            gate = self.by_key.get(lease.key)
+            return PLAIN if gate is None else gate.release(lease, now)
+
+    def leave(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
+        """Wait no longer. Returns what is to be given back: a lease that was handed to it, a place in the queue."""
+        with self.mutex:
+            gate, lease = waiter.gate, waiter.lease
+            if gate is None:
+                return None, None
+            if lease is None and waiter not in gate.waiters:  # it left before, or was interrupted in joining
+                if not gate.waiters and gate.held is None:
+                    self.close(gate)
+                return None, None
+            was_first = gate.first() is waiter
+            gate.waiters.pop(waiter, None)
+            heir = gate.first()
+            if was_first and heir is not None:
+                heir.call()
+            if lease is not None:
+                waiter.lease = None
+                return (None if gate.release(lease, now) == PASSED else lease), None
+            if heir is not None or (gate.held is not None and gate.held.deadline > now):
+                return None, None
+            self.close(gate)
+            return None, gate.place if gate.asked else None

@@ -1,0 +1,45 @@
+-- Acquire a contended lock, or wait for it in the queue. Asked again it keeps the place, and confirms a grant.
+-- KEYS     1: name, 2: queue, 3: counter of fences (only if a fence is wanted)
+-- ARGV     1: place, which becomes the holder's token, 2: the client's inbox, 3: lease in milliseconds, 0 = without end,
+--          4: how long the queue is kept after its last use, in milliseconds, 5: the same of the counter
+-- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, told}: queued, the holder's lease has so many
+--          milliseconds left (-1: without end), told = 1: the holder was told that somebody waits, 0: it cannot be
+-- cost     4 commands when acquired (2 more for a fence), 7 when queued
+local FENCES = 1000 -- the number returned, and those after it for callers of the same client
+redis.replicate_commands() -- TIME before a write needs it on Redis 6.2; since 7.0 it changes nothing
+local me = ARGV[2] .. ARGV[1]
+local held = redis.pcall('GET', KEYS[1])
+if type(held) == 'table' then
+  return held -- an error of its own when something else than a lock stands there
+end
+if mine(held, ARGV[1]) or (not held and not grant(me)) then
+  redis.call('ZREM', KEYS[2], me)
+  local waiting, value = redis.call('ZCARD', KEYS[2]), ARGV[1]
+  if waiting > 0 and markable(value) then
+    value = marked(value)
+  end
+  if ARGV[3] == '0' then
+    redis.call('SET', KEYS[1], value)
+  else
+    redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
+  end
+  local fence = 0
+  if KEYS[3] then
+    local time = redis.call('TIME')
+    fence = math.max((tonumber(redis.call('GET', KEYS[3]) or 0) or 0) + 1, time[1] * 1000000 + time[2])
+    redis.call('SET', KEYS[3], string.format('%.0f', fence + FENCES - 1), 'PX', ARGV[5])
+  end
+  return {1, waiting, fence}
+end
+if not redis.call('ZSCORE', KEYS[2], me) then
+  local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+  redis.call('ZADD', KEYS[2], (tonumber(last or 0) or 0) + 1, me)
+end
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+held = redis.call('GET', KEYS[1])
+local told = string.sub(held, 1, 3) == 'fl+'
+if markable(held) then
+  redis.call('SET', KEYS[1], marked(held), 'KEEPTTL')
+  told = true
+end
+return {0, redis.call('PTTL', KEYS[1]), told and 1 or 0}

@@ -1,0 +1,47 @@
+"""The protocol of handing over, explored in every order of events; and its rules, each of them needed.
+
+What is explored, and what must never happen: support/handover.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.handover import MISTAKES, begin, explore
+
+HOLDS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "three clients": ((1, 1, 1), {}),
+    "crowds": ((2, 3), {}),
+    "crash": ((1, 1, 1), {"crash": 1}),
+    "cut": ((1, 1, 1), {"cut": 1}),
+    "cut twice": ((1, 1), {"cut": 2}),
+    "cancel": ((2, 1, 1), {"cancel": 2}),
+    "lapse": ((1, 1, 1), {"lapse": 1}),
+    "another library": ((1, 1), {"take": 2}),
+    "everything": ((2, 1), {"crash": 1, "cut": 1, "cancel": 1, "lapse": 1, "take": 1}),
+}
+FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "mark": ((1, 1), {}),
+    "more": ((1, 1, 1), {}),
+    "retry": ((1, 1), {}),
+    "keep": ((1, 1), {"cancel": 1}),
+    "forget": ((1, 2), {"cancel": 1}),
+    "believe": ((1, 1, 1), {"lapse": 1}),
+    "reenter": ((1, 1), {"cut": 1}),
+    "self": ((2, 1), {"crash": 1, "cut": 1, "cancel": 1, "lapse": 1, "take": 1}),
+    "pass lapsed": ((2, 1), {"lapse": 1}),
+}
+
+
+@pytest.mark.parametrize("case", HOLDS)
+def test_protocol_holds(case: str) -> None:
+    callers, budget = HOLDS[case]
+    states, fault, path = explore(begin(callers, **budget))
+    assert not fault, "\n".join([fault, *path])
+    assert states > 200
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_found(mistake: str) -> None:
+    callers, budget = FOUND[mistake]
+    _, fault, path = explore(begin(callers, **budget), mistake)
+    assert fault and path
