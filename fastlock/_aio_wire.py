@@ -22,6 +22,7 @@ from fastlock import _session as session
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
+from fastlock._stats import Stats
 from fastlock._topology import Settings
 from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
@@ -159,6 +160,7 @@ class Link(asyncio.Protocol):
             _abort(self.transport)
         final = isinstance(error, errors.ClientClosedError)
         patience = self.wire.settings.reply_timeout
+        self.wire.stats.retire(self.pipe)
         for slot in self.pipe.drain():
             if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
@@ -188,7 +190,8 @@ class Wire:
         self._connecting: asyncio.Task[Link] | None = None
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
-        self.gates = Gates(contextlib.nullcontext())
+        self.stats = Stats()
+        self.gates = Gates(contextlib.nullcontext(), self.stats)
         self.crowd = self.gates.by_key  # names for which somebody waits
         self._ticks: asyncio.TimerHandle | None = None
 
@@ -402,6 +405,7 @@ class Wire:
             closed = errors.ClientClosedError("this client is closed")
             link.fail(closed)
             raise closed
+        self.stats.reconnects += self._met
         if not self._met:
             self._met = True
             session.warn_of_eviction(link.session, settings.place)

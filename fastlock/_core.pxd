@@ -45,6 +45,7 @@ cdef class Pipe:
     cdef list pushes
     cdef list watching  # tickets of threads that wait for that
     cdef bint deaf  # replies were lost: nobody may read on until the connection is closed
+    cdef readonly int64_t commands, flushes  # queued, and written at once, since the pipe was made
     cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 
     cdef public tuple forms  # the dialect of its server, as templates

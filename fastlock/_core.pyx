@@ -179,6 +179,7 @@ cdef class Pipe:
         """What is to be sent, as bytes; it is then the caller's."""
         cdef bytes data = PyBytes_FromStringAndSize(self.out, self.used)
         self.flushing = False
+        self.flushes += 1
         self._emptied()
         return data
 
@@ -287,9 +288,11 @@ cdef class Pipe:
         return 0
 
     cdef int _push(self, slot) except -1:
+        cdef Py_ssize_t count = (<_Many>slot).missing if type(slot) is _Many else 1
         self.ring[(self.head + self.pending_) & (len(self.ring) - 1)] = slot
         self.pending_ += 1
-        self.missing += (<_Many>slot).missing if type(slot) is _Many else 1
+        self.missing += count
+        self.commands += count
         return 0
 
     cdef object _pop(self):
@@ -474,6 +477,7 @@ cdef class Pipe:
             raise OSError("the connection is out of step: bytes were lost on their way to the server")
         self.out = NULL
         self.used = self.room = 0
+        self.flushes += 1
         return 0
 
     cdef void _give_back(self, char *data, Py_ssize_t room) noexcept:
@@ -667,13 +671,6 @@ cdef class Pipe:
             ticket.abandoned = not ticket.ready
             self.resign(ticket)
         return ticket.reply
-
-
-cdef int _check_bytes(values) except -1:
-    for value in values:
-        if type(value) is not bytes:
-            raise TypeError(f"bytes expected, not {type(value).__name__}")
-    return 0
 
 
 cdef bint _wait(int fd, short events, double timeout) except -1:

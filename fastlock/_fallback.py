@@ -124,6 +124,7 @@ class Pipe:
         self._out: list[bytes] = []
         self._slots: deque[Any] = deque()
         self._missing = 0  # replies
+        self.commands = self.flushes = 0  # queued, and written at once, since the pipe was made
         self._partial = 0
         self._head = b""  # of a line that is not complete yet
         self._skip = 0  # bytes of a string that are still to come
@@ -208,6 +209,7 @@ class Pipe:
         try:
             self._slots.append(slot)
             self._missing += replies
+            self.commands += replies
             self._out.append(data)
         except BaseException:  # interrupted half-way
             self.broken = True
@@ -216,6 +218,7 @@ class Pipe:
     def take(self) -> bytes:
         """What is to be sent, as bytes; it is then the caller's."""
         self._flushing = False
+        self.flushes += 1
         with self._mutex:
             data = b"".join(self._out)
             self._out.clear()
@@ -404,6 +407,7 @@ class Pipe:
             data = b"".join(self._out)
             self._out.clear()
             self._sending = bool(data)
+            self.flushes += self._sending
         except BaseException:  # interrupted: before anybody else can send
             self.broken = True
             raise

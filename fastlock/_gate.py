@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastlock._lease import ENDED, Lease, new_token
+from fastlock._stats import Stats
 
 LOOK = 1.0  # seconds between two looks of the first in a place, whatever it heard
 CROWD = 100  # places of one process, beyond which they look less often
@@ -98,6 +99,7 @@ class Gate:
         del self.waiters[waiter]
         self.held = lease
         self.since = now
+        self.gates.stats.remote_handovers += 1
         self.elsewhere = elsewhere > 0
         self.passes = len(self.waiters) if elsewhere else math.inf
         self.fence = lease.fence
@@ -141,6 +143,7 @@ class Gate:
             )
             self.held.contended = lease.contended
             lease.deadline = ENDED
+            self.gates.stats.local_handovers += 1
             waiter.call()
             return PASSED
         self.held = None
@@ -156,8 +159,9 @@ class Gate:
 class Gates:
     """The gates of one client. `inbox` is where its messages come."""
 
-    def __init__(self, mutex: Any) -> None:
+    def __init__(self, mutex: Any, stats: Stats | None = None) -> None:
         self.mutex = mutex
+        self.stats = stats or Stats()
         self.inbox = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
         self.deaf = False  # whether messages may not come: then all look every `sleep` seconds
         self.swept = 0.0  # when it was last looked for leases that are over
@@ -186,6 +190,7 @@ class Gates:
             waiter.gate = gate
             if waiter.place is None:
                 self.by_key[waiter.key] = gate
+            self.stats.waits += 1
             waiter.called = not gate.waiters and gate.held is None
             gate.waiters[waiter] = None
 

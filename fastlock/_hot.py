@@ -36,6 +36,7 @@ def _granted(lock: Terms, owner: Any, token: bytes, sent: float) -> Lease | None
     if now() >= deadline:
         return None
     lease = Lease(lock.name, lock.key, token, deadline)
+    lock._wire.stats.acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:
         lock.keep(lease)
@@ -58,6 +59,7 @@ def _handed(lock: Terms, owner: Any, waiter: Any) -> Lease | None:
     lease: Lease | None = waiter.lease
     if lease is None:
         return None
+    lock._wire.stats.acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:
         lock.keep(lease)

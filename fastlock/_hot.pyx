@@ -26,6 +26,7 @@ from posix.types cimport clockid_t
 
 from fastlock._core cimport Pipe, Template
 from fastlock._lease cimport Lease, new_token
+from fastlock._stats cimport Stats
 from fastlock._terms cimport Terms
 
 cdef extern from "Python.h":
@@ -76,6 +77,7 @@ cdef Lease _granted(Terms lock, owner, bytes token, double sent):
     if _time() >= deadline:
         return None
     lease = Lease(lock.name, lock.key, token, deadline)
+    (<Stats>lock._wire.stats).acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:
         lock.keep(lease)
@@ -98,6 +100,7 @@ cdef Lease _handed(Terms lock, owner, waiter):
     cdef Lease lease = waiter.lease
     if lease is None:
         return None
+    (<Stats>lock._wire.stats).acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:
         lock.keep(lease)

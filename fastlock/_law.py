@@ -60,6 +60,8 @@ class Acquire(Ask):
     alone = False  # whether it waits by itself, in strict order, or with a token that was given
     sleep = 0.1  # seconds between two looks, where the holder cannot be told that somebody waits
     doubted = False  # a look's reply was lost, once: from then on our own token may turn up at any time
+    polled = False  # whether it has waited without a queue
+    late_grants = 0  # to it, whose time was over before the reply came
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
@@ -90,6 +92,7 @@ class Acquire(Ask):
                 if lease.valid:
                     return lease
                 # granted, but its time was over before the reply came: not a success; undone before it is tried again
+                self.late_grants += 1
                 yield from self._withdraw(clock)
             if not self.blocking or self._late(clock):
                 return None
@@ -145,6 +148,7 @@ class Acquire(Ask):
 
     def _wait_turn(self, clock: Clock) -> Steps:
         """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
+        self.polled = True
         ask = Ask(say.PTTL, self.key)
         ask.until = self.until
         left = yield from settled(ask, Trial(clock))
@@ -184,6 +188,7 @@ class Acquire(Ask):
             with gate.gates.mutex:
                 gate.granted(waiter, lease, reply[1], ask.sent)
             return
+        self.late_grants += 1
         undo = Undo([self.key], [gate.place], math.inf, ask.stale)  # its time was over before the reply came
         undo.link = ask.link  # before the same place is asked for again
         yield undo
@@ -421,8 +426,20 @@ def _again(one: Acquire, clock: Clock) -> Steps:
     return None
 
 
-def release_many(leases: list[Lease], clock: Clock) -> Steps:
-    """Let go of several, in one flush. Returns a list of bool: whether each was the caller's."""
+def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
+    """Let go of several, in one flush; those that others wait for, in a second one. Returns a list of bool: whether
+    each was the caller's."""
+    if not gates.by_key:
+        return (yield from _let_go(leases, clock))
+    passed = [gates.release(lease, clock()) == PASSED for lease in leases]
+    rest = yield from _let_go([lease for lease, gone in zip(leases, passed, strict=True) if not gone], clock)
+    left = iter(rest)
+    return [gone or next(left) for gone in passed]
+
+
+def _let_go(leases: list[Lease], clock: Clock) -> Steps:
+    if not leases:
+        return []
     session = yield from look(clock)
     names, tokens = batch.keys_and_tokens(leases)
     ask: Ask
@@ -440,15 +457,26 @@ def release_many(leases: list[Lease], clock: Clock) -> Steps:
         answers = [answer for part in answers for answer in part]
     whole = type(answers) is list and len(answers) == len(leases)
     released, odd = batch.ended(leases, answers if whole else [None] * len(leases))
-    for i in odd:  # waited for, lost, or an error: alone, with all that it takes to know the outcome
-        lease = leases[i]
-        if type(answers) is Lost and answers.sent:
+    if type(answers) is Lost and answers.sent:
+        for lease in leases:
             lease.doubt_release(ask.sent)
-        again = Release(lease)
-        again.hand_over()
-        released[i] = yield from again.rest((yield again), clock)
-        lease.deadline = ENDED
+    if odd:
+        yield from _hand_over([leases[i] for i in odd], odd, released, clock)
     return released
+
+
+def _hand_over(leases: list[Lease], at: list[int], released: list[bool], clock: Clock) -> Steps:
+    """Those of a batch that somebody waits for, or that are not the caller's any more: the script knows."""
+    answers = yield Call([say.hand_over(lease.key, lease.token) for lease in leases])
+    whole = type(answers) is list and len(answers) == len(leases)
+    for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
+        if _is_int(answer):
+            released[i] = bool(answer) or lease.release_doubted
+        else:  # lost, or an error: alone, with all that it takes to know the outcome
+            again = Release(lease)
+            again.hand_over()
+            released[i] = yield from again.rest((yield again), clock)
+        lease.deadline = ENDED
 
 
 def look(clock: Clock) -> Steps:

@@ -1,4 +1,4 @@
-# Part of _core.pyx: commands with holes, encoded once. Never here: a buffer, a socket.
+# Part of _core.pyx: commands with holes, encoded once, and what may fill them. Never here: a buffer, a socket.
 
 @cython.final
 cdef class Template:
@@ -31,3 +31,10 @@ cdef class Template:
         self.segments[self.count].argument = argument
         self.count += 1
         return 0
+
+
+cdef int _check_bytes(values) except -1:
+    for value in values:
+        if type(value) is not bytes:
+            raise TypeError(f"bytes expected, not {type(value).__name__}")
+    return 0

@@ -164,6 +164,7 @@ class Terms:
         return Releasing(self, self._held("release"))
 
     def _lost(self, verb: str) -> LockNotOwnedError:
+        self._wire.stats.losses += 1
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._text)
 
     def left(self, error: BaseException | None, problem: Exception) -> None:
@@ -201,11 +202,20 @@ class Taking(law.Acquire):
 
     def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         lease = yield from super().rest(answer, clock)
+        self._count(lease is not None)
         if lease is not None:
             self.terms.keep(lease)
         elif self.must:
             raise LockError("Unable to acquire lock within the time specified", lock_name=self.terms._text)
         return lease
+
+    def _count(self, got: bool) -> None:
+        stats = self.terms._wire.stats
+        stats.acquires += got
+        stats.timeouts += not got and self.blocking
+        stats.recovered += got and self.doubted
+        stats.waits += self.polled
+        stats.late_grants += self.late_grants
 
 
 class Releasing(law.Release):
@@ -224,6 +234,7 @@ class Releasing(law.Release):
         terms = self.terms
         terms.drop(self.lease)
         self.lease.deadline = ENDED
+        terms._wire.stats.recovered += was_mine and self.lease.release_doubted
         if not was_mine:
             raise terms._lost("release")
 

@@ -29,6 +29,7 @@ from fastlock import _steps as steps
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
+from fastlock._stats import Stats
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
@@ -238,6 +239,7 @@ class Connection:
                 return
             self.dead = as_error(error, self.wire.settings.place)
             slots = self.pipe.drain()
+            self.wire.stats.retire(self.pipe)
             with contextlib.suppress(OSError):  # whoever reads wakes up; closed when the last of them has let go of it
                 self.sock.shutdown(socket.SHUT_RDWR)
         final = isinstance(error, errors.ClientClosedError)
@@ -279,14 +281,15 @@ class Wire:
         self.idle: list[Connection] = []
         self._opening = 0
         self._turn = 0
-        self._met = (
-            False  # whether there ever was a connection: before that, an error is a wrong setting, not an outage
-        )
+        # whether there ever was a connection: before that, an error is a wrong setting, not an outage
+        self._met = False
+        self._broken = 0  # connections that have had no successor yet
         # Taken by itself: Condition's own `with` is Python, in which Ctrl-C can leave the mutex locked for ever
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._closing = threading.Event()
-        self.gates = Gates(threading.RLock())
+        self.stats = Stats()
+        self.gates = Gates(threading.RLock(), self.stats)
         self.crowd = self.gates.by_key  # names for which somebody waits
         self._ear: Connection | None = None  # on which messages come
         self._away = False  # whether it is missing among the idle ones
@@ -462,6 +465,9 @@ class Wire:
                 if connection is not None:
                     self.connections.append(connection)
                     first, self._met = not self._met, True
+                    if self._broken:
+                        self._broken -= 1
+                        self.stats.reconnects += 1
                 self._changed.notify_all()
         if self.closed:
             connection.fail(errors.ClientClosedError("this client is closed"))
@@ -474,6 +480,7 @@ class Wire:
         with self._mutex:
             if connection in self.connections:
                 self.connections.remove(connection)
+                self._broken += 1
             if connection in self.idle:
                 self.idle.remove(connection)
 

@@ -28,6 +28,7 @@ from fastlock._errors import ClientClosedError
 from fastlock._gate import Gates
 from fastlock._lease import ENDED, Lease, now
 from fastlock._lock import ClientLock
+from fastlock._stats import Stats
 from fastlock._steps import BEHIND, ONE, Distrust
 from fastlock._terms import Releasing
 from fastlock._wire import STALE
@@ -52,7 +53,8 @@ class Wire:
         self.asked: list[tuple[Any, ...]] = []
         self.handed_on: list[tuple[Any, ...]] = []
         self.debts: list[Any] = []
-        self.gates = Gates(contextlib.nullcontext())
+        self.stats = Stats()
+        self.gates = Gates(contextlib.nullcontext(), self.stats)
         self.crowd = self.gates.by_key
         self.waited: list[Any] = []
         self.meanwhile: Callable[[Any], object] = lambda waiter: None  # what happens to who waits

@@ -516,118 +516,6 @@ def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
     assert asked == [say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND_SCRIPT]
 
 
-# ---------------------------------------------------------------------------------------------------------------- many
-
-
-def many(clock: Clock, count: int = 3, ms: int = 10_000) -> Any:
-    keys = [b"n%d" % i for i in range(count)]
-    return law.acquire_many([key.decode() for key in keys], keys, MINE, ms, clock)
-
-
-def test_each_name_of_a_batch_has_its_own_outcome(clock: Clock) -> None:
-    sent = clock()
-    played = play(clock, many(clock), After(1.0, [None, OTHER, None]))
-    assert [lease and lease.key for lease in played.outcome] == [b"n0", None, b"n2"]
-    assert {lease.deadline for lease in played.outcome if lease} == {sent + 10}
-    assert played.undos == []
-
-
-def test_an_error_in_a_batch_is_asked_again_alone_and_undoes_the_rest(clock: Clock) -> None:
-    played = play(clock, many(clock), [None, error("ERR no"), None], error("ERR no"))
-    assert isinstance(played.raised, errors.ResponseError)
-    assert [undone(undo) for undo in played.undos] == [([b"n0", b"n1", b"n2"], [MINE] * 3)]
-    played = play(clock, many(clock), [None, error("NOSCRIPT x"), None], error("NOSCRIPT x"), [b"s"] * 7, None)
-    assert [lease and lease.key for lease in played.outcome] == [b"n0", b"n1", b"n2"]
-
-
-@pytest.mark.parametrize("odd", [error("ERR no"), 5, [], False])
-def test_the_own_token_in_a_batch_is_ours(clock: Clock, odd: Any) -> None:
-    """Its token is made for this batch alone: whatever the first reply said, nobody else can have set it."""
-    played = play(clock, many(clock, 1), [odd], MINE, After(1.0, 1))
-    assert [lease.deadline for lease in played.outcome] == [clock() - 1 + 10]
-    played = play(clock, many(clock, 2), lost(), [MINE, OTHER], MINE, After(1.0, 1))
-    assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
-
-
-def test_the_own_token_in_a_batch_is_ours_though_somebody_waits(clock: Clock) -> None:
-    """Else the key stays behind, and nobody knows that it is his."""
-    played = play(clock, many(clock, 2), lost(), [MARKED, OTHER], MARKED, None, After(1.0, 1))
-    assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
-    played = play(clock, many(clock, 1), [error("ERR no")], MARKED, None, 1)
-    assert [lease.token for lease in played.outcome] == [MINE]
-
-
-def test_a_batch_given_up_in_doubt_is_undone_behind_all_that_broke(clock: Clock) -> None:
-    played = play(clock, many(clock, 2), lost(session="one"), lost(session="two", final=True))
-    assert [set(undo.stale) for undo in played.undos] == [{"one", "two"}]
-    played = play(clock, many(clock, 2), [None, 5], lost(session="three"), lost(session="four", final=True))
-    assert [set(undo.stale) for undo in played.undos] == [{"three", "four"}]
-    assert undone(played.undos[0]) == ([b"n0", b"n1"], [MINE] * 2)
-
-
-def test_a_batch_that_comes_after_its_leases_is_undone(clock: Clock) -> None:
-    played = play(clock, many(clock, 2, ms=100), After(0.1, [None, OTHER]))
-    assert (played.outcome, len(played.undos)) == ([None, None], 1)
-
-
-def test_a_reply_to_a_batch_that_is_no_list_is_never_a_grant(clock: Clock) -> None:
-    for answer in (b"OK", 5, None, {}):
-        played = play(clock, many(clock, 1), answer, answer)
-        assert isinstance(played.raised, errors.InvalidResponse)
-        assert len(played.undos) == 1
-
-
-SESSION = Session({}, frozenset(), b"1", b"a", "")
-NATIVE = Session({}, frozenset({say.DELIFEQ, say.SET_NX_GET}), b"1", b"a", "")
-
-
-def held(clock: Clock, count: int) -> list[Lease]:
-    return [lease_of(clock, key=b"n%d" % i) for i in range(count)]
-
-
-def test_releasing_many_natively_is_one_flush(clock: Clock) -> None:
-    played = play(clock, law.release_many(held(clock, 250), clock), NATIVE, [1] * 249 + [0], [0])
-    assert played.outcome == [True] * 249 + [False]
-    assert (played.asks[0].names, played.asks[0].tokens) == ([b"n%d" % i for i in range(250)], [MINE] * 250)
-
-
-def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> None:
-    answer, alone = [[1] * 100, [0] * 100, [1] * 50], [[0]] * 99 + [[1]]
-    played = play(clock, law.release_many(held(clock, 250), clock), SESSION, answer, *alone)
-    assert played.outcome == [True] * 100 + [False] * 99 + [True] * 51
-    assert [ask.calls for ask in played.asks[1:]] == [[say.hand_over(b"n%d" % i, MINE)] for i in range(100, 200)]
-    assert [call[2] for call in played.asks[0].calls] == [b"100", b"100", b"50"]
-    names = [name for call in played.asks[0].calls for name in call[3 : 3 + int(call[2])]]
-    assert names == [b"n%d" % i for i in range(250)]
-
-
-@pytest.mark.parametrize(
-    "answer", [lost(), [[1, 1], error("NOSCRIPT x")], [error("ERR")] * 2, 5, [[1] * 99], [b"\1" * 120]]
-)
-def test_what_the_flush_did_not_settle_is_asked_one_by_one(clock: Clock, answer: Any) -> None:
-    played = play(clock, law.release_many(held(clock, 120), clock), SESSION, answer, *[[1]] * 119, [0])
-    assert played.outcome == [True] * 119 + [isinstance(answer, _steps.Lost)]
-    assert [ask.calls for ask in played.asks[1:]] == [[say.hand_over(b"n%d" % i, MINE)] for i in range(120)]
-
-
-def test_a_lost_flush_releases_what_is_gone(clock: Clock) -> None:
-    played = play(clock, law.release_many(held(clock, 3), clock), NATIVE, lost(), [0], [1], [0])
-    assert played.outcome == [True] * 3
-
-
-def test_a_flush_that_was_never_sent_releases_nothing(clock: Clock) -> None:
-    played = play(clock, law.release_many(held(clock, 3), clock), NATIVE, lost(sent=False), [0], [1], [0])
-    assert played.outcome == [False, True, False]
-
-
-def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None:
-    """As long as what stands there is not its own: else somebody waits, and would for ever."""
-    played = play(clock, law.release_many(held(clock, 2), clock), NATIVE, [0, 1], [FORBIDDEN], OTHER)
-    assert played.outcome == [False, True]
-    played = play(clock, law.release_many(held(clock, 2), clock), NATIVE, [0, 1], [FORBIDDEN], MARKED)
-    assert type(played.raised) is type(errors.from_reply(FORBIDDEN))
-
-
 # ------------------------------------------------------------------------------------------------------------ patience
 
 
@@ -661,11 +549,17 @@ def test_a_failure_that_took_longer_than_patience_is_tried_once_more(clock: Cloc
 
 
 def test_who_was_never_connected_gives_up_at_once(clock: Clock) -> None:
-    for operation in (acquire(), law.Release(lease_of(clock)), law.look(clock), many(clock)):
+    for operation in (
+        acquire(),
+        law.Release(lease_of(clock)),
+        law.look(clock),
+        law.acquire_many(["n"], [b"n"], MINE, 0, clock),
+    ):
         played = play(clock, operation, lost(sent=False, final=True))
         assert isinstance(played.raised, errors.ConnectionError)
         assert played.sleeps == []
 
 
 def test_look_waits_for_a_session(clock: Clock) -> None:
-    assert play(clock, law.look(clock), lost(sent=False), lost(sent=False), SESSION).outcome is SESSION
+    session = Session({}, frozenset(), b"1", b"a", "")
+    assert play(clock, law.look(clock), lost(sent=False), lost(sent=False), session).outcome is session

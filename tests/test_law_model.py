@@ -138,7 +138,7 @@ def test_a_batch_of_releases_tells_the_truth_of_each(worlds: Iterator[World]) ->
         for key in keys:
             if gone[key]:
                 del world.keys[key]
-        found, ended = attempt(world, law.release_many(mine, world.clock), keys)
+        found, ended = attempt(world, law.release_many(mine, world.gates, world.clock), keys)
         if ended:
             for lease, outcome in zip(mine, found, strict=True):
                 assert not world.is_ours(lease.key)

@@ -52,7 +52,7 @@ LAYERS = [
     Layer("_sources _libc _slots _template _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
-        "_version _checks _batch _commands _gate _law _steps _lease _session _terms",
+        "_version _checks _batch _commands _gate _law _steps _lease _stats _session _terms",
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),

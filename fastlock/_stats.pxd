@@ -1,0 +1,5 @@
+# The types of _stats.py where it is compiled.
+
+cdef class Stats:
+    cdef public long long acquires, waits, local_handovers, remote_handovers, late_grants, timeouts, recovered
+    cdef public long long losses, reconnects, commands, flushes

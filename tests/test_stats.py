@@ -1,0 +1,152 @@
+"""What a client counts of its own work, on real servers: each count says what its name does, and no more."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, swallow
+
+import fastlock
+from fastlock._stats import COUNTED
+from fastlock.embedded import Server
+
+NAME, MARK = "sku", b"\r\nsku\r\n"
+NOTHING = {name: 0 for name in COUNTED if name not in ("commands", "flushes")}
+
+
+def counted(client: Any) -> dict[str, int]:
+    """What is counted, but for commands and flushes, which depend on the server."""
+    stats: dict[str, int] = client.get_stats()
+    assert 0 <= stats["flushes"] <= stats["commands"]
+    return {name: count for name, count in stats.items() if name not in ("commands", "flushes")}
+
+
+async def wait_for(face: Face, client: Any, what: str, count: int) -> None:
+    """Until so many are counted."""
+    end = time.monotonic() + 10
+    while client.get_stats()[what] < count:
+        assert time.monotonic() < end, f"never: {count} {what}"
+        await face.checkpoint()
+        time.sleep(0.0005)
+
+
+async def test_a_client_that_did_nothing_has_counted_nothing(face: Face, server: Server) -> None:
+    assert face.client(server.url).get_stats() == {**NOTHING, "commands": 0, "flushes": 0}
+
+
+async def test_acquire_and_release_are_a_lease_and_two_flushes(face: Face, server: Server) -> None:
+    client = face.client(server.url)
+    lock = client.lock(NAME)
+    await face.get(lock.acquire())
+    await face.get(lock.release())
+    before = client.get_stats()
+    await face.get(lock.acquire())
+    await face.get(lock.release())
+    after = client.get_stats()
+    assert {name: after[name] - before[name] for name in after} == {
+        **NOTHING,
+        "acquires": 1,
+        "commands": 2,
+        "flushes": 2,
+    }
+
+
+async def test_a_batch_is_as_many_leases_in_one_flush(face: Face, server: Server) -> None:
+    client = face.client(server.url)
+    other = client.lock("b7")
+    await face.get(other.acquire())
+    before = client.get_stats()
+    leases = await face.get(client.acquire_many([f"b{i}" for i in range(50)]))
+    after = client.get_stats()
+    assert (after["acquires"] - before["acquires"], after["commands"] - before["commands"]) == (49, 50)
+    assert after["flushes"] - before["flushes"] == 1
+    assert await face.get(client.release_many(leases)) == [lease is not None for lease in leases]
+    await face.get(other.release())
+
+
+async def test_a_lease_goes_round_within_the_client(face: Face, server: Server) -> None:
+    """Three wait behind a holder: the server gives it to the first of them, who passes it on."""
+    client, other = face.client(server.url), face.client(server.url)
+    holder = other.lock(NAME)
+    await face.get(holder.acquire())
+    order: list[int] = []
+
+    async def in_turn(number: int) -> None:
+        lock = client.lock(NAME)
+        await face.get(lock.acquire())
+        order.append(number)
+        await face.get(lock.release())
+
+    jobs = []
+    for number in range(3):
+        jobs.append(face.start(lambda number=number: in_turn(number)))
+        await wait_for(face, client, "waits", number + 1)
+    await face.get(holder.release())
+    for job in jobs:
+        await job.get()
+    assert order == [0, 1, 2]
+    found = counted(client)
+    handovers = found.pop("local_handovers") + found.pop("remote_handovers")
+    assert handovers == 3, "each from the server, or from the one before"
+    assert found == {**found, "acquires": 3, "waits": 3}
+    assert counted(other) == {**NOTHING, "acquires": 1}
+
+
+async def test_strict_order_asks_the_server_for_each(face: Face, server: Server) -> None:
+    client, other = face.client(server.url), face.client(server.url)
+    holder = other.lock(NAME)
+    await face.get(holder.acquire())
+
+    async def in_turn() -> None:
+        lock = client.lock(NAME, fair=True)
+        await face.get(lock.acquire())
+        await face.get(lock.release())
+
+    jobs = [face.start(in_turn) for _ in range(3)]
+    await wait_for(face, client, "waits", 3)
+    await face.get(holder.release())
+    for job in jobs:
+        await job.get()
+    assert counted(client) == {**NOTHING, "acquires": 3, "waits": 3, "remote_handovers": 3}
+
+
+async def test_who_waits_in_vain_is_a_timeout(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.url)
+    probe.set(NAME, "somebody else", px=10_000)
+    assert not await face.get(client.lock(NAME).acquire(blocking=False))
+    assert counted(client) == NOTHING, "who does not wait cannot do so in vain"
+    assert not await face.get(client.lock(NAME, blocking_timeout=0.03).acquire())
+    assert counted(client) == {**NOTHING, "waits": 1, "timeouts": 1}
+    assert not await face.get(client.lock(NAME).acquire(blocking_timeout=0.03, token="given"))
+    assert counted(client) == {**NOTHING, "waits": 2, "timeouts": 2}
+    probe.delete(NAME)
+
+
+async def test_a_lease_that_was_lost_is_a_loss(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.url)
+    lock = client.lock(NAME)
+    for verb in (lock.release, lambda: lock.extend(5), lock.reacquire):
+        await face.get(lock.acquire())
+        probe.delete(NAME)
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await face.get(verb())
+    assert counted(client) == {**NOTHING, "acquires": 3, "losses": 3}
+
+
+async def test_an_outcome_that_was_found_out_is_counted_with_the_new_connection(
+    face: Face, proxy: FaultProxy, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url)
+    lock = client.lock(NAME)
+    await face.get(client.server_info())
+    proxy.arm(swallow(), after=MARK, times=1)
+    assert await face.get(lock.acquire())
+    assert counted(client) == {**NOTHING, "acquires": 1, "recovered": 1, "reconnects": 1}
+    proxy.arm(swallow(), after=MARK, times=1)
+    await face.get(lock.release())
+    assert counted(client) == {**NOTHING, "acquires": 1, "recovered": 2, "reconnects": 2}
+    assert client.get_stats()["commands"] > 4, "those of the connections that are gone count"
