@@ -21,8 +21,8 @@ from fastlock import _errors as errors
 from fastlock import _session as session
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
-from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._stats import Stats
+from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
@@ -212,7 +212,7 @@ class Wire:
     async def run(self, op: Any, answer: Any = None) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: a Waiter, from which to
         go on."""
-        if answer is None and self.crowd:
+        if answer is None:
             answer = op.local(self.gates, now())
         return await self.drive(op.rest(await self._ask(op) if answer is None else answer, now))
 

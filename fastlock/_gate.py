@@ -203,6 +203,7 @@ class Gates:
                 return False
             gate.asked = True
             self.by_place[gate.place] = gate
+            waiter.called = False  # this look answers it
             return True
 
     def hear(self, place: bytes) -> None:

@@ -81,7 +81,7 @@ def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
 
 def _special(lock: Terms) -> bool:
     """Whether the way is longer: by a script, or with a time that runs out."""
-    return lock.fence or lock.blocking_timeout is not None
+    return lock.fence or lock.fair or lock.blocking_timeout is not None
 
 
 def _gone(lock: Terms, owner: Any, lease: Lease) -> None:
@@ -106,7 +106,7 @@ def _idle_one(wire: Any) -> Any:
 
 
 def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: int) -> Any:
-    spin = SPIN if len(wire.connections) - len(wire.idle) == 1 else 0.0
+    spin = SPIN if len(wire.connections) - len(wire.idle) - wire.away <= 1 else 0.0
     pipe = connection.pipe
     return pipe.ask(pipe.forms[verb], key, token, ms, connection.patience, spin)
 

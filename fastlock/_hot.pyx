@@ -122,7 +122,7 @@ cdef _passed(Terms lock, owner, Lease lease):
 
 cdef bint _special(Terms lock) except -1:
     """Whether the way is longer: by a script, or with a time that runs out."""
-    return lock.fence or lock.blocking_timeout is not None
+    return lock.fence or lock.fair or lock.blocking_timeout is not None
 
 
 cdef int _gone(Terms lock, owner, Lease lease) except -1:
@@ -148,7 +148,7 @@ cdef _idle_one(wire):
 
 
 cdef _ask(wire, connection, Py_ssize_t verb, bytes key, bytes token, long long ms):
-    cdef double spin = SPIN if len(<list>wire.connections) - len(<list>wire.idle) == 1 else 0.0
+    cdef double spin = SPIN if len(<list>wire.connections) - len(<list>wire.idle) - <int>wire.away <= 1 else 0.0
     cdef tuple forms
     pipe = connection.pipe
     if type(pipe) is Pipe:

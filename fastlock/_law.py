@@ -105,8 +105,10 @@ class Acquire(Ask):
             answer = yield self
 
     def local(self, gates: Gates, now: float) -> Any:
-        """BEHIND, where others of this client wait already: no look of its own."""
-        return BEHIND if gates.busy(self.key, now) and self.blocking and not self.alone else None
+        """BEHIND, where it is for the queue to say who is next: no look of its own."""
+        if not self.blocking or self.polls:
+            return None
+        return BEHIND if self.alone or gates.busy(self.key, now) else None
 
     def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps:
         """Wait: behind those of this client, and with the first of them in the server's queue."""
@@ -116,16 +118,16 @@ class Acquire(Ask):
         try:
             if waiter.gate is None:
                 yield Join(waiter)
-            while lease is None:
-                yield Wait(waiter, last)
-                gate: Any = waiter.gate
+            gate: Any = waiter.gate
+            while True:
                 if waiter.lease is None and gate.error is not None:
                     raise copy.copy(gate.error)
                 if waiter.lease is None and gate.gates.ask(waiter, clock()):
                     yield from self._enter(waiter, gate, clock)
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
-                if lease is None and (self.polls or self._late(clock)):
+                if lease is not None or self.polls or self._late(clock):
                     break
+                yield Wait(waiter, last)
         except GeneratorExit:  # nobody drives these steps any more: nothing can be left
             self.leave(waiter, lease, clock)
             raise

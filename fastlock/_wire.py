@@ -28,8 +28,8 @@ from fastlock import _session as session
 from fastlock import _steps as steps
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
-from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._stats import Stats
+from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 
 SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
@@ -124,12 +124,11 @@ class Connection:
         ask.sent = now()
         ask.link = self
         try:
-            if ask.kind == steps.ONE and ask.until is None and not ask.stale and self.dead is None:
-                # with nobody else on this connection
-                answer = self.pipe.ask(self.pipe.forms[ask.verb], ask.key, ask.token, ask.ms, self.patience, spin)
+            if ask.kind == steps.ONE and not ask.stale and self.dead is None:
+                answer = self._alone(ask, spin)
                 if answer is not self.busy:
                     return answer
-            return self._share(ask)
+            return self._share(ask, spin)
         except BaseException as error:
             return self.explain(ask, error)
 
@@ -149,13 +148,30 @@ class Connection:
         finally:  # or its traceback and this frame would keep each other, and the socket, until the next collection
             del error
 
-    def _share(self, ask: Ask) -> Any:
+    def _alone(self, ask: Ask, spin: float) -> Any:
+        """With nobody else on this connection."""
+        patience = self._patience(ask, ask.sent)
+        try:
+            return self.pipe.ask(self.pipe.forms[ask.verb], ask.key, ask.token, ask.ms, patience, spin)
+        except TimeoutError:
+            return self._late(ask)
+
+    def _patience(self, ask: Ask, time: float) -> float:
+        return self.patience if ask.until is None else max(0.0, min(self.patience, ask.until - time))
+
+    def _late(self, ask: Ask) -> Any:
+        """No reply came: LATE, where it was the caller's time that ran out."""
+        if ask.until is None or now() < ask.until:
+            raise TimeoutError(f"no reply within {self.patience} s")
+        self._leave(ask)
+        return LATE
+
+    def _share(self, ask: Ask, spin: float) -> Any:
         """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
         pipe = self.pipe
         if self.dead is not None or not pipe.usable():
             raise self.impl.Unasked("the connection is of no use any more")
-        until = ask.until
-        patience = self.patience if until is None else max(0.0, min(self.patience, until - now()))
+        patience = self._patience(ask, now())
         end = now() + patience
         ticket = self.impl.Ticket()
         wake = threading.Lock()
@@ -172,7 +188,7 @@ class Connection:
                 if not ticket.ready:  # asked after `wake` was given: a reply from now on finds it there
                     wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
             if pipe.leads(ticket):
-                pipe.exchange(ticket, max(0.0, end - now()), 0.0)
+                pipe.exchange(ticket, max(0.0, end - now()), spin)
         finally:
             ticket.abandoned = not ticket.ready  # first: nobody must make this one the reader any more
             try:
@@ -182,10 +198,7 @@ class Connection:
                 raise
         if ticket.ready:
             return ticket.reply
-        if until is None or now() < until:
-            raise TimeoutError(f"no reply within {self.patience} s")
-        self._leave(ask)
-        return LATE
+        return self._late(ask)
 
     def watch(self, ticket: Any, wake: Any, seconds: float) -> None:
         """Sleep until the ticket is ready, and read for all meanwhile, if nobody else does."""
@@ -292,13 +305,13 @@ class Wire:
         self.gates = Gates(threading.RLock(), self.stats)
         self.crowd = self.gates.by_key  # names for which somebody waits
         self._ear: Connection | None = None  # on which messages come
-        self._away = False  # whether it is missing among the idle ones
+        self.away = 0  # 1: it is missing among the idle ones
 
     def run(self, op: Any, answer: Any = None) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
         Waiter; BEHIND: those who wait were asked already."""
         try:
-            if answer is None and self.crowd:
+            if answer is None:
                 answer = op.local(self.gates, now())
             if answer is None or (answer is BEHIND and isinstance(op, law.Release)):
                 answer = self._ask(op)
@@ -389,11 +402,11 @@ class Wire:
         """The connection on which messages come: nobody's own while somebody waits."""
         ear = self._ear
         if ear is None or ear.dead is not None:
-            self._ear, self._away = ear, _ = self._more()
+            self._ear, self.away = ear, _ = self._more()
         with self._mutex:
             if ear in self.idle:
                 self.idle.remove(ear)
-                self._away = True
+                self.away = 1
         return ear
 
     def _ask(self, ask: Any) -> Any:
@@ -410,7 +423,7 @@ class Wire:
         try:
             if self.debts:
                 self._pay(connection)
-            answer = connection.ask(ask, SPIN if len(self.connections) - len(self.idle) == 1 else 0.0)
+            answer = connection.ask(ask, SPIN if len(self.connections) - len(self.idle) - self.away <= 1 else 0.0)
         finally:
             if owner and connection.dead is None:
                 self.idle.append(connection)
@@ -442,8 +455,8 @@ class Wire:
                     raise errors.ClientClosedError("this client is closed")
                 if self.idle:
                     return self.idle.pop(), True
-                if self._away and not self.crowd and self._ear is not None and self._ear.dead is None:
-                    self._away = False
+                if self.away and not self.crowd and self._ear is not None and self._ear.dead is None:
+                    self.away = 0
                     return self._ear, True
                 if len(self.connections) + self._opening < limit:
                     self._opening += 1

@@ -53,6 +53,7 @@ class Wire:
         self.asked: list[tuple[Any, ...]] = []
         self.handed_on: list[tuple[Any, ...]] = []
         self.debts: list[Any] = []
+        self.away = 0
         self.stats = Stats()
         self.gates = Gates(contextlib.nullcontext(), self.stats)
         self.crowd = self.gates.by_key

@@ -59,7 +59,7 @@ def place_of(call: tuple[bytes, ...]) -> bytes:
 
 def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Clock) -> None:
     played = play(clock, acquire(blocking=True), OTHER, After(0.5, GRANTED))
-    assert played.kinds == [law.Acquire, _steps.Join, _steps.Wait, _steps.Call]
+    assert played.kinds == [law.Acquire, _steps.Join, _steps.Call]
     (call,) = entered(played)
     place = place_of(call)
     assert call == say.enter(b"name", place, played.gates.inbox, 10_000, False) and say.markable(place)
@@ -134,7 +134,7 @@ def test_who_comes_behind_others_asks_nothing_and_gets_what_is_handed_to_it(cloc
     assert op.undo().until == pytest.approx(played.outcome.deadline), "it has its use as long as the lease"
 
 
-@pytest.mark.parametrize("terms", [{"blocking": False}, {"alone": True, "blocking": True}], ids=["once", "alone"])
+@pytest.mark.parametrize("terms", [{}, {"alone": True}, {"blocking": True, "polls": True}], ids=str)
 def test_who_does_not_wait_among_them_looks_by_itself(clock: Clock, terms: dict[str, Any]) -> None:
     gates = Played().gates
     joined(gates, "name", b"name", 10_000, False, None)
@@ -142,9 +142,13 @@ def test_who_does_not_wait_among_them_looks_by_itself(clock: Clock, terms: dict[
     assert verbs(played) == [say.ACQUIRE] and played.outcome.token == MINE
 
 
-def test_who_waits_alone_enters_by_its_own_token(clock: Clock) -> None:
-    played = play(clock, acquire(blocking=True, alone=True), OTHER, [[1, 1, 0]])
+def test_who_waits_in_strict_order_asks_the_queue_at_once(clock: Clock) -> None:
+    """By its own token; a look of its own could find the name free before those who wait for it are asked."""
+    gates = Played().gates
+    joined(gates, "name", b"name", 10_000, False, None)
+    played = play(clock, acquire(blocking=True, alone=True), [[1, 1, 0]], gates=gates)
     assert place_of(entered(played)[0]) == played.outcome.token == MINE and played.outcome.contended
+    assert len(played.asks) == 1
 
 
 def test_who_was_in_doubt_enters_by_its_own_token(clock: Clock) -> None:
@@ -332,12 +336,12 @@ def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: C
 
     for alone in (False, True):
         op = acquire(ms=50, blocking=True, alone=alone)
-        played = play(clock, op, OTHER, late, GRANTED)
+        played = play(clock, op, *([] if alone else [OTHER]), late, GRANTED)
         (undo,) = played.undos
         one, other = (place_of(call) for call in entered(played))
         assert undone(undo) == ([b"name"], [one]) and (one == other == MINE) is alone
         assert undo.link == "the connection"
-        assert played.steps.index(undo) < played.steps.index(played.asks[2])
+        assert played.steps.index(undo) < played.steps.index(played.asks[-1])
         assert played.outcome.token == other and played.outcome.deadline == clock() + 0.05
 
 

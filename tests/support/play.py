@@ -129,7 +129,7 @@ def play(clock: Clock, operation: Any, *answers: Any, gates: Gates | None = None
 def _drive(clock: Clock, operation: Any, left: deque[Any], played: Played) -> Any:
     answer: Any = None
     if isinstance(operation, _steps.Ask):
-        answer = operation.local(played.gates, clock()) if played.gates.by_key else None  # type: ignore[attr-defined]
+        answer = operation.local(played.gates, clock())  # type: ignore[attr-defined]
         answer = _answer(clock, operation, left, played) if answer is None else answer
         if isinstance(answer, Raise):
             raise answer.error
