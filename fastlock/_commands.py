@@ -8,6 +8,7 @@ promoted node may be older than the one before. Never here: sockets, waiting, re
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -149,11 +150,13 @@ def undo(names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], 
     return calls
 
 
+@lru_cache(1024)
 def fence_key(name: bytes) -> bytes:
     """The counter of a name."""
     return _beside(b"fastlock:fence:", name)
 
 
+@lru_cache(1024)
 def queue_key(name: bytes) -> bytes:
     """Those who wait for a name."""
     return _beside(b"fastlock:queue:", name)

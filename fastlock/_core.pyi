@@ -15,6 +15,7 @@ BUILD: str
 SOURCES: str
 BUSY: object
 MAX_REPLY: int
+MAX_FRAME: int
 MAX_DEPTH: int
 MAX_ITEMS: int
 

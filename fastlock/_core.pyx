@@ -52,10 +52,11 @@ IMPLEMENTATION = "cython"
 BUILD = FASTLOCK_BUILD.decode()
 SOURCES = FASTLOCK_SOURCES.decode()  # the digest of what it was compiled from
 
-MAX_REPLY = 65536  # bytes: a reply to a lock command is tiny; what grows past this is not one
+MAX_REPLY = 65536  # bytes of a string: as long as the longest token
+MAX_FRAME = 64  # bytes beside it: what grows past both is no reply to a lock command
 MAX_ITEMS = 9999  # in one list or map: a batch's own lists have 100
 MAX_DEPTH = 8  # `COMMAND INFO` on Valkey 9.1 nests 6 deep, nothing else more than 3
-cdef Py_ssize_t _MAX_REPLY = MAX_REPLY
+cdef Py_ssize_t _MAX_REPLY = MAX_REPLY, _MAX_WHOLE = MAX_REPLY + MAX_FRAME
 cdef int _MAX_DEPTH = MAX_DEPTH
 
 cdef enum:
@@ -399,8 +400,8 @@ cdef class Pipe:
             if type(reply) is list or type(reply) is dict:
                 _check_depth(reply, _MAX_DEPTH)
             replies.append(reply)
-        if self.partial > _MAX_REPLY:
-            raise ProtocolError(f"a reply of more than {_MAX_REPLY} bytes")
+        if self.partial > _MAX_WHOLE:
+            raise ProtocolError(f"a reply of more than {_MAX_WHOLE} bytes")
         if len(replies) > self.missing:
             raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
         self.missing -= len(replies)

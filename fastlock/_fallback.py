@@ -25,6 +25,7 @@ IMPLEMENTATION = "python"
 BUILD = "release"
 SOURCES = ""
 MAX_REPLY = 65536
+MAX_FRAME = 64
 MAX_DEPTH = 8
 MAX_ITEMS = 9999
 
@@ -297,8 +298,8 @@ class Pipe:
             if kind is list or kind is dict:
                 _check_depth(reply, MAX_DEPTH)
             replies.append(reply)
-        if self._partial > MAX_REPLY:
-            raise ProtocolError(f"a reply of more than {MAX_REPLY} bytes")
+        if self._partial > MAX_REPLY + MAX_FRAME:
+            raise ProtocolError(f"a reply of more than {MAX_REPLY + MAX_FRAME} bytes")
         if plain and (self._reader.has_data() or data[-1:] != b"\n"):  # the reader keeps a line's first byte apart
             self._check_sizes(bytes(data))  # it ends within a line or a string: where, the next check has to know
         with self._mutex:

@@ -54,7 +54,7 @@ class Gate:
 
     __slots__ = (
         *("asked", "elsewhere", "error", "fence", "gates", "held", "key", "link", "look_at", "passes", "place"),
-        *("shared", "since", "stale", "waiters"),
+        *("shared", "since", "stale", "waited", "waiters"),
     )
 
     def __init__(self, gates: Gates, key: bytes, place: bytes | None) -> None:
@@ -64,6 +64,7 @@ class Gate:
         self.place = place or new_token()
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.asked = False  # the server was asked for this place, and may know it
+        self.waited = False  # the server has put it into the queue: others want the name, and will again
         self.link: Any = None  # the connection over which it was asked
         self.stale: tuple[Any, ...] = ()  # sessions that broke under that
         self.look_at = 0.0
@@ -91,6 +92,7 @@ class Gate:
 
     def queued(self, left: float, told: bool, sleep: float, now: float) -> None:
         """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
+        self.waited = True
         busy = max(1.0, len(self.gates.by_place) / CROWD)
         self.look_at = now + min(left, LOOK * busy if told and not self.gates.deaf else sleep)
 
@@ -115,7 +117,7 @@ class Gate:
         self.gates.by_place.pop(self.place, None)
         if self.shared:
             self.place = new_token()
-        self.asked = False
+        self.asked = self.waited = False
         self.look_at = 0.0
 
     def next_for(self, lease: Lease, now: float) -> Waiter | None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
 from fastlock._gate import HAND_OVER, PASSED, Waiter
+from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, new_token, now
-from fastlock._steps import BEHIND
+from fastlock._steps import BEHIND, LATE
 from fastlock._terms import KEPT, Releasing, Terms
 from fastlock._wire import SPIN, STALE
 
@@ -47,7 +48,7 @@ def _behind(lock: Terms, answer: Any = None, token: bytes | None = None) -> Any:
     """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
     answers. None: not so, or the way is longer."""
     wire = lock._wire
-    if not lock.blocking or lock.fair or lock.blocking_timeout is not None:
+    if not lock.blocking or lock.fair or lock.blocking_timeout == 0:
         return None
     if lock.key in wire.crowd if answer is None else type(answer) is bytes and answer != token:
         return Waiter(lock.name, lock.key, lock.ms, lock.fence)
@@ -80,8 +81,8 @@ def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
 
 
 def _special(lock: Terms) -> bool:
-    """Whether the way is longer: by a script, or with a time that runs out."""
-    return lock.fence or lock.fair or lock.blocking_timeout is not None
+    """Whether the way is longer: by a script, or with no time to wait."""
+    return lock.fence or lock.fair or lock.blocking_timeout == 0
 
 
 def _gone(lock: Terms, owner: Any, lease: Lease) -> None:
@@ -105,28 +106,29 @@ def _idle_one(wire: Any) -> Any:
         return None
 
 
-def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: int) -> Any:
+def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: int, limit: float | None = None) -> Any:
+    patience = connection.patience if limit is None else min(limit, connection.patience)
     spin = SPIN if len(wire.connections) - len(wire.idle) - wire.away <= 1 else 0.0
     pipe = connection.pipe
-    return pipe.ask(pipe.forms[verb], key, token, ms, connection.patience, spin)
+    return pipe.ask(pipe.forms[verb], key, token, ms, patience, spin)
 
 
 def take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
-    wire = lock._wire
+    wire, sent = lock._wire, now()
     if wire.crowd and (waiter := _behind(lock)) is not None:
-        return _wait(lock, must, waiter)
+        return _wait(lock, must, waiter, sent)
     connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
     token = new_token()
     op = None
-    sent = now()
+    verb = ACQUIRE if lock.ms else ACQUIRE_ENDLESS
     try:
         try:
-            answer = _ask(wire, connection, ACQUIRE if lock.ms else ACQUIRE_ENDLESS, lock.key, token, lock.ms)
+            answer = _ask(wire, connection, verb, lock.key, token, lock.ms, lock.blocking_timeout)
         except BaseException as error:
-            op = _asked(lock.taking(token, must), connection, sent)
+            op = _asked(lock.taking(token, must, sent), connection, sent)
             answer = connection.explain(op, error)
         finally:
             if connection.dead is None:
@@ -138,7 +140,7 @@ def take(lock: Terms, must: bool) -> Lease | None:
         waiter = _behind(lock, answer, token) if op is None and answer is not None else None
         if waiter is None:
             if op is None:
-                op = _asked(lock.taking(token, must), connection, sent)
+                op = _asked(lock.taking(token, must, sent), connection, sent)
             if answer is STALE or answer is connection.busy:
                 return wire.run(op)  # type: ignore[no-any-return]
             return wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
@@ -146,15 +148,20 @@ def take(lock: Terms, must: bool) -> Lease | None:
         if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
         raise
-    return _wait(lock, must, waiter)
+    return _wait(lock, must, waiter, sent)
 
 
-def _wait(lock: Terms, must: bool, waiter: Any) -> Lease | None:
-    """Sleep until a lease passes to this waiter, or it is the first."""
-    wire, op = lock._wire, lock.taking(None, must)
+def _until(lock: Terms, start: float) -> float | None:
+    """When to look for the last time."""
+    return None if lock.blocking_timeout is None else start + lock.blocking_timeout - LAST_LOOK
+
+
+def _wait(lock: Terms, must: bool, waiter: Any, start: float) -> Lease | None:
+    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+    wire, op = lock._wire, lock.taking(None, must, start)
     try:
         wire.gates.join(waiter)
-        wire.wait(waiter, None)
+        wire.wait(waiter, _until(lock, start))
         lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
         if lease is not None:
             return lease
@@ -218,44 +225,61 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
     pipe = None if _special(lock) else _open_pipe(lock)
     if pipe is None or (task := current_task(pipe.loop)) is None:  # None: another loop runs
         return await wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
+    start = now()
     if wire.crowd and (waiter := _behind(lock)) is not None:
-        return await _aio_wait(lock, must, waiter, pipe.loop, task)
+        return await _aio_wait(lock, must, waiter, pipe.loop, task, start)
     token = new_token()
     future = pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, token, lock.ms)
     sent = pipe.sent
+    timer = None if lock.blocking_timeout is None else pipe.loop.call_later(lock.blocking_timeout, _late, future)
     try:
         answer = await future
     except BaseException:
         pipe.link.leave(lock.taking(token, must), sent)
         raise
+    finally:
+        if timer is not None:
+            timer.cancel()
     if answer is None:
         lease = _granted(lock, task if lock.thread_local else None, token, sent)
         if lease is not None:
             return lease
     elif (waiter := _behind(lock, answer, token)) is not None:
-        return await _aio_wait(lock, must, waiter, pipe.loop, task)
-    op = _asked(lock.taking(token, must), pipe.link, sent)
+        return await _aio_wait(lock, must, waiter, pipe.loop, task, start)
+    if answer is LATE:
+        pipe.link.leave(lock.taking(token, must), sent)
+    op = _asked(lock.taking(token, must, start), pipe.link, sent)
     return await wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
 
 
-async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any) -> Lease | None:
-    """Sleep until a lease passes to this waiter, or it is the first."""
-    wire = lock._wire
+def _late(future: Any) -> None:
+    """The caller's time is over."""
+    if not future.done():
+        future.set_result(LATE)
+
+
+async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, start: float) -> Lease | None:
+    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+    wire, until, timer = lock._wire, _until(lock, start), None
     try:
         wire.gates.join(waiter)
         if not waiter.called:
             wire.tick()
             future = loop.create_future()
             waiter.wake = lambda _: future.done() or future.set_result(None)
+            timer = None if until is None else loop.call_later(until - now(), _late, future)
             await future
     except BaseException:
         wire.torn(lock.taking(None, must), waiter)
         raise
+    finally:
+        if timer is not None:
+            timer.cancel()
     if waiter.lease is not None:
         lease = _handed(lock, task if lock.thread_local else None, waiter)
         if lease is not None:
             return lease
-    return await wire.run(lock.taking(None, must), waiter)  # type: ignore[no-any-return]
+    return await wire.run(lock.taking(None, must, start), waiter)  # type: ignore[no-any-return]
 
 
 async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> None:

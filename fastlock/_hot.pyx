@@ -12,7 +12,8 @@ from asyncio import InvalidStateError, current_task
 
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
 from fastlock._gate import HAND_OVER as _HAND_OVER, PASSED as _PASSED, Waiter
-from fastlock._steps import BEHIND as _BEHIND
+from fastlock._law import LAST_LOOK as _LAST_LOOK
+from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._terms import KEPT as _KEPT, Releasing
 from fastlock._wire import SPIN as _SPIN, STALE as _STALE
@@ -43,11 +44,11 @@ cdef extern from "Python.h":
         iternextfunc tp_iternext
     void PyErr_SetObject(object kind, object value)
 
-cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND
+cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE
 cdef int HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
-cdef double ENDED = _ENDED, SPIN = _SPIN
+cdef double ENDED = _ENDED, SPIN = _SPIN, LAST_LOOK = _LAST_LOOK
 cdef Py_ssize_t ACQUIRE = _ACQUIRE, ACQUIRE_ENDLESS = _ACQUIRE_ENDLESS, RELEASE = _RELEASE, KEPT = _KEPT
 cdef object _thread = threading.local()
 
@@ -88,7 +89,7 @@ cdef _behind(Terms lock, answer, bytes token):
     """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
     answers. None: not so, or the way is longer."""
     wire = lock._wire
-    if not lock.blocking or lock.fair or lock.blocking_timeout is not None:
+    if not lock.blocking or lock.fair or lock.blocking_timeout == 0:
         return None
     if lock.key in <dict>wire.crowd if answer is None else type(answer) is bytes and answer != token:
         return Waiter(lock.name, lock.key, lock.ms, lock.fence)
@@ -121,8 +122,8 @@ cdef _passed(Terms lock, owner, Lease lease):
 
 
 cdef bint _special(Terms lock) except -1:
-    """Whether the way is longer: by a script, or with a time that runs out."""
-    return lock.fence or lock.fair or lock.blocking_timeout is not None
+    """Whether the way is longer: by a script, or with no time to wait."""
+    return lock.fence or lock.fair or lock.blocking_timeout == 0
 
 
 cdef int _gone(Terms lock, owner, Lease lease) except -1:
@@ -147,35 +148,36 @@ cdef _idle_one(wire):
     return idle.pop()  # the latest used, whose memory is warm
 
 
-cdef _ask(wire, connection, Py_ssize_t verb, bytes key, bytes token, long long ms):
+cdef _ask(wire, connection, Py_ssize_t verb, bytes key, bytes token, long long ms, limit):
+    cdef double patience = connection.patience if limit is None else min(<double>limit, <double>connection.patience)
     cdef double spin = SPIN if len(<list>wire.connections) - len(<list>wire.idle) - <int>wire.away <= 1 else 0.0
     cdef tuple forms
     pipe = connection.pipe
     if type(pipe) is Pipe:
         forms = (<Pipe>pipe).forms
-        return (<Pipe>pipe).ask(<Template>forms[verb], key, token, ms, connection.patience, spin)
-    return pipe.ask(pipe.forms[verb], key, token, ms, connection.patience, spin)
+        return (<Pipe>pipe).ask(<Template>forms[verb], key, token, ms, patience, spin)
+    return pipe.ask(pipe.forms[verb], key, token, ms, patience, spin)
 
 
 def take(Terms lock not None, bint must):
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
-    cdef double sent
+    cdef double sent = _time()
     cdef bytes token
     cdef Lease lease
+    cdef Py_ssize_t verb = ACQUIRE if lock.ms else ACQUIRE_ENDLESS
     wire = lock._wire
     if wire.crowd and (waiter := _behind(lock, None, None)) is not None:
-        return _wait(lock, must, waiter)
+        return _wait(lock, must, waiter, sent)
     connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))
     op = None
     token = new_token()
-    sent = _time()
     try:
         try:
-            answer = _ask(wire, connection, ACQUIRE if lock.ms else ACQUIRE_ENDLESS, lock.key, token, lock.ms)
+            answer = _ask(wire, connection, verb, lock.key, token, lock.ms, lock.blocking_timeout)
         except BaseException as error:
-            op = _asked(lock.taking(token, must), connection, sent)
+            op = _asked(lock.taking(token, must, sent), connection, sent)
             answer = connection.explain(op, error)
         finally:
             if connection.dead is None:
@@ -188,7 +190,7 @@ def take(Terms lock not None, bint must):
         waiter = _behind(lock, answer, token) if op is None and answer is not None else None
         if waiter is None:
             if op is None:
-                op = _asked(lock.taking(token, must), connection, sent)
+                op = _asked(lock.taking(token, must, sent), connection, sent)
             if answer is STALE or answer is connection.busy:
                 return wire.run(op)
             return wire.drive(op.rest(answer, now))
@@ -196,16 +198,21 @@ def take(Terms lock not None, bint must):
         if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
         raise
-    return _wait(lock, must, waiter)
+    return _wait(lock, must, waiter, sent)
 
 
-cdef _wait(Terms lock, bint must, waiter):
-    """Sleep until a lease passes to this waiter, or it is the first."""
+cdef _until(Terms lock, double start):
+    """When to look for the last time."""
+    return None if lock.blocking_timeout is None else start + <double>lock.blocking_timeout - LAST_LOOK
+
+
+cdef _wait(Terms lock, bint must, waiter, double start):
+    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     cdef Lease lease
     wire = lock._wire
     try:
         wire.gates.join(waiter)
-        wire.wait(waiter, None)
+        wire.wait(waiter, _until(lock, start))
         lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
         if lease is not None:
             PyErr_CheckSignals()
@@ -213,7 +220,7 @@ cdef _wait(Terms lock, bint must, waiter):
     except BaseException as error:
         wire.torn(lock.taking(None, must), waiter, error)
         raise
-    return wire.run(lock.taking(None, must), waiter)
+    return wire.run(lock.taking(None, must, start), waiter)
 
 
 def give(Terms lock not None):
@@ -235,7 +242,7 @@ def give(Terms lock not None):
     sent = _time()
     try:
         try:
-            answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+            answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0, None)
         except BaseException as error:
             op = _asked(Releasing(lock, lease), connection, sent)
             answer = connection.explain(op, error)
@@ -382,8 +389,10 @@ cdef class _Take(_Exchange):
     """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `Terms.taking`."""
 
     cdef bint must
+    cdef double start
     cdef bytes token
     cdef object waiter  # behind whom others of this client wait for the same name
+    cdef object timer  # that ends it, where its time is limited
 
     def __cinit__(self, Terms lock not None, bint must):
         self.lock = lock
@@ -396,6 +405,7 @@ cdef class _Take(_Exchange):
             self.others = lock._wire.run(lock.taking(None, self.must))
             return
         self.pipe = pipe
+        self.start = _time()
         if lock._wire.crowd and (waiter := _behind(lock, None, None)) is not None:
             self._wait(waiter)
             return
@@ -404,13 +414,17 @@ cdef class _Take(_Exchange):
             <Template>pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, self.token, lock.ms
         )
         self.sent = pipe.sent
+        if lock.blocking_timeout is not None:
+            self.timer = pipe.loop.call_later(lock.blocking_timeout, self, LATE)
 
     cdef _end(self, answer):
         cdef Lease lease
+        if self.timer is not None:
+            self.timer.cancel()
         if self.waiter is not None:
             lease = _handed(self.lock, self.owner, self.waiter)
             if lease is None:
-                self.others = self.lock._wire.run(self.lock.taking(None, self.must), self.waiter)
+                self.others = self.lock._wire.run(self._op(), self.waiter)
             return lease
         if answer is None:
             lease = _granted(self.lock, self.owner, self.token, self.sent)
@@ -419,33 +433,39 @@ cdef class _Take(_Exchange):
         elif (waiter := _behind(self.lock, answer, self.token)) is not None:
             self._wait(waiter)
             return None
+        elif answer is LATE:
+            self.pipe.link.leave(self._op(), self.sent)
         op = _asked(self._op(), self.pipe.link, self.sent)
         self.others = self.lock._wire.drive(op.rest(answer, now))
 
     cdef _wait(self, waiter):
-        """Sleep until a lease passes to this waiter, or it is the first."""
+        """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
         self.waiter = waiter
         self.lock._wire.gates.join(waiter)
         if waiter.called:
-            self.others = self.lock._wire.run(self.lock.taking(None, self.must), waiter)
-        else:
-            self.lock._wire.tick()
-            self.future = self.pipe.loop.create_future()
-            waiter.wake = self
+            self.others = self.lock._wire.run(self._op(), waiter)
+            return
+        self.lock._wire.tick()
+        self.future = self.pipe.loop.create_future()
+        waiter.wake = self
+        if (until := _until(self.lock, self.start)) is not None:
+            self.timer = self.pipe.loop.call_later(until - _time(), self, None)
 
-    def __call__(self, nothing):
-        """The waiter is called."""
+    def __call__(self, answer):
+        """The waiter is called, or the time is over."""
         if not self.future.done():
-            self.future.set_result(None)
+            self.future.set_result(answer)
 
     cdef _leave(self):
+        if self.timer is not None:
+            self.timer.cancel()
         if self.waiter is not None:
             self.lock._wire.torn(self._op(), self.waiter)
         else:
             _Exchange._leave(self)
 
     cdef _op(self):
-        return self.lock.taking(self.token, self.must)
+        return self.lock.taking(None if self.waiter is not None else self.token, self.must, self.start)
 
 
 @cython.final

@@ -94,7 +94,7 @@ class Acquire(Ask):
                 # granted, but its time was over before the reply came: not a success; undone before it is tried again
                 self.late_grants += 1
                 yield from self._withdraw(clock)
-            if not self.blocking or self._late(clock):
+            if not self.blocking or (waiter is None and self._late(clock)):
                 return None
             if lease is None and not self.polls:
                 lease = yield from self._queue(waiter, clock)
@@ -163,7 +163,7 @@ class Acquire(Ask):
     def _enter(self, waiter: Waiter, gate: Gate, clock: Clock) -> Steps:
         """Ask the server for the place of a gate: the waiter gets the lease, or is to wait."""
         ask = Call([say.enter(self.key, gate.place, gate.gates.inbox, self.ms, self.fenced)])
-        ask.ms, ask.until, ask.hears = self.ms, self.until, True
+        ask.ms, ask.until, ask.hears, ask.stale = self.ms, self.until, True, gate.stale
         try:
             reply = yield from called(ask, (yield ask), _entered, Trial(clock))
         except (errors.ConnectionError, errors.TimeoutError) as error:
@@ -184,7 +184,7 @@ class Acquire(Ask):
                 gate.queued(left, bool(reply[2]), self.sleep, clock())
             return
         lease = Lease(self.name, self.key, gate.place, ask.end(), reply[2] if self.fenced else None)
-        lease.contended = reply[1] > 0
+        lease.contended = reply[1] > 0 or gate.waited
         if lease.valid:
             waiter.lease = lease
             with gate.gates.mutex:
@@ -251,7 +251,9 @@ class Acquire(Ask):
 
 
 def _entered(reply: Any) -> bool:
-    return type(reply) is list and len(reply) == 3 and all(type(part) is int for part in reply)
+    if type(reply) is not list or len(reply) != 3:
+        return False
+    return type(reply[0]) is int and type(reply[1]) is int and type(reply[2]) is int
 
 
 def _fenced(reply: Any) -> bool:

@@ -42,7 +42,7 @@ class Lease:
         self.token = token
         self.deadline = deadline  # on the clock `now`
         self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
-        self.contended = False  # whether others were waiting when it was granted
+        self.contended = False  # whether others waited when it was granted, or it had to wait for others
         self.release_doubted = False
         self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = _generation

@@ -262,11 +262,14 @@ def settled(ask: Ask, trial: Trial) -> Steps:
 def called(ask: Ask, answer: Any, good: Callable[[Any], bool], trial: Trial) -> Steps:
     """From the answer to the call of one script to a reply of the right shape. Returns that, or LATE; raises as
     `settle`."""
-    while True:
+    while type(answer) is not list or len(answer) != 1 or not good(answer[0]):
         answer = yield from settle(ask, answer, trial)
-        if answer is LATE or (len(answer) == 1 and good(answer[0])):
-            return answer if answer is LATE else answer[0]
-        answer = answer[0] if len(answer) == 1 and isinstance(answer[0], Exception) else ("odd", answer)
+        if answer is LATE:
+            return LATE
+        if len(answer) != 1 or not good(answer[0]):
+            answer = answer[0] if len(answer) == 1 and isinstance(answer[0], Exception) else ("odd", answer)
+    ask.stale = ()
+    return answer[0]
 
 
 def or_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], Undo | None] | None = None) -> Steps:

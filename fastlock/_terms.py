@@ -100,14 +100,15 @@ class Terms:
                 "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
             )
 
-    def taking(self, token: bytes | None = None, must: bool = True) -> Taking:
-        """The operation of an acquire on the lock's own terms. must: whether not to get it is an error."""
+    def taking(self, token: bytes | None = None, must: bool = True, start: float | None = None) -> Taking:
+        """The operation of an acquire on the lock's own terms. must: whether not to get it is an error; start: when it
+        was begun, if that was before."""
         op = Taking(self, token or new_token(), must)
         if self.blocking:
             op.blocking = True
             op.sleep = self.sleep
             if self.blocking_timeout is not None:
-                self._limit(op, self.blocking_timeout)
+                self._limit(op, self.blocking_timeout, start)
         return op
 
     def taking_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Taking:
@@ -126,9 +127,9 @@ class Terms:
         return op
 
     @staticmethod
-    def _limit(op: law.Acquire, blocking_timeout: float) -> None:
+    def _limit(op: law.Acquire, blocking_timeout: float, start: float | None = None) -> None:
         if blocking_timeout:
-            op.until = now() + blocking_timeout
+            op.until = (now() if start is None else start) + blocking_timeout
         else:  # no time to wait: one look, with as much time as a look takes
             op.blocking = False
 

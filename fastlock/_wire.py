@@ -125,7 +125,8 @@ class Connection:
         ask.link = self
         try:
             if ask.kind == steps.ONE and not ask.stale and self.dead is None:
-                answer = self._alone(ask, spin)
+                form, patience = self.pipe.forms[ask.verb], self._patience(ask, ask.sent)
+                answer = self.pipe.ask(form, ask.key, ask.token, ask.ms, patience, spin)  # nobody else uses it
                 if answer is not self.busy:
                     return answer
             return self._share(ask, spin)
@@ -133,8 +134,11 @@ class Connection:
             return self.explain(ask, error)
 
     def explain(self, ask: Ask, error: BaseException) -> Any:
-        """What an exception out of the pipe means for a step: STALE, or `Lost`. Raises what only the caller can
+        """What an exception out of the pipe means for a step: STALE, LATE, or `Lost`. Raises what only the caller can
         explain: it was interrupted."""
+        if isinstance(error, TimeoutError) and ask.until is not None and now() >= ask.until and not self.pipe.broken:
+            self._leave(ask)
+            return LATE
         if isinstance(error, self.impl.Unasked):
             self.fail(error)
             self.wire.discard(self)  # who found it broken before may not have come to that yet
@@ -148,23 +152,8 @@ class Connection:
         finally:  # or its traceback and this frame would keep each other, and the socket, until the next collection
             del error
 
-    def _alone(self, ask: Ask, spin: float) -> Any:
-        """With nobody else on this connection."""
-        patience = self._patience(ask, ask.sent)
-        try:
-            return self.pipe.ask(self.pipe.forms[ask.verb], ask.key, ask.token, ask.ms, patience, spin)
-        except TimeoutError:
-            return self._late(ask)
-
     def _patience(self, ask: Ask, time: float) -> float:
         return self.patience if ask.until is None else max(0.0, min(self.patience, ask.until - time))
-
-    def _late(self, ask: Ask) -> Any:
-        """No reply came: LATE, where it was the caller's time that ran out."""
-        if ask.until is None or now() < ask.until:
-            raise TimeoutError(f"no reply within {self.patience} s")
-        self._leave(ask)
-        return LATE
 
     def _share(self, ask: Ask, spin: float) -> Any:
         """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
@@ -198,7 +187,7 @@ class Connection:
                 raise
         if ticket.ready:
             return ticket.reply
-        return self._late(ask)
+        raise TimeoutError(f"no reply within {self.patience} s")
 
     def watch(self, ticket: Any, wake: Any, seconds: float) -> None:
         """Sleep until the ticket is ready, and read for all meanwhile, if nobody else does."""

@@ -371,9 +371,21 @@ def test_an_unfinished_reply_is_bounded(layer: ModuleType, header: bytes, size: 
         for start in range(0, len(body), size):
             pipe.feed(body[start : start + size])
             fed += size
-    assert fed <= layer.MAX_REPLY
+    assert fed <= layer.MAX_REPLY + layer.MAX_FRAME
     assert not ticket.ready
     assert memory() - before < 4 << 20
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 9, 20, 26, 65536])
+def test_the_longest_token_is_no_reply_too_long(layer: ModuleType, last: int) -> None:
+    """However its bytes come, and with what goes with it: as the answer to a fenced acquire."""
+    pipe, ticket = layer.Pipe(), layer.Ticket()
+    pipe.put_command(ticket, (b"EVALSHA",))
+    reply = b"*2\r\n$65536\r\n" + b"t" * 65536 + b"\r\n:1763758800000000\r\n"
+    pipe.feed(reply[:-last])
+    assert not ticket.ready
+    pipe.feed(reply[-last:])
+    assert ticket.reply == [b"t" * 65536, 1763758800000000]
 
 
 def test_many_small_replies_are_no_large_one(layer: ModuleType) -> None:

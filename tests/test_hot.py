@@ -24,12 +24,13 @@ from support.play import joined
 import fastlock.asyncio
 from fastlock import _commands as say
 from fastlock import _hot as hot
-from fastlock._errors import ClientClosedError
+from fastlock._errors import ClientClosedError, LockError
 from fastlock._gate import Gates
+from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, now
 from fastlock._lock import ClientLock
 from fastlock._stats import Stats
-from fastlock._steps import BEHIND, ONE, Distrust
+from fastlock._steps import BEHIND, LATE, ONE, Distrust, Join
 from fastlock._terms import Releasing
 from fastlock._wire import STALE
 from fastlock.embedded import Server
@@ -60,13 +61,15 @@ class Wire:
         self.waited: list[Any] = []
         self.meanwhile: Callable[[Any], object] = lambda waiter: None  # what happens to who waits
         self.patience, self.dead, self.busy = 5.0, None, BUSY
+        self.limit = 5.0  # seconds for which each command may take
+        self.waited_until: float | None = None
         self.pipe = self
         self.forms = tuple(range(len(say.dialect(frozenset()))))
         self.connections = [self]
         self.idle = [self]
 
     def ask(self, form: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
-        assert self.idle == [] and timeout == self.patience
+        assert self.idle == [] and timeout == self.limit
         self.asked.append((form, name, token, ms, now()))
         answer = self.answer() if callable(self.answer) else self.answer
         if isinstance(answer, BaseException):
@@ -84,7 +87,7 @@ class Wire:
         return "on"
 
     def wait(self, waiter: Any, until: float | None) -> None:
-        assert until is None
+        self.waited_until = until
         self.waited.append(waiter)
         self.meanwhile(waiter)
 
@@ -238,11 +241,40 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
     assert wire.asked[-1][:4] == (say.RELEASE, b"sku", mine.token, 0)
 
 
-@pytest.mark.parametrize("terms", [{"fence": True}, {"blocking_timeout": 5}], ids=lambda terms: next(iter(terms)))
+@pytest.mark.parametrize(
+    "terms", [{"fence": True}, {"fair": True}, {"blocking_timeout": 0}], ids=lambda terms: next(iter(terms))
+)
 def test_special_terms_are_not_for_the_hot_path(terms: dict[str, Any]) -> None:
     wire = Wire(None)
     assert hot.take(wire.lock(**terms), True) == "on"
     assert wire.asked == [] and [how for how, _ in wire.handed_on] == ["run"] and wire.idle == [wire]
+
+
+@pytest.mark.parametrize(("limit", "patience"), [(1e-6, 1e-6), (60, 5.0)])
+def test_a_limited_wait_limits_the_first_command_too(limit: float, patience: float) -> None:
+    wire, before = Wire(TimeoutError("no reply")), now()
+    wire.limit = patience
+    explained: list[Any] = []
+    wire.explain = lambda op, error: explained.append(op) or LATE  # type: ignore[method-assign]
+    assert hot.take(wire.lock(blocking_timeout=limit), True) == "on" and wire.idle == [wire]
+    (op,) = explained
+    assert op.token == wire.asked[0][2] and before + limit <= op.until <= wire.asked[0][4] + limit
+    ((how, steps),) = wire.handed_on
+    assert how == "drive"
+    if limit > patience:
+        assert type(next(steps)) is Join, "it goes on waiting"
+    else:
+        with pytest.raises(LockError):
+            next(steps)
+
+
+def test_a_limited_wait_behind_others_ends_in_time_for_a_last_look() -> None:
+    wire, before = Wire(b"another"), now()
+    wire.limit = 0.25
+    assert hot.take(wire.lock(blocking_timeout=0.25), True) == "on"
+    ((how, op, waiter),) = wire.handed_on
+    assert how == "run" and wire.waited == [waiter] and wire.waited_until == pytest.approx(op.until - LAST_LOOK)
+    assert before + 0.25 <= op.until <= wire.asked[0][4] + 0.25
 
 
 def test_who_is_owed_something_comes_first() -> None:

@@ -131,7 +131,7 @@ def functions(path: str, text: str) -> Iterator[tuple[str, int]]:
         return
     lines = [line for line in text.splitlines() if line.strip()]
     for at, line in enumerate(lines):
-        if found := re.match(r"(\s*)(?:def|cdef|cpdef|async def)\b[^=]*?(\w+)\(.*:\s*(#.*)?$", line):
+        if found := re.match(r"(\s*)(?:def|cdef(?! class)|cpdef|async def)\b[^=]*?(\w+)\(.*:\s*(#.*)?$", line):
             inside = itertools.takewhile(lambda rest: re.match(rf"{found[1]}\s", rest), lines[at + 1 :])
             yield found[2], 1 + len(list(inside))
 
