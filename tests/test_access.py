@@ -30,6 +30,8 @@ NEEDED = {
     "floor": "set get del pttl exists pexpire evalsha script|load",
 }
 FENCED = ["+evalsha", "+script|load", "+time"]
+QUEUED = "eval evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
+HANDSHAKE = {"client|info", "client|setinfo", "config|get", "command|info"}  # of use there, and no need
 KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
 
 
@@ -83,6 +85,38 @@ async def test_a_user_needs_these_permissions_and_no_more(
     fenced = face.client(set_user("~app:*", "~fastlock:fence:*", *allowed, *FENCED)).lock("app:a", fence=True)
     assert await face.get(fenced.acquire()) and fenced.lease.fence
     await face.get(fenced.release())
+
+
+@KINDS
+async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
+    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+) -> None:
+    """Held back in it, served by a message, and gone from it when it gives up."""
+    allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()]]
+    probe.acl_log_reset()
+    url = set_user("~app:*", "~fastlock:queue:*", "resetchannels", "&fastlock:*", *allowed)
+
+    async def in_the_queue(count: int) -> None:
+        end = time.monotonic() + 10
+        while probe.zcard("fastlock:queue:{app:a}") != count:
+            assert time.monotonic() < end, f"never {count}"
+            await face.checkpoint()
+
+    holder, client = (face.client(url) for _ in range(2))
+    lock = holder.lock("app:a")
+    await face.get(lock.acquire())
+    assert await face.get(client.lock("app:a", blocking_timeout=0.03).acquire()) is False
+    await in_the_queue(0)
+    waiting = client.lock("app:a", thread_local=False)
+    job = face.start(waiting.acquire)
+    await in_the_queue(1)
+    assert probe.get("app:a") == b"fl+" + lock.lease.token[3:], "the holder is told"
+    await face.get(lock.release())
+    assert await job.get() and probe.get("app:a") == waiting.lease.token
+    assert client.get_stats()["remote_handovers"] == 1 and not client._wire.gates.deaf
+    await face.get(waiting.release())
+    refused = {entry["object"] for entry in probe.acl_log()}
+    assert probe.keys() == [] and refused <= HANDSHAKE, "good to have, no more"
 
 
 @KINDS
