@@ -32,6 +32,7 @@ from support.pipes import LONG
 from support.servers import KINDS, Servers, leftovers
 
 import fastlock
+from fastlock import _aio_wire, _gate, _wire
 from fastlock.benches import cli as bench_cli
 from fastlock.benches.target import Target
 from fastlock.embedded import Server, ServerBinary
@@ -253,6 +254,29 @@ def proxy(request: pytest.FixtureRequest, server: Server) -> Iterator[FaultProxy
         request.getfixturevalue("no_leaks")  # made before, so that it looks after this proxy has let go all it holds
     with FaultProxy(server.unix_url) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters do not look every second: what nobody tells them, and no lease that ends, they never find out."""
+    for module in (_gate, _wire, _aio_wire):
+        monkeypatch.setattr(module, "LOOK", 3600.0)
+
+
+@pytest.fixture
+def no_waiters(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In the end no client of `face` may still know of anybody who waits, or of a lease that goes round."""
+    clients: list[Any] = []
+    make = face.client
+
+    def client(url: str, **keywords: Any) -> Any:
+        clients.append(make(url, **keywords))
+        return clients[-1]
+
+    monkeypatch.setattr(face, "client", client)
+    yield
+    gates = [each._wire.gates for each in clients]
+    assert [(each.by_key, each.by_place) for each in gates] == [({}, {})] * len(gates)
 
 
 class NoLeaks:

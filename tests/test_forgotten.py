@@ -1,0 +1,276 @@
+"""Nobody is forgotten: holders and waiters that are killed, frozen, cut off; servers that forget; users without rights.
+
+The regular look of a waiter (every second) is taken away where something else has to heal it; where that look is what
+heals, leases are far longer than a test may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall, swallow
+from support.party import LONG, NAME, QUEUE, SOON, Party, either, held, queued, until, wait_with
+
+import fastlock
+from fastlock._commands import QUEUE_KEPT_MS, proves
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
+# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts.
+two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
+PUSH = b"$7\r\nmessage\r\n"  # in each message to a waiter
+TWO_LOOKS = 4.0  # seconds: a grant's moment and the look after it take two at most; twice as much on a busy machine
+
+
+async def listening(face: Face, probe: redis.Redis, count: int) -> None:
+    """Wait until the server has so many clients that hear messages, which is how it knows who is there."""
+    await until(face, lambda: len(probe.pubsub_channels("fastlock:*")) == count, f"{count} that listen")
+
+
+async def served(face: Face, *waiting: tuple[Any, Any]) -> None:
+    """These get the lock in this order, each as soon as the one before has let go of it."""
+    for number, (lock, job) in enumerate(waiting):
+        assert await job.get(SOON) is True
+        assert lock.lease.valid and not any(later.finished.is_set() for _, later in waiting[number + 1 :])
+        await face.get(lock.release())
+
+
+# ---------------------------------------------------------------------------------------------- processes that are gone
+
+CROWD = """
+for i = 1, 20000 do
+  if ARGV[1] == 'SET' then
+    redis.call('SET', 'other:' .. i, 'x', 'PX', 500 + i % 5000)
+  else
+    redis.call('DEL', 'other:' .. i)
+  end
+end
+"""
+
+
+@two_servers
+async def test_who_waits_follows_a_holder_that_was_killed_when_its_lease_ends(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """Whenever the server gets round to expiring that key, among many others."""
+    with Party(face, server.unix_url, timeout=1.0) as party:
+        await party.hears("ready")
+        probe.eval(CROWD, 0, "SET")
+        token = (await party.ask("acquire", "got")).split()[1]
+        lock, job = wait_with(face, face.client(server.unix_url))
+        await until(face, lambda: probe.zcard(QUEUE) or job.finished.is_set(), "a waiter")
+        assert job.finished.is_set() or proves(probe.get(NAME), token.encode())
+        party.kill()
+        await served(face, (lock, job))
+    probe.eval(CROWD, 0, "DEL")
+
+
+@two_servers
+async def test_who_waits_is_served_though_those_before_it_were_killed(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """The server knows who is still there, and passes over those who are not."""
+    with Party(face, server.unix_url) as first, Party(face, server.unix_url) as second:
+        holder = await held(face, face.client(server.unix_url))
+        for number, party in enumerate((first, second)):
+            await party.hears("ready")
+            party.tell("acquire")
+            await queued(face, probe, number + 1)
+        waiting = [wait_with(face, face.client(server.unix_url))]
+        await queued(face, probe, 3)
+        first.kill()
+        second.kill()
+        await listening(face, probe, 1)
+        await face.get(holder.release())
+        await served(face, *waiting)
+        assert not probe.exists(QUEUE)
+
+
+@two_servers
+async def test_where_all_were_killed_the_next_who_comes_is_served(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """And where nobody comes, the server forgets the queue by itself."""
+    with Party(face, server.unix_url, timeout=1.0) as holder, Party(face, server.unix_url) as waiter:
+        for party in (holder, waiter):
+            await party.hears("ready")
+        await holder.ask("acquire", "got")
+        waiter.tell("acquire")
+        await until(face, lambda: probe.zcard(QUEUE) or "got" in str(waiter.said), "a waiter")
+        holder.kill()
+        waiter.kill()
+        await listening(face, probe, 0)
+        assert 0 < probe.pttl(NAME) <= 1000 and 0 < probe.pttl(QUEUE) <= QUEUE_KEPT_MS == 10_000
+        lock, job = wait_with(face, face.client(server.unix_url))
+        await served(face, (lock, job))
+        assert not probe.exists(QUEUE)
+
+
+@two_servers
+async def test_a_waiter_that_is_frozen_holds_up_nobody_for_long(face: Face, server: Server, probe: redis.Redis) -> None:
+    """Its grant is for a moment; when it goes on it is no holder, and waits behind those who are there."""
+    with Party(face, server.unix_url, timeout=LONG) as party:
+        await party.hears("ready")
+        holder = await held(face, face.client(server.unix_url))
+        party.tell("acquire")
+        (place,) = await queued(face, probe, 1)
+        lock, job = wait_with(face, face.client(server.unix_url))
+        await queued(face, probe, 2)
+        party.stop()
+        await face.get(holder.release())
+        assert place.endswith(probe.get(NAME)), "it is there, as far as the server can know"
+        assert await job.get(TWO_LOOKS) is True
+        behind = wait_with(face, face.client(server.unix_url))
+        await queued(face, probe, 1)
+        party.go_on()
+        assert (await queued(face, probe, 2))[1] == place, "behind those who are there"
+        await face.get(lock.release())
+        await served(face, behind)
+        token = (await party.hears("got")).split()[1]
+        assert proves(probe.get(NAME), token.encode()) and party.said == ["ready", f"got {token}"]
+        assert await party.ask("release", "released") == "released"
+        assert await party.ask("gates", "gates") == "gates 0"
+
+
+# ------------------------------------------------------------------------------------------- connections that are gone
+
+
+def hearing(probe: redis.Redis) -> set[str]:
+    """The connections to which messages go."""
+    return {client["id"] for client in probe.client_list(_type="pubsub")}
+
+
+@two_servers
+async def test_a_grant_whose_message_was_lost_with_its_connection_arrives(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    holder = await held(face, face.client(server.unix_url))
+    waiting = [wait_with(face, face.client(proxy.url))]
+    await queued(face, probe, 1)
+    waiting.append(wait_with(face, face.client(server.unix_url)))
+    await queued(face, probe, 2)
+    armed = proxy.arm(swallow(pushes=1), on_push=PUSH)
+    await face.get(holder.release())
+    await served(face, *waiting)
+    assert armed.fired == 1
+
+
+@two_servers
+async def test_a_grant_whose_message_never_comes_is_found_by_looking(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis
+) -> None:
+    holder = await held(face, face.client(server.unix_url))
+    lock, job = wait_with(face, face.client(proxy.url))
+    await queued(face, probe, 1)
+    armed = proxy.arm(swallow(pushes=1, close=False), on_push=PUSH)
+    await face.get(holder.release())
+    assert await job.get(TWO_LOOKS) is True and armed.fired == 1
+    await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------------- servers that forget
+
+
+@pytest.mark.parametrize(("server", "kind"), [("valkey", "valkey"), ("floor", "floor")], indirect=["server"])
+async def test_a_server_that_comes_back_empty_finds_all_who_wait(
+    face: Face, server: Server, start_server: Callable[..., Server], no_look: None, kind: str
+) -> None:
+    """They come to it by themselves, and one of them at a time gets the lock. Who held it before believes so until its
+    lease ends, as it must: nobody could have told it; but its release says that it was lost."""
+    old = start_server(kind)
+    with FaultProxy(old.unix_url) as proxy, redis.Redis(unix_socket_path=old.path) as raw:
+        holding, one, two = (face.client(proxy.url) for _ in range(3))
+        holder = await held(face, holding)
+        left = []
+        for number, (client, fair) in enumerate([(one, False), (two, False), (one, True)]):
+            left.append(wait_with(face, client, fair=fair))
+            await queued(face, raw, number + 1)
+        old.stop()
+        new = start_server(kind)
+        proxy.upstream = new.unix_url
+        with redis.Redis(unix_socket_path=new.path) as raw:
+            while left:
+                ((lock, job),) = await either(face, left)
+                assert await job.get() is True and proves(raw.get(NAME), lock.lease.token)
+                left.remove((lock, job))
+                if not left:
+                    assert holder.lease.valid
+                    with pytest.raises(fastlock.LockNotOwnedError):
+                        await face.get(holder.release())
+                    assert proves(raw.get(NAME), lock.lease.token)
+                await face.get(lock.release())
+            assert raw.keys() == []
+
+
+async def test_a_server_that_forgets_its_scripts_forgets_nobody(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """At every point: while they wait, before a lock is handed over, and while it is on its way."""
+    holder = await held(face, face.client(server.unix_url))
+    waiting = [wait_with(face, face.client(proxy.url))]
+    await queued(face, probe, 1)
+    waiting.append(wait_with(face, face.client(server.unix_url)))
+    await queued(face, probe, 2)
+    probe.script_flush()
+    assert await face.get(face.client(server.unix_url).lock(NAME).acquire(blocking_timeout=0.03)) is False
+    await queued(face, probe, 2)
+    probe.script_flush()
+    armed = proxy.arm(stall(), on_push=PUSH)
+    await face.get(holder.release())
+    await until(face, lambda: armed.fired, "the moment")
+    probe.script_flush()
+    armed.resume()
+    for lock, job in waiting:
+        assert await job.get(SOON) is True
+        probe.script_flush()
+        await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------------- users without rights
+
+UserUrl = Callable[..., str]
+WITHOUT = {
+    "scripts": "+@all -eval -evalsha ~* &*",
+    "queue": "+@all ~sku &*",
+    "subscribe": "+@all -subscribe ~* &*",
+    "channels": "+@all ~* resetchannels",
+    "publish": "+@all -publish ~* &*",
+}
+# Servers without commands of their own for it all need scripts for everything.
+CELLS = [(server, what) for server in ("valkey", "floor") for what in WITHOUT if (server, what) != ("floor", "scripts")]
+UNTOLD = [(server, what) for server, what in CELLS if what != "publish"]  # who may only not tell others is told
+
+
+@pytest.fixture
+def user_url(server: Server, probe: redis.Redis) -> Iterator[UserUrl]:
+    """user_url("-publish", "~*"): the URL of a user with these rights."""
+
+    def url(rules: str) -> str:
+        probe.execute_command("ACL", "SETUSER", "limited", "reset", "on", "nopass", *rules.split())
+        return f"unix://limited:any@{server.path}"
+
+    yield url
+    probe.execute_command("ACL", "DELUSER", "limited")
+
+
+@pytest.mark.parametrize(("server", "missing"), UNTOLD, indirect=["server"])
+async def test_a_waiter_without_rights_gets_the_lock_by_looking(
+    face: Face, server: Server, probe: redis.Redis, user_url: UserUrl, no_look: None, missing: str
+) -> None:
+    """Every `sleep` seconds, whatever it may not do."""
+    holder = await held(face, face.client(server.unix_url))
+    client = face.client(user_url(WITHOUT[missing]))
+    pairs = [wait_with(face, client, sleep=0.01, fair=fair) for fair in (False, True)]
+    asked = client.get_stats()["commands"]
+    await until(face, lambda: client.get_stats()["commands"] > asked + 4, "looks")
+    assert not any(job.finished.is_set() for _, job in pairs)
+    await face.get(holder.release())
+    while pairs:
+        ((lock, job),) = await either(face, pairs)
+        assert await job.get() is True and proves(probe.get(NAME), lock.lease.token)
+        pairs.remove((lock, job))
+        await face.get(lock.release())

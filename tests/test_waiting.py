@@ -1,0 +1,455 @@
+"""Who waits, and who gets it: order among clients and processes, handover, and what a waiter that goes leaves behind.
+
+The regular look of a waiter (every second) is taken away where a message has to do: what was forgotten then stays so,
+and the test ends with an error instead of a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall
+from support.party import LONG, NAME, ORDER, QUEUE, SOON, Party, either, held, queued, until, wait_with, waits
+
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
+# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts.
+two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
+PUSH = b"$7\r\nmessage\r\n"  # in each message to a waiter
+
+
+# --------------------------------------------------------------------------------------------------------------- order
+
+
+async def test_strict_order_over_clients_and_processes(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """All of them one after the other as they came, whosever process they live in."""
+    with Party(face, server.unix_url, fair=True) as one, Party(face, server.unix_url, fair=True) as two:
+        clients = [face.client(server.unix_url) for _ in range(2)]
+        holder = await held(face, face.client(server.unix_url))
+        for party in (one, two):
+            await party.hears("ready")
+        arrivals: list[Any] = [clients[0], one, clients[1], clients[0], two, clients[1], clients[0]]
+        jobs = []
+        for number, who in enumerate(arrivals):
+            if isinstance(who, Party):
+                who.tell(f"turn {number}")
+            else:
+                jobs.append(face.start(lambda who=who, number=number: turn(face, who, probe, number, fair=True)))
+            await queued(face, probe, number + 1)
+        await face.get(holder.release())
+        for job in jobs:
+            await job.get(SOON)
+        for party in (one, two):
+            await party.hears("served")
+            assert await party.ask("gates", "gates") == "gates 0"
+        assert [int(label) for label in probe.lrange(ORDER, 0, -1)] == list(range(len(arrivals)))
+        probe.delete(ORDER)
+
+
+async def turn(face: Face, client: Any, probe: redis.Redis, number: int, **terms: Any) -> None:
+    lock = client.lock(NAME, timeout=LONG, sleep=LONG, **terms)
+    await face.get(lock.acquire())
+    probe.rpush(ORDER, number)
+    await face.checkpoint()
+    await face.get(lock.release())
+
+
+async def test_within_a_process_who_came_first_is_served_first(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """Also where the lease passes on without the server, and where two processes take turns."""
+    clients = [face.client(server.unix_url) for _ in range(2)]
+    holder = await held(face, face.client(server.unix_url))
+    jobs = []
+    for number in range(12):
+        client = clients[number % 2]
+        jobs.append(face.start(lambda client=client, number=number: turn(face, client, probe, number)))
+        await waits(face, client, number // 2 + 1)
+    await queued(face, probe, 2)
+    await face.get(holder.release())
+    for job in jobs:
+        await job.get(SOON)
+    order = [int(label) for label in probe.lrange(ORDER, 0, -1)]
+    assert sorted(order) == list(range(12))
+    for parity in range(2):
+        assert [each for each in order if each % 2 == parity] == list(range(parity, 12, 2))
+    probe.delete(ORDER)
+
+
+async def test_who_comes_again_waits_behind_those_of_other_processes(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """A process whose callers come again and again lets the others in."""
+    busy, other = face.client(server.unix_url), face.client(server.unix_url)
+    over: list[bool] = []
+
+    async def again() -> None:
+        lock = busy.lock(NAME, timeout=LONG)
+        while not over:
+            await face.get(lock.acquire())
+            await face.checkpoint()
+            await face.get(lock.release())
+
+    jobs = [face.start(again) for _ in range(3)]
+    await waits(face, busy, 3)
+    for count in range(5):
+        lock, job = wait_with(face, other)
+        assert await job.get(SOON) is True, f"round {count}"
+        await face.get(lock.release())
+    over.append(True)
+    for job in jobs:
+        await job.get(SOON)
+
+
+async def test_who_finds_a_name_free_leaves_it_to_who_came_first(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """Nobody was told that it is free, as nobody let go of it: the next who comes sees to it."""
+    await held(face, face.client(server.unix_url))
+    waiting = []
+    for number in range(2):
+        waiting.append(wait_with(face, face.client(server.unix_url), fair=True))
+        await queued(face, probe, number + 1)
+    probe.delete(NAME)
+    waiting.append(wait_with(face, face.client(server.unix_url), fair=True))
+    for number, (lock, job) in enumerate(waiting):
+        assert await job.get(SOON) is True, f"number {number}"
+        await queued(face, probe, 2 - number)
+        await face.get(lock.release())
+
+
+# --------------------------------------------------------------------------------- who goes at the moment of its grant
+
+WAYS = [("timeout", "threads"), ("timeout", "asyncio"), ("cancel", "asyncio")]
+
+
+@two_servers
+@pytest.mark.parametrize("behind", ["elsewhere", "same client"])
+@pytest.mark.parametrize("late", ["message", "reply"])
+@pytest.mark.parametrize(("way", "face"), WAYS, indirect=["face"], ids=["-".join(way) for way in WAYS])
+async def test_who_goes_while_the_lock_is_on_its_way_passes_it_on(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, way: str, late: str, behind: str
+) -> None:
+    """The grant is made, and the message about it, or the reply that confirms it, comes when the waiter has gone."""
+    going = face.client(proxy.url, reply_timeout=LONG)
+    others = face.client(server.unix_url)
+    for limit in (0.15, 0.4, 0.8):  # seconds: as long as it takes to come so far, and shorter than a grant's moment
+        holder = await held(face, others)
+        _, gone = wait_with(face, going, blocking_timeout=limit if way == "timeout" else None)
+        await until(face, lambda gone=gone: probe.zcard(QUEUE) == 1 or gone.finished.is_set(), "the first")
+        following, next_one = wait_with(face, going if behind == "same client" else others)
+        both = (lambda: waiting_now(going) == 2) if behind == "same client" else (lambda: probe.zcard(QUEUE) == 2)
+        await until(face, lambda gone=gone, both=both: both() or gone.finished.is_set(), "the second")
+        armed = proxy.arm(stall(), on_push=PUSH) if late == "message" else proxy.arm(stall(), command="EVALSHA")
+        await face.get(holder.release())
+        await until(face, lambda gone=gone, armed=armed: armed.fired or gone.finished.is_set(), "the moment")
+        hit = bool(armed.fired)
+        if way == "cancel":
+            gone.cancel()
+        await is_gone(gone, way)
+        if behind == "same client":
+            armed.resume()
+        assert await next_one.get(SOON) is True and following.lease.valid
+        armed.resume()
+        assert probe.zcard(QUEUE) == 0
+        await face.get(following.release())
+        if hit:
+            return
+    pytest.fail("a machine that is too slow for this test")
+
+
+def waiting_now(client: Any) -> int:
+    """How many callers of this client wait."""
+    return sum(len(gate.waiters) for gate in client._wire.gates.by_key.values())
+
+
+async def is_gone(job: Any, way: str) -> None:
+    if way == "cancel":
+        with pytest.raises(asyncio.CancelledError):
+            await job.get(SOON)
+    else:
+        assert await job.get(SOON) is False
+
+
+@two_servers
+@pytest.mark.parametrize("late", ["message", "reply"])
+async def test_who_is_interrupted_while_the_lock_is_on_its_way_passes_it_on(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, late: str
+) -> None:
+    """By Ctrl-C, in the main thread of a process."""
+    with Party(face, proxy.url, timeout=LONG) as party:
+        await party.hears("ready")
+        holder = await held(face, face.client(server.unix_url))
+        party.tell("acquire")
+        await queued(face, probe, 1)
+        following, next_one = wait_with(face, face.client(server.unix_url))
+        await queued(face, probe, 2)
+        armed = proxy.arm(stall(), on_push=PUSH) if late == "message" else proxy.arm(stall(), command="EVALSHA")
+        await face.get(holder.release())
+        await until(face, lambda: armed.fired, "the moment")
+        party.interrupt()
+        await party.hears("interrupted")
+        assert await next_one.get(SOON) is True
+        armed.resume()
+        assert await party.ask("gates", "gates") == "gates 0"
+        await face.get(following.release())
+
+
+@two_servers
+@pytest.mark.parametrize("fair", [False, True], ids=["any", "fair"])
+async def test_whenever_waiters_go_nobody_is_forgotten(
+    face: Face, server: Server, probe: redis.Redis, no_look: None, fair: bool
+) -> None:
+    """Three clients whose callers run out of time, are cancelled, hold for nothing or for a while, at random."""
+    clients = [face.client(server.unix_url) for _ in range(3)]
+    got: list[int] = []
+
+    async def caller(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(25):
+            lock = clients[number % 3].lock(NAME, timeout=LONG, fair=fair and chance.random() < 0.5)
+            limit = chance.choice([None, None, 0.011, 0.012, 0.015, 0.02])
+            if await face.get(lock.acquire(blocking_timeout=limit)):
+                got.append(number)
+                for _ in range(chance.randrange(4)):
+                    await face.checkpoint()
+                await face.get(lock.release())
+
+    async def fickle(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(60):
+            lock = clients[number % 3].lock(NAME, timeout=LONG, fair=fair, thread_local=False)
+            task = asyncio.ensure_future(lock.acquire())
+            for _ in range(chance.randrange(12)):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if lock.lease is not None:
+                await lock.release()
+
+    calls: list[Callable[[], Any]] = [lambda n=n: caller(n) for n in range(9)]
+    calls += [lambda n=n: fickle(n) for n in range(9, 12)] * face.is_async
+    results = await face.together(calls)
+    assert results == [None] * len(calls) and len(got) >= 9
+    assert await face.get(clients[0].lock(NAME).acquire(blocking=False)), "all of it was given back"
+    assert probe.zcard(QUEUE) == 0
+    probe.delete(NAME)
+
+
+# --------------------------------------------------------------------------------------------------- clients that close
+
+
+# -------------------------------------------------------------------------------------------------- all sorts of terms
+
+
+async def test_a_lock_without_end_goes_from_waiter_to_waiter(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """Endless ones and others, of the same and of another client: each has the lease it asked for."""
+    client, other = face.client(server.unix_url), face.client(server.unix_url)
+    holder = await held(face, other, timeout=None)
+    assert probe.pttl(NAME) == -1
+    asked: list[Any] = [(client, None), (client, None), (client, LONG), (other, None), (client, LONG), (other, LONG)]
+
+    async def user(who: Any, timeout: float | None) -> None:
+        lock = who.lock(NAME, timeout=timeout)
+        await face.get(lock.acquire())
+        assert (probe.pttl(NAME) == -1) == (timeout is None)
+        await face.checkpoint()
+        await face.get(lock.release())
+
+    jobs = [face.start(lambda who=who, timeout=timeout: user(who, timeout)) for who, timeout in asked]
+    await waits(face, client, 4)
+    await waits(face, other, 2)
+    await queued(face, probe, 2)
+    await face.get(holder.release())
+    for job in jobs:
+        await job.get(SOON)
+
+
+@pytest.mark.parametrize("token", ["mine", "fl:" + 32 * "0"], ids=["plain", "as ours"])
+async def test_tokens_that_were_given_wait_and_are_waited_for(
+    face: Face, server: Server, probe: redis.Redis, no_look: None, token: str
+) -> None:
+    """Their holder may not be told that somebody waits: then whoever does looks every `sleep` seconds."""
+    client, other = face.client(server.unix_url), face.client(server.unix_url)
+    first, given, last = (who.lock(NAME, LONG, sleep=0.01, thread_local=False) for who in (client, other, client))
+    assert await face.get(first.acquire())
+    jobs = [face.start(lambda: given.acquire(token=token))]
+    await until(face, lambda: probe.info("commandstats").get("cmdstat_pttl"), "a look")
+    assert not jobs[0].finished.is_set() and probe.zcard(QUEUE) == 0, "two may give the same one"
+    await face.get(first.release())
+    assert await jobs[0].get(SOON) is True and probe.get(NAME) == token.encode() == given.lease.token
+    jobs.append(face.start(last.acquire))
+    await queued(face, probe, 1)
+    assert await face.get(given.owned()) and await face.get(given.extend(5))
+    await face.get(given.release())
+    assert await jobs[1].get(SOON) is True
+    await face.get(last.release())
+
+
+async def test_who_waits_shortly_goes_in_time_and_leaves_nothing(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """No look is due before its time is over, so it has to go by itself; what comes in time, it gets."""
+    client, other = face.client(server.unix_url), face.client(server.unix_url)
+    holder = await held(face, other)
+    for fair in (False, True):
+        assert await face.get(client.lock(NAME, fair=fair).acquire(blocking_timeout=0.03)) is False
+        await queued(face, probe, 0)
+    lock, job = wait_with(face, client, blocking_timeout=LONG / 3)
+    await queued(face, probe, 1)
+    assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.03)) is False
+    assert probe.zcard(QUEUE) == 1, "the one before it still waits"
+    await face.get(holder.release())
+    assert await job.get(SOON) is True
+    await face.get(lock.release())
+
+
+# -------------------------------------------------------------------------------------------------------------- batches
+
+
+async def test_a_batch_that_is_let_go_reaches_all_who_wait(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """Those of the same client and of others, in strict order or not."""
+    client, other = face.client(server.unix_url), face.client(server.unix_url)
+    names = [f"n{number}" for number in range(8)]
+    leases = await face.get(client.acquire_many(names, timeout=LONG))
+    waiters = [(client, 0, False), (other, 1, False), (client, 2, True), (other, 3, True), (client, 4, False)]
+    waiters.append((other, 4, False))
+
+    async def user(who: Any, number: int, fair: bool) -> int:
+        lock = who.lock(names[number], timeout=LONG, fair=fair)
+        await face.get(lock.acquire())
+        await face.get(lock.release())
+        return number
+
+    jobs = [face.start(lambda each=each: user(*each)) for each in waiters]
+    queue = "fastlock:queue:{n%d}"
+    for number, count in ((0, 1), (1, 1), (2, 1), (3, 1), (4, 2)):
+        await until(face, lambda n=number, c=count: probe.zcard(queue % n) == c, f"{count} for {number}")
+    again = await face.get(other.acquire_many([*names, "free"], timeout=LONG))
+    assert [lease is not None for lease in again] == [False] * 8 + [True], "a batch waits for nobody, and takes nothing"
+    assert await face.get(client.release_many(leases)) == [True] * 8
+    assert [await job.get(SOON) for job in jobs] == [0, 1, 2, 3, 4, 4]
+    assert await face.get(other.release_many([again[-1]])) == [True]
+    assert await face.get(client.release_many(leases)) == [False] * 8
+
+
+async def test_a_lease_that_goes_round_may_be_let_go_in_a_batch(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """The next of the client has it then, as after any release."""
+    client = face.client(server.unix_url)
+    holder = await held(face, face.client(server.unix_url))
+    pairs = []
+    for number in range(3):
+        pairs.append(wait_with(face, client))
+        await waits(face, client, number + 1)
+    await queued(face, probe, 1)
+    await face.get(holder.release())
+    for lock, job in pairs:
+        assert await job.get(SOON) is True
+        assert await face.get(client.release_many([lock.lease])) == [True]
+
+
+# ------------------------------------------------------------------------------------------ with redis-py's lock
+
+
+class Theirs:
+    """redis-py's lock, in whichever thread uses it."""
+
+    def __init__(self, server: Server, **terms: Any) -> None:
+        self.raw = redis.Redis(unix_socket_path=server.path)
+        self.lock = self.raw.lock(NAME, **{"timeout": LONG, "thread_local": False, **terms})
+
+    def __enter__(self) -> Any:
+        return self.lock
+
+    def __exit__(self, *exc: object) -> None:
+        self.raw.close()
+
+
+async def test_their_holder_tells_nobody_and_is_followed_all_the_same(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """It cannot be told that somebody waits, so these look every `sleep` seconds."""
+    with Theirs(server) as theirs:
+        assert theirs.acquire(blocking=False)
+        token = probe.get(NAME)
+        clients = [face.client(server.unix_url) for _ in range(2)]
+        pairs = [wait_with(face, client, sleep=0.01) for client in clients]
+        await queued(face, probe, 2)
+        assert probe.get(NAME) == token and theirs.owned()
+        theirs.release()
+        ((first, _),) = await either(face, pairs)
+        assert not theirs.acquire(blocking=False) and await face.get(first.owned())
+        await face.get(first.release())
+        for lock, job in pairs:
+            assert await job.get(SOON) is True
+            if lock is not first:
+                await face.get(lock.release())
+
+
+async def test_their_lost_lock_frees_nothing_of_ours(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    with Theirs(server) as theirs:
+        assert theirs.acquire(blocking=False)
+        lock, job = wait_with(face, face.client(server.unix_url), sleep=0.01)
+        behind, last = wait_with(face, face.client(server.unix_url), sleep=0.01)
+        await queued(face, probe, 2)
+        probe.delete(NAME)
+        ((first, _),) = await either(face, [(lock, job), (behind, last)])
+        for call in (lambda: theirs.extend(5), theirs.reacquire, theirs.release):
+            with pytest.raises(redis.exceptions.LockNotOwnedError):
+                call()
+        assert await face.get(first.owned())
+        await face.get(first.release())
+        assert [await job.get(SOON), await last.get(SOON)] == [True, True]
+        await face.get((behind if first is lock else lock).release())
+
+
+async def test_their_locks_and_ours_exclude_each_other(face: Face, server: Server, probe: redis.Redis) -> None:
+    """Many rounds of both kinds, in threads of their own: never two holders, and nobody is told a lie."""
+    overlaps: list[int] = []
+    clients = [face.client(server.unix_url) for _ in range(2)]
+
+    def inside() -> None:
+        overlaps.append(probe.incr("inside"))
+        probe.decr("inside")
+
+    async def ours(number: int) -> None:
+        lock = clients[number % 2].lock(NAME, timeout=LONG, sleep=0.001, fair=number == 3)
+        for _ in range(20):
+            assert await face.get(lock.acquire())
+            inside()
+            await face.checkpoint()
+            assert await face.get(lock.owned())
+            await face.get(lock.release())
+
+    def their_rounds() -> None:
+        with Theirs(server, sleep=0.001) as theirs:
+            for _ in range(20):
+                assert theirs.acquire()
+                inside()
+                assert theirs.owned()
+                theirs.release()
+
+    async def beside() -> None:
+        await (asyncio.to_thread(their_rounds) if face.is_async else face.get(their_rounds()))
+
+    results = await face.together([*(lambda n=n: ours(n) for n in range(4)), beside, beside])
+    assert results == [None] * 6
+    assert overlaps == [1] * 120
+    probe.delete("inside")
