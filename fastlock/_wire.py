@@ -520,6 +520,9 @@ class Wire:
             self._changed.notify_all()
         self._closing.set()
         self.gates.call_all()
+        for connection in connections:
+            if connection.hears:  # one of those who were called may be reading there: the reply wakes it
+                connection.post(Undo([], [], math.inf))
         until = now() + PARTING
         while self.gates.by_place and now() < until:  # each leaves the queue as it goes
             time.sleep(0.0005)

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import redis
 from support.faces import Face
-from support.faultproxy import FaultProxy, stall
+from support.faultproxy import FaultProxy, stall, swallow
 from support.party import LONG, NAME, ORDER, QUEUE, SOON, Party, either, held, queued, until, wait_with, waits
 
+import fastlock
+from fastlock import _aio_wire, _wire
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -246,6 +248,44 @@ async def test_whenever_waiters_go_nobody_is_forgotten(
 
 
 # --------------------------------------------------------------------------------------------------- clients that close
+
+
+@two_servers
+@pytest.mark.parametrize("strict", [0, 1], ids=["alone", "strict too"])
+@pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
+async def test_a_client_that_closes_leaves_the_queue_to_the_others(
+    face: Face,
+    proxy: FaultProxy,
+    server: Server,
+    probe: redis.Redis,
+    no_look: None,
+    monkeypatch: pytest.MonkeyPatch,
+    granted: bool,
+    strict: int,
+) -> None:
+    """At once, and not when its time to part is over; also with a grant on its way, of which it never hears."""
+    for module in (_wire, _aio_wire):
+        monkeypatch.setattr(module, "PARTING", 2 * SOON)
+    closing, staying = face.client(proxy.url), face.client(server.unix_url)
+    holder = await held(face, face.client(server.unix_url))
+    jobs = [wait_with(face, closing, fair=fair)[1] for fair in [False, False] + [True] * strict]
+    await waits(face, closing, 2 + strict)
+    await queued(face, probe, 1 + strict)
+    lock, job = wait_with(face, staying)
+    await queued(face, probe, 2 + strict)
+    if granted:
+        armed = proxy.arm(swallow(pushes=1, close=False), on_push=PUSH)
+        await face.get(holder.release())
+        await until(face, lambda: armed.fired, "the moment")
+    await face.start(closing.close).get(SOON)
+    for each in jobs:
+        with pytest.raises(fastlock.ClientClosedError):
+            await each.get(SOON)
+    if not granted:
+        assert len(await queued(face, probe, 1)) == 1, "the one who stays"
+        await face.get(holder.release())
+    assert await job.get(SOON) is True
+    await face.get(lock.release())
 
 
 # -------------------------------------------------------------------------------------------------- all sorts of terms
