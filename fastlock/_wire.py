@@ -391,7 +391,14 @@ class Wire:
         """The connection on which messages come: nobody's own while somebody waits."""
         ear = self._ear
         if ear is None or ear.dead is not None:
-            self._ear, self.away = ear, _ = self._more()
+            fresh, owner = self._more()
+            with self._mutex:
+                ear = self._ear
+                if ear is None or ear.dead is not None:
+                    self._ear = ear = fresh
+                    self.away = int(owner)
+                elif owner:  # meanwhile another thread has found one
+                    self.idle.append(fresh)
         with self._mutex:
             if ear in self.idle:
                 self.idle.remove(ear)

@@ -139,6 +139,28 @@ async def test_a_waiter_that_is_frozen_holds_up_nobody_for_long(face: Face, serv
 # ------------------------------------------------------------------------------------------- connections that are gone
 
 
+@two_servers
+@pytest.mark.parametrize("kinds", [["pubsub"], ["pubsub", "normal"]], ids=["messages", "all"])
+async def test_who_waits_keeps_its_place_when_its_connections_are_killed(
+    face: Face, server: Server, probe: redis.Redis, no_look: None, kinds: list[str]
+) -> None:
+    one, two = (face.client(server.unix_url) for _ in range(2))
+    holder = await held(face, face.client(server.unix_url))
+    waiting = []
+    for number, (client, fair) in enumerate([(one, False), (two, False), (one, True)]):
+        waiting.append(wait_with(face, client, fair=fair))
+        places = await queued(face, probe, number + 1)
+    for _ in range(3):
+        killed = hearing(probe)
+        assert len(killed) == 2
+        for kind in kinds:
+            probe.client_kill_filter(_type=kind, skipme=True)
+        await until(face, lambda killed=killed: len(hearing(probe) - killed) == 2, "new connections for messages")
+    assert await queued(face, probe, 3) == places
+    await face.get(holder.release())
+    await served(face, *waiting)
+
+
 def hearing(probe: redis.Redis) -> set[str]:
     """The connections to which messages go."""
     return {client["id"] for client in probe.client_list(_type="pubsub")}

@@ -288,6 +288,32 @@ async def test_a_client_that_closes_leaves_the_queue_to_the_others(
     await face.get(lock.release())
 
 
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+async def test_two_who_come_at_once_share_the_connection_for_messages(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """One of them is still connecting when the other has found a connection: only one of these is taken away."""
+    client = face.client(proxy.url)
+    holder = await held(face, face.client(server.unix_url))
+    client.server_info()
+    busy = client._wire.idle.pop()  # as if another thread had it for now
+    armed = proxy.arm(stall(), command="HELLO", times=1)
+    strict, last = wait_with(face, client, fair=True)
+    armed.wait()
+    client._wire.idle.append(busy)
+    lock, first = wait_with(face, client)
+    await queued(face, probe, 1)
+    armed.resume()
+    await queued(face, probe, 2)
+    (inbox,) = probe.pubsub_channels("fastlock:*")
+    assert probe.pubsub_numsub(inbox) == [(inbox, 1)]
+    holder.release()
+    for each, job in ((lock, first), (strict, last)):
+        assert await job.get(SOON) is True
+        each.release()
+    assert client._wire.away + len(client._wire.idle) == len(client._wire.connections), "none is lost"
+
+
 # -------------------------------------------------------------------------------------------------- all sorts of terms
 
 
