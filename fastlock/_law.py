@@ -321,10 +321,21 @@ class Release(Ask):
         except errors.ResponseError as error:
             if not errors.forbids(error):
                 raise
+            return (yield from self._alone(trial))
+
+    def _alone(self, trial: Trial) -> Steps:
+        """By a user who may not hand over: in whichever form the token stands there; those who wait come to look."""
+        for _ in range(2):  # it can be marked in between, once
             held = yield from settled(Ask(say.GET, self.key), trial)
-            if say.proves(held, self.token):
-                raise
-            return 0
+            if not say.proves(held, self.token):
+                break
+            ask = Ask(say.RELEASE, self.key, held)
+            try:
+                if (yield from settled(ask, trial)):
+                    return 1
+            finally:
+                self.stale += ask.stale  # of what broke under it: to be ended before all is undone
+        return 0
 
     def _doubted(self, trial: Trial) -> Undo | None:
         """What went out with its reply lost: it may have been the one that let go."""

@@ -296,3 +296,16 @@ async def test_a_waiter_without_rights_gets_the_lock_by_looking(
         assert await job.get() is True and proves(probe.get(NAME), lock.lease.token)
         pairs.remove((lock, job))
         await face.get(lock.release())
+
+
+@pytest.mark.parametrize(("server", "missing"), CELLS, indirect=["server"])
+async def test_a_holder_without_rights_is_followed(
+    face: Face, server: Server, probe: redis.Redis, user_url: UserUrl, missing: str
+) -> None:
+    """It may not be able to tell those who wait, who then find out by themselves."""
+    holder = await held(face, face.client(user_url(WITHOUT[missing])))
+    lock, job = wait_with(face, face.client(server.unix_url))
+    await queued(face, probe, 1)
+    await face.get(holder.release())
+    assert await job.get(TWO_LOOKS) is True
+    await face.get(lock.release())

@@ -356,14 +356,35 @@ def test_a_reply_of_the_wrong_shape_hands_nothing_over(clock: Clock, reply: Any)
 FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' command")
 
 
-@pytest.mark.parametrize(("held", "raises"), [(None, False), (OTHER, False), (MINE, True), (MARKED, True)])
-def test_who_may_not_hand_over_asks_whether_there_is_anything_to_hand_over(
-    clock: Clock, held: bytes | None, raises: bool
-) -> None:
-    outcome, asked, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held)
-    assert asked == [say.RELEASE, HAND_OVER, say.GET]
-    assert (outcome, played.raised is not None) == ((None, True) if raises else (False, False))
-    assert not raises or type(played.raised) is type(errors.from_reply(FORBIDDEN))
+@pytest.mark.parametrize("held", [None, OTHER])
+def test_who_may_not_hand_over_asks_whether_there_is_anything_to_hand_over(clock: Clock, held: bytes | None) -> None:
+    outcome, asked, _ = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held)
+    assert (outcome, asked) == (False, [say.RELEASE, HAND_OVER, say.GET])
+
+
+@pytest.mark.parametrize("held", [MINE, MARKED])
+def test_who_may_not_hand_over_lets_go_of_what_is_marked(clock: Clock, held: bytes) -> None:
+    """Who waits comes to look by itself; nobody would, were it held until the lease ends."""
+    outcome, asked, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held, 1)
+    assert (outcome, asked) == (True, [say.RELEASE, HAND_OVER, say.GET, say.RELEASE])
+    assert played.asks[-1].token == held
+
+
+def test_who_may_not_hand_over_may_be_waited_for_while_it_asks(clock: Clock) -> None:
+    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, MARKED, 1)
+    assert outcome is True and [ask.token for ask in played.asks[-3::2]] == [MINE, MARKED]
+    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, OTHER)
+    assert outcome is False
+
+
+def test_who_may_not_let_go_at_all_is_told_so(clock: Clock) -> None:
+    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MARKED, FORBIDDEN, FORBIDDEN)
+    assert outcome is None and type(played.raised) is type(errors.from_reply(FORBIDDEN))
+
+
+def test_what_broke_under_a_release_without_rights_is_ended_with_its_undo(clock: Clock) -> None:
+    _, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MARKED, lost(session="it"), *[FORBIDDEN] * 2)
+    assert played.raised is not None and played.undos[-1].stale == ("it",)
 
 
 def test_an_error_of_a_hand_over_is_raised(clock: Clock) -> None:

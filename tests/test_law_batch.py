@@ -163,10 +163,13 @@ def test_a_flush_that_was_never_sent_releases_nothing(clock: Clock) -> None:
 
 
 def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None:
-    """As long as what stands there is not its own: else somebody waits, and would for ever."""
+    """As long as what stands there is not its own: else somebody waits, and it lets go of what is marked."""
     played = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], OTHER)
     assert played.outcome == [False, True]
-    played = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], MARKED)
+    played = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], MARKED, 1)
+    assert played.outcome == [True, True] and played.asks[-1].token == MARKED
+    refused = [FORBIDDEN] * 2
+    played = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], MARKED, *refused)
     assert type(played.raised) is type(errors.from_reply(FORBIDDEN))
 
 
