@@ -364,8 +364,22 @@ def _extended(ask: Ask, answer: Any, trial: Trial) -> Steps:
     answer = yield from settle(ask, answer, trial)
     if answer is None and say.markable(ask.token):  # somebody waits, or it is not the caller's
         ask.verb = say.EXTEND_SCRIPT
-        answer = yield from settle(ask, (yield ask), trial)
+        try:
+            answer = yield from settle(ask, (yield ask), trial)
+        except errors.ResponseError as error:
+            if not errors.forbids(error):
+                raise
+            return (yield from _extended_as_it_stands(ask, trial))
     return answer
+
+
+def _extended_as_it_stands(ask: Ask, trial: Trial) -> Steps:
+    """By a user who may not run scripts: marked once, the token stays so."""
+    held = yield from settled(Ask(say.GET, ask.key), trial)
+    if not say.proves(held, ask.token):
+        return None
+    ask.verb, ask.token = say.EXTEND, held
+    return (yield from settled(ask, trial))
 
 
 def _given_up(ask: Ask, lease: Lease | None) -> Undo | None:

@@ -306,6 +306,7 @@ async def test_a_holder_without_rights_is_followed(
     holder = await held(face, face.client(user_url(WITHOUT[missing])))
     lock, job = wait_with(face, face.client(server.unix_url))
     await queued(face, probe, 1)
+    assert await face.get(holder.extend(5)) is True and probe.pttl(NAME) > LONG * 1000
     await face.get(holder.release())
     assert await job.get(TWO_LOOKS) is True
     await face.get(lock.release())

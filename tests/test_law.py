@@ -537,6 +537,16 @@ def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
     assert asked == [say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND_SCRIPT]
 
 
+def test_who_may_run_no_scripts_extends_the_token_as_it_stands(clock: Clock) -> None:
+    for held, last, outcome in ((MARKED, b"OK", True), (MARKED, None, False), (OTHER, ..., False), (None, ..., False)):
+        lease = lease_of(clock, 10)
+        replies = [None, FORBIDDEN, held, *([] if last is ... else [last])]
+        played = play(clock, law.prolong(lease, 60_000, True, clock), *replies)
+        assert (played.outcome, lease.valid) == (outcome, outcome)
+        assert verbs(played)[2] == say.GET and len(played.asks) == len(replies)
+        assert last is ... or (played.asks[0].verb, played.asks[0].token) == (say.EXTEND, MARKED)
+
+
 # ------------------------------------------------------------------------------------------------------------ patience
 
 
