@@ -138,15 +138,16 @@ def hand_over(name: bytes, token: bytes) -> tuple[bytes, ...]:
 
 
 def undo(names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], by_text: bool) -> list[Call]:
-    """Two calls for each name that release it: if nobody waits, and if somebody does, which not every user may do."""
+    """Two calls for each name that release it: to who waits, if anybody does, which not every user may do; and should
+    that be refused. In this order, as a token that was just granted is not marked, whoever waits behind it."""
     calls: list[Call] = []
     for name, token in zip(names, tokens, strict=True):
         if by_text:
-            calls.append((b"EVAL", RELEASE_LUA.text, b"1", name, token))
             calls.append((b"EVAL", HAND_OVER_LUA.text, b"2", name, queue_key(name), token))
+            calls.append((b"EVAL", RELEASE_LUA.text, b"1", name, token))
         else:
             native = (b"DELIFEQ", name, token), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, token)
-            calls += [native[DELIFEQ not in capabilities], hand_over(name, token)]
+            calls += [hand_over(name, token), native[DELIFEQ not in capabilities]]
     return calls
 
 

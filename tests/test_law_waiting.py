@@ -366,12 +366,12 @@ def test_an_undo_lets_go_whether_or_not_somebody_waits_and_by_text_of_what_was_r
     undo.link = link
     assert undo.kind == _steps.CALLS and not undo.done()
     plain = [(b"DELIFEQ", b"a", b"1")] if native else [(b"EVALSHA", say.RELEASE_LUA.sha, b"1", b"a", b"1")]
-    assert undo.calls[:2] == [*plain, say.hand_over(b"a", b"1")] and len(undo.calls) == 6
+    assert undo.calls[:2] == [say.hand_over(b"a", b"1"), *plain] and len(undo.calls) == 6
     refused, forgotten = error("NOPERM"), error("NOSCRIPT")
-    undo.set_result([0, 1, 1, forgotten, 0, forgotten])
+    undo.set_result([1, 0, forgotten, 1, forgotten, 0])
     assert link.posted == [(undo, say.undo([b"c"], [b"3"], frozenset(), by_text=True))], "only c may still be held"
     assert [call[:1] for call in undo.calls] == [(b"EVAL",), (b"EVAL",)]
-    undo.set_result([0, refused])
+    undo.set_result([refused, 0])
     assert len(link.posted) == 1, "in no other words either"
 
 

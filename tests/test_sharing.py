@@ -20,6 +20,7 @@ import redis.asyncio
 from support.faces import Face
 
 import fastlock
+from fastlock import _commands as say
 from fastlock._commands import proves
 from fastlock.embedded import Server
 
@@ -286,6 +287,29 @@ sys.stdin.readline()
 print(json.dumps(overlaps))
 client.close()
 """
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(
+    server: Server, probe: redis.Redis, by_text: bool
+) -> None:
+    """By an undo, which may come before what it says to the queue: nobody has marked a token that was just granted."""
+    holder, first, second = (b"fl:" + letter * 32 for letter in (b"a", b"b", b"c"))
+    inbox = b"fastlock:" + b"d" * 32
+    for script in say.SCRIPTS:
+        probe.execute_command(*script.load)
+    with probe.pubsub() as messages:
+        messages.subscribe(inbox)
+        assert messages.get_message(timeout=10) is not None, "both can be told"
+        probe.set("sku", holder)
+        for place in (first, second):
+            probe.execute_command(*say.enter(b"sku", place, inbox, 10_000, False))
+        assert probe.execute_command(*say.hand_over(b"sku", holder)) == 1
+        assert probe.get("sku") == first, "for a moment"
+        for call in say.undo([b"sku"], [first], frozenset(), by_text):
+            probe.execute_command(*call)
+        assert probe.get("sku") == second
+        probe.execute_command(*say.leave(b"sku", second, inbox))
 
 
 def test_never_two_holders_over_processes(impl: str, server: Server, probe: redis.Redis) -> None:
