@@ -1,22 +1,30 @@
 """The protocol of handing over as a state machine without time, explored in every order of events.
 
-A client is a process: so many of its callers want one name, each once, and it has one place in the server's queue.
-Pushes are hints: who hears one asks the server. The environment may crash a client, cut a connection (a prefix of what
-was sent was executed, replies and pushes are lost), make a caller give up, let a lease or a grant run out, and take a
-free name for a client of another library. Checked: at most one client believes that it holds; and where nothing more
-can happen, every caller got the lock or gave up, and key and queue are gone. A look is a waiter's timer: the real one
-goes off every second whatever happens, and would heal what the protocol forgets, so here only where no message can tell
-why, as the key has gone by itself, or its holder is of another library.
+A client is a process: some callers that want one name, each once. Messages are hints: who hears one asks the server.
+The environment may crash a client, cut its connections (some of what was sent was executed, replies and messages are
+lost), make a caller give up, let a lease or a grant run out, and take a free name for a client of another library.
+Checked: at most one believes that it holds; and where nothing more can happen, every caller got the lock or gave up,
+and key and queue are gone. What the real scripts, law and gates do is held against this by support/replay.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any, NamedTuple
 
-FREE, OTHER = -1, -2  # holders that are no client: nobody, and a client of another library
-START, SET, ENTER, QUEUED, HOLD, LAPSED, DEL, REL, LEAVE, DONE, DEAD = range(11)
+Identity = tuple[int, int]  # a client, and which of its tokens and places
+Command = tuple[str, int]  # what, and by which token or place
+Event = tuple[Any, ...]
+
+FREE, OTHER = (-1, 0), (-2, 0)  # holders that are no client: nobody, and a client of another library
+NONE = -1
+STRICT = 0  # instead of a number of callers: one, who waits in strict order
+# What the first of those who have no lease yet does: BEHIND waits for another of its client, or is nobody.
+START, SET, EXTEND, ENTER, QUEUED, BEHIND, DEAD = range(7)
+GHOSTS = {"SET": "SET?", "ENTER": "ENTER?"}  # commands whose caller has given up: nobody hears the reply
+GRANTED, CONTENDED, WAIT, LATE = "granted", "granted, and more wait", "wait", "granted too late"
 
 MISTAKES = {
     "mark": "who enters does not mark the holder's token",
@@ -26,270 +34,376 @@ MISTAKES = {
     "forget": "the one who gives up takes the place of its process along",
     "believe": "a grant is believed without asking the server",
     "reenter": "after a cut a waiter waits on, though its place may be gone",
-    "self": "who enters may be granted the name by its own command, which answers: wait",
+    "self": "who enters may be granted the name by its own command, and forgets that it heard so before the reply",
     "pass lapsed": "a lease that has run out is passed on",
+    "renew": "those behind wait with the place that was granted",
+    "late": "a grant whose lease is over when it is heard counts as one",
+    "undo": "what undoes a grant does not ask who waits, if the token is not marked",
+    "owe": "what was left behind on a connection that was cut is not said again",
 }
 
 
 class Client(NamedTuple):
+    """What it knows the name by has a number: a token of its own, then one place in the server's queue after the other,
+    as a place that was granted is its lease's token, and those behind wait with the next. A lone caller begins with
+    SET; several have joined a gate and begin with ENTER, and so does one who waits in strict order.
+    """
+
     pc: int = START
-    others: int = 0  # callers behind the one at work
+    waiting: int = 1  # callers who have no lease yet
+    queues: bool = False  # whether it begins with ENTER
+    place: int = 0
+    held: int = NONE  # token of the lease that somebody believes to hold
+    contended: bool = False  # whether others waited elsewhere when it was granted
+    lapsed: tuple[tuple[int, bool], ...] = ()  # leases that ran out, not yet let go: token, contended
     heard: bool = False  # whether the server knows where to send hints
-    ignore: int = 0  # replies to callers who have given up meanwhile
+    called: bool = False  # a hint came while it was asking: it will ask again
+    alone: bool = False  # it waits with its own token: in strict order, or as the reply to its SET was lost
+    out: tuple[Command, ...] = ()  # to the server, in order
+    own: tuple[Command, ...] = ()  # to the server, in any order
+    come: tuple[tuple[str, int], ...] = ()  # from the server: replies to ENTER, hints
 
 
 class State(NamedTuple):
     clients: tuple[Client, ...]
-    to_server: tuple[tuple[str, ...], ...]
-    to_client: tuple[tuple[str, ...], ...]
     budget: tuple[int, ...]  # crashes, cuts, cancels, lapses, takes
-    key: int = FREE
+    key: Identity = FREE
     marked: bool = False
     moment: bool = False  # granted, and not confirmed: runs out soon
     due: bool = False  # the key has gone by itself, or was another library's: whoever waits will look
-    queue: tuple[int, ...] = ()
+    queue: tuple[Identity, ...] = ()
 
 
+Step = tuple[bool, Event, State]
 CRASH, CUT, CANCEL, LAPSE, TAKE = range(5)
 
 
 def begin(callers: tuple[int, ...], **budget: int) -> State:
     """One client for each number of callers; how often crash, cut, cancel, lapse and take may happen."""
     limits = tuple(budget.get(name, 0) for name in ("crash", "cut", "cancel", "lapse", "take"))
-    none: tuple[tuple[str, ...], ...] = ((),) * len(callers)
-    return State(tuple(Client(others=count - 1) for count in callers), none, none, limits)
+    clients = (Client(waiting=count or 1, queues=count != 1, alone=count == STRICT) for count in callers)
+    return State(tuple(clients), limits)
 
 
 def put(row: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     return (*row[:at], value, *row[at + 1 :])
 
 
-class Protocol:
-    """The rules, without those in `mistakes`."""
+def without(row: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    at = row.index(value)
+    return row[:at] + row[at + 1 :]
 
-    def __init__(self, *mistakes: str) -> None:
-        assert set(mistakes) <= set(MISTAKES), mistakes
-        self.wrong = frozenset(mistakes)
 
-    # the server
-
-    def grant(self, s: State, me: int = FREE) -> State:
-        """A free name to the first in the queue whose client is there, if that is not `me`."""
-        while s.queue and (s.queue[0] != me or "self" in self.wrong):
-            first = s.queue[0]
-            s = s._replace(queue=s.queue[1:])
-            if s.clients[first].heard:
-                return self.push(s, first, "hint")._replace(key=first, marked=False, moment=True)
-        return s._replace(key=FREE, marked=False, moment=False)
-
-    @staticmethod
-    def push(s: State, i: int, message: str) -> State:
-        if not s.clients[i].heard:
-            return s
-        return s._replace(to_client=put(s.to_client, i, (*s.to_client[i], message)))
-
-    def execute(self, s: State, i: int, command: str) -> State:
-        """One command of client i, with its reply."""
-        answer: Callable[[State, str], State] = lambda s, text: s._replace(  # noqa: E731
-            to_client=put(s.to_client, i, (*s.to_client[i], text))
-        )
-        if command == "SET":
-            if s.key == FREE:
-                return answer(s._replace(key=i, marked=False, moment=False), "ok")
-            return answer(s, "ok" if s.key == i else "held")
-        if command == "ENTER":
-            return self.enter(s, i, answer)
-        if command == "DEL":
-            if s.key == i and not s.marked:
-                return answer(s._replace(key=FREE, moment=False), "released")
-            return answer(s, "not")
-        if command == "LEAVE":
-            s = s._replace(queue=tuple(q for q in s.queue if q != i))
-            if s.key == i and "keep" not in self.wrong:
-                s = self.grant(s)
-            return answer(s, "left")
-        assert command == "REL"
-        if s.key != i:
-            return answer(s, "not")
-        return answer(self.grant(s) if s.marked else s._replace(key=FREE, moment=False), "released")
-
-    def enter(self, s: State, i: int, answer: Callable[[State, str], State]) -> State:
-        s = s._replace(clients=put(s.clients, i, s.clients[i]._replace(heard=True)), due=False)
-        got = s.key == i
-        if s.key == FREE:
-            s = self.grant(s, me=i)
-            got = s.key == FREE
-        if got:
-            queue = tuple(q for q in s.queue if q != i)
-            return answer(
-                s._replace(key=i, queue=queue, marked=bool(queue) and "more" not in self.wrong, moment=False), "granted"
-            )
-        if i not in s.queue:
-            s = s._replace(queue=(*s.queue, i))
-        if s.key != OTHER and "mark" not in self.wrong:
-            s = s._replace(marked=True)
-        return answer(s, "queued")
-
-    # a client
-
-    def hear(self, client: Client, message: str) -> tuple[Client, tuple[str, ...]]:
-        """What a client makes of a reply or push: itself afterwards, and what it sends."""
-        pc = client.pc
-        if message == "hint":
-            if pc == QUEUED and "believe" in self.wrong:
-                return client._replace(pc=HOLD), ()
-            return (client._replace(pc=ENTER), ("ENTER",)) if pc == QUEUED else (client, ())
-        if client.ignore and message in ("granted", "queued"):
-            return client._replace(ignore=client.ignore - 1), ()
-        if (pc, message) in ((SET, "ok"), (ENTER, "granted")):
-            return client._replace(pc=HOLD), ()
-        if (pc, message) == (SET, "held"):
-            return client._replace(pc=ENTER), ("ENTER",)
-        if (pc, message) == (ENTER, "queued"):
-            return client._replace(pc=QUEUED), ()
-        if (pc, message) == (DEL, "not") and "retry" not in self.wrong:
-            return client._replace(pc=REL), ("REL",)
-        if pc in (DEL, REL) and message in ("released", "not"):
-            return self.next(client)
-        if (pc, message) == (LEAVE, "left"):
-            return client._replace(pc=DONE), ()
-        return client, ()
-
-    @staticmethod
-    def next(client: Client) -> tuple[Client, tuple[str, ...]]:
-        """One caller has done; the next of them, if any, has been waiting in the process."""
-        if not client.others:
-            return client._replace(pc=DONE), ()
-        return client._replace(pc=ENTER, others=client.others - 1), ("ENTER",)
-
-    # everything that can happen
-
-    def steps(self, s: State) -> Iterator[tuple[bool, str, State]]:
-        """(whether it must happen in the end, what, the state afterwards)."""
-        for i, client in enumerate(s.clients):
-            if s.to_server[i]:
-                command, *rest = s.to_server[i]
-                yield (
-                    True,
-                    f"server: {command} of {i}",
-                    self.execute(s._replace(to_server=put(s.to_server, i, tuple(rest))), i, command),
-                )
-            if client.pc == DEAD:
-                if s.key == i:
-                    yield True, f"the key of {i}, who is dead, expires", self.expired(s)
-                continue
-            yield from self.own_steps(s, i, client)
-            yield from self.faults(s, i, client)
-        yield from self.of_others(s)
-
-    def own_steps(self, s: State, i: int, client: Client) -> Iterator[tuple[bool, str, State]]:
-        def became(changed: Client, *sent: str) -> State:
-            return s._replace(
-                clients=put(s.clients, i, changed), to_server=put(s.to_server, i, (*s.to_server[i], *sent))
-            )
-
-        if s.to_client[i]:
-            message, *rest = s.to_client[i]
-            changed, sent = self.hear(client, message)
-            yield (
-                True,
-                f"{i} hears {message}",
-                became(changed, *sent)._replace(to_client=put(s.to_client, i, tuple(rest))),
-            )
-        if client.pc == START:
-            yield True, f"{i} asks", became(client._replace(pc=SET), "SET")
-        if client.pc in (HOLD, LAPSED):
-            yield True, f"{i} releases", became(client._replace(pc=DEL), "DEL")
-            if client.others and (client.pc == HOLD or "pass lapsed" in self.wrong):
-                yield True, f"{i} passes on", became(client._replace(pc=HOLD, others=client.others - 1))
-        if client.pc == QUEUED and (s.due or s.key == OTHER) and "ENTER" not in s.to_server[i]:
-            yield True, f"{i} looks", became(client._replace(pc=ENTER), "ENTER")
-        if client.pc in (QUEUED, ENTER) and s.budget[CANCEL]:
-            if client.others and "forget" not in self.wrong:  # the next one has the place, and looks
-                ignore = client.ignore + (client.pc == ENTER)
-                gone = became(client._replace(pc=ENTER, others=client.others - 1, ignore=ignore), "ENTER")
-            elif client.others:
-                gone = became(client._replace(pc=QUEUED, others=client.others - 1), "LEAVE")
-            else:
-                gone = became(client._replace(pc=LEAVE), "LEAVE")
-            yield False, f"a caller of {i} gives up", spent(gone, CANCEL)
-
-    def faults(self, s: State, i: int, client: Client) -> Iterator[tuple[bool, str, State]]:
-        if client.pc in (START, DONE):
-            return
-        if s.budget[CRASH]:
-            for count, after in self.executed(s, i):
-                dead = put(after.clients, i, Client(pc=DEAD))
-                yield False, f"{i} dies, {count} executed", spent(after._replace(clients=dead), CRASH)
-        if s.budget[CUT]:
-            for count, after in self.executed(s, i):
-                changed, sent = self.again(client)
-                after = after._replace(clients=put(after.clients, i, changed), to_server=put(after.to_server, i, sent))
-                yield False, f"{i} is cut, {count} executed", spent(after, CUT)
-        if s.budget[LAPSE] and s.key == i and (client.pc == HOLD or s.moment):
-            lapsed = client._replace(pc=LAPSED) if client.pc == HOLD else client
-            after = self.expired(s._replace(clients=put(s.clients, i, lapsed)))
-            yield False, f"the key of {i} expires", spent(after, LAPSE)
-
-    def again(self, client: Client) -> tuple[Client, tuple[str, ...]]:
-        """After a cut: what was in flight is asked again, and a place may be gone."""
-        if client.pc == QUEUED and "reenter" in self.wrong:
-            return client._replace(heard=True), ()
-        asked = {SET: "SET", ENTER: "ENTER", QUEUED: "ENTER", DEL: "DEL", REL: "REL", LEAVE: "LEAVE"}
-        pc = ENTER if client.pc == QUEUED else client.pc
-        return client._replace(pc=pc, heard=False, ignore=0), ((asked[client.pc],) if client.pc in asked else ())
-
-    def executed(self, s: State, i: int) -> Iterator[tuple[int, State]]:
-        """What may have been executed of the unanswered commands of client i when its connection ended."""
-        commands = s.to_server[i]
-        for count in range(len(commands) + 1):
-            after = s
-            for command in commands[:count]:
-                after = self.execute(after, i, command)
-            yield (
-                count,
-                after._replace(
-                    to_server=put(after.to_server, i, ()),
-                    to_client=put(after.to_client, i, ()),
-                    clients=put(after.clients, i, after.clients[i]._replace(heard=False)),
-                ),
-            )
-
-    @staticmethod
-    def expired(s: State) -> State:
-        return s._replace(key=FREE, marked=False, moment=False, due=True)
-
-    @staticmethod
-    def of_others(s: State) -> Iterator[tuple[bool, str, State]]:
-        if s.key == FREE and s.budget[TAKE]:
-            yield False, "another library takes it", spent(s._replace(key=OTHER, marked=False), TAKE)
-        if s.key == OTHER:
-            yield True, "another library releases it", s._replace(key=FREE, due=True)
+def changed(s: State, i: int, **fields: Any) -> State:
+    return s._replace(clients=put(s.clients, i, s.clients[i]._replace(**fields)))
 
 
 def spent(s: State, what: int) -> State:
     return s._replace(budget=put(s.budget, what, s.budget[what] - 1))
 
 
+class Server:
+    """What the scripts do, without those of their rules that are in `wrong`."""
+
+    wrong: frozenset[str]
+
+    def grant(self, s: State, me: Identity = FREE) -> State:
+        """A free name to the first in the queue whose client is there, if that is not `me`."""
+        while s.queue and (s.queue[0] != me or "self" in self.wrong):
+            first, *rest = s.queue
+            s = s._replace(queue=tuple(rest))
+            i, place = first
+            if s.clients[i].heard:
+                s = changed(s, i, come=(*s.clients[i].come, ("hint", place)))
+                return s._replace(key=first, marked=False, moment=True)
+        return s._replace(key=FREE, marked=False, moment=False)
+
+    def served(self, s: State, i: int, command: Command) -> tuple[State, str]:
+        """One command executed: the state afterwards, and the reply."""
+        verb, number = command
+        me = (i, number)
+        if verb in ("SET", "SET?"):
+            if s.key == FREE:
+                return s._replace(key=me, marked=False, moment=False), "ok"
+            return s, "mine" if s.key == me else "held"
+        if verb in ("ENTER", "ENTER?"):
+            return self.enter(s, me)
+        if verb == "LEAVE":
+            s = s._replace(queue=tuple(each for each in s.queue if each != me))
+            return (self.grant(s) if s.key == me and "keep" not in self.wrong else s), "left"
+        if s.key != me or (verb in ("DEL", "BATCH") and s.marked):
+            return s, "not"
+        if verb == "EXTEND":
+            return s, "ok"
+        if verb in ("DEL", "BATCH") or (verb == "UNDO" and not s.marked and "undo" in self.wrong):
+            return s._replace(key=FREE, moment=False), "ok"
+        return self.grant(s), "ok"
+
+    def enter(self, s: State, me: Identity) -> tuple[State, str]:
+        s = changed(s, me[0], heard=True)._replace(due=False)
+        got = s.key == me
+        if s.key == FREE:
+            s = self.grant(s, me)
+            got = s.key == FREE
+        if got:
+            queue = tuple(each for each in s.queue if each != me)
+            marked = bool(queue) and "more" not in self.wrong
+            s = s._replace(key=me, queue=queue, marked=marked, moment=False)
+            return s, CONTENDED if queue else GRANTED
+        if me not in s.queue:
+            s = s._replace(queue=(*s.queue, me))
+        return s._replace(marked=s.marked or (s.key != OTHER and "mark" not in self.wrong)), WAIT
+
+
+class Process:
+    """What a client does, without those of its rules that are in `wrong`."""
+
+    wrong: frozenset[str]
+
+    @staticmethod
+    def enters(client: Client, **fields: Any) -> Client:
+        """The first of those who wait asks the server, and answers thereby whatever it was called for."""
+        client = client._replace(pc=ENTER, called=False, **fields)
+        return client._replace(out=(*client.out, ("ENTER", client.place)))
+
+    def holds(self, client: Client, token: int, contended: bool = False) -> Client:
+        place = client.place if "renew" in self.wrong else max(client.place, token + 1)
+        client = client._replace(pc=BEHIND, waiting=client.waiting - 1, place=place, called=False)
+        return client._replace(held=token, contended=contended)
+
+    def answered(self, client: Client, command: Command, reply: str) -> Client:
+        """What comes of the reply to a command that kept no order with others."""
+        verb, token = command
+        leads_to = {("SET", "mine"): "EXTEND", ("SET?", reply): "UNDO"}  # the undo comes right behind
+        if "retry" not in self.wrong:
+            leads_to |= {("DEL", "not"): "REL", ("BATCH", "not"): "REL"}
+        own = without(client.own, command)
+        if (verb, reply) in leads_to:
+            own = tuple(sorted({*own, (leads_to[verb, reply], token)}))
+        client = client._replace(own=own)
+        if (verb, reply) in (("SET", "ok"), ("EXTEND", "ok")):
+            return self.holds(client, token)
+        if (verb, reply) == ("SET", "mine"):
+            return client._replace(pc=EXTEND)
+        if (verb, reply) in (("SET", "held"), ("EXTEND", "not")):
+            return self.enters(client, place=0 if client.alone else 1)
+        return client
+
+    def hears(self, client: Client) -> Client:
+        """The first of what has come from the server."""
+        (message, number), *rest = client.come
+        client = client._replace(come=tuple(rest))
+        if message == "hint":
+            if number != client.place or client.pc not in (ENTER, QUEUED):
+                return client
+            if client.pc == ENTER:
+                return client._replace(called="self" not in self.wrong)
+            return self.holds(client, number) if "believe" in self.wrong else self.enters(client)
+        if message == WAIT:
+            return self.enters(client) if client.called else client._replace(pc=QUEUED)
+        if message == LATE and "late" not in self.wrong:
+            client = client._replace(out=(*client.out, ("UNDO", number)))
+            return self.enters(client, place=number if client.alone else number + 1)
+        return self.holds(client, number, message == CONTENDED)
+
+    def lets_go(self, client: Client, verb: str = "") -> Client:
+        """The holder does, and nobody of its client gets the lease; who is next asks the server. A batch is deleted
+        whatever is known, and what was marked of it handed over."""
+        verb = verb or ("REL" if client.waiting or client.contended else "DEL")
+        own = tuple(sorted((*client.own, (verb, client.held))))
+        client = client._replace(own=own, held=NONE, contended=False)
+        return self.enters(client) if client.waiting else client
+
+    def lets_go_late(self, client: Client, at: int) -> Client:
+        """The holder of a lease that has run out does: who is next asks the server, if it has not looked by itself."""
+        token, contended = client.lapsed[at]
+        verb = "REL" if client.waiting or contended else "DEL"
+        own = tuple(sorted((*client.own, (verb, token))))
+        client = client._replace(own=own, lapsed=without(client.lapsed, client.lapsed[at]))
+        return self.enters(client) if self.forsaken(client) else client
+
+    @staticmethod
+    def forsaken(client: Client) -> bool:
+        """Whether some wait behind a lease that is over."""
+        return client.pc == BEHIND and client.waiting > 0 and client.held == NONE
+
+    def gives_up(self, client: Client) -> Client:
+        """The first of those who wait; the next one has the place, and looks."""
+        out = tuple((GHOSTS.get(verb, verb), number) for verb, number in client.out)
+        come = tuple(each for each in client.come if each[0] == "hint")
+        left = client._replace(waiting=client.waiting - 1, out=out, come=come)
+        if client.pc in (SET, EXTEND):
+            rest = [("SET?", token) if verb == "SET" else ("UNDO", token) for verb, token in client.own]
+            return left._replace(pc=BEHIND, own=tuple(rest))
+        if client.pc == BEHIND:
+            return self.enters(left) if self.forsaken(left) else left
+        if left.waiting and "forget" not in self.wrong:
+            return self.enters(left)
+        left = left._replace(pc=QUEUED if left.waiting else BEHIND, out=(*out, ("LEAVE", client.place)))
+        own_token = client.alone or not client.queues  # the server has heard of it: it is undone too
+        return left._replace(own=(*left.own, ("UNDO", 0))) if own_token else left
+
+    def again(self, client: Client) -> Client:
+        """After a cut: what was in flight is asked again, what was left behind first; and a place may be gone."""
+        if client.pc == QUEUED and "reenter" in self.wrong:
+            return client._replace(heard=True, come=())
+        asks = client.pc in (ENTER, QUEUED)
+        other = {"SET?": "UNDO", "BATCH": "REL"}
+        own = tuple(sorted({(other.get(verb, verb), number) for verb, number in client.own}))
+        debts = tuple(each for each in client.out if each[0] in ("LEAVE", "UNDO") and "owe" not in self.wrong)
+        if any(verb == "SET" for verb, _ in own):
+            client = client._replace(alone=True)
+        called, client = client.pc == ENTER, client._replace(heard=False, own=own, come=(), out=debts)
+        return self.enters(client)._replace(called=called) if asks else client
+
+
+class Protocol(Server, Process):
+    """The rules, without those in `mistakes`, and everything that can happen.
+
+    ENTER, LEAVE and messages keep their order, as they share a connection; what else a client asks may be executed at
+    any time. What is left out makes no other order at the server: who is called wakes at once, as its ENTER may be
+    executed later; replies but those to ENTER are heard at once, as what they lead to may be executed later, and as a
+    cut may lose them. A look is a waiter's timer: the real one goes off every second whatever happens, and would heal
+    what the protocol forgets, so here only where no message can tell why, as the key has gone by itself, or its holder
+    is of another library.
+    """
+
+    def __init__(self, *mistakes: str) -> None:
+        assert set(mistakes) <= set(MISTAKES), mistakes
+        self.wrong = frozenset(mistakes)
+
+    def steps(self, s: State) -> Iterator[Step]:
+        """(whether it must happen in the end, what, the state afterwards). One event may lead to several states."""
+        for i, client in enumerate(s.clients):
+            if client.pc == DEAD:
+                if s.key[0] == i:
+                    yield True, ("expires",), expired(s)
+                continue
+            yield from self.executions(s, i, client)
+            yield from self.own_steps(s, i, client)
+            if client.pc != START and not finished(client):
+                yield from self.faults(s, i, client)
+        yield from of_others(s)
+
+    def executions(self, s: State, i: int, client: Client) -> Iterator[Step]:
+        if client.out:
+            command = client.out[0]
+            after, reply = self.served(changed(s, i, out=client.out[1:]), i, command)
+            if command[0] == "ENTER":
+                after = changed(after, i, come=(*after.clients[i].come, (reply, command[1])))
+            yield True, ("executes", i, command), after
+        for command in client.own:
+            after, reply = self.served(s, i, command)
+            changed_client = self.answered(after.clients[i], command, reply)
+            yield True, ("executes", i, command), after._replace(clients=put(after.clients, i, changed_client))
+
+    def own_steps(self, s: State, i: int, client: Client) -> Iterator[Step]:
+        def step(what: str, became: Client, *more: Any) -> Step:
+            return True, (what, i, *more), s._replace(clients=put(s.clients, i, became))
+
+        if client.come:
+            yield step("hears", self.hears(client))
+        if client.pc == START and client.queues:
+            yield step("asks", self.enters(client))
+        elif client.pc == START:
+            yield step("asks", client._replace(pc=SET, own=(("SET", 0),)))
+        if client.held != NONE:
+            for what, verb in (("lets go", ""), ("lets go in a batch", "BATCH")):
+                yield step(what, self.lets_go(client, verb))
+                if client.waiting:
+                    yield step(what, client._replace(waiting=client.waiting - 1))
+        for at, (token, _) in enumerate(client.lapsed):
+            yield step("lets go late", self.lets_go_late(client, at), token)
+            if "pass lapsed" in self.wrong and self.forsaken(client):
+                became = self.holds(client._replace(lapsed=without(client.lapsed, client.lapsed[at])), token)
+                yield step("lets go late", became, token)
+        if (client.pc == QUEUED and (s.due or s.key == OTHER)) or self.forsaken(client):
+            yield step("looks", self.enters(client))
+
+    def faults(self, s: State, i: int, client: Client) -> Iterator[Step]:
+        if s.budget[CRASH]:
+            for sent, after in self.partly(s, i, client):
+                dead = put(after.clients, i, Client(pc=DEAD, waiting=0))
+                yield False, ("dies", i, sent), spent(after._replace(clients=dead), CRASH)
+        if s.budget[CUT]:
+            for sent, after in self.partly(s, i, client):
+                became = self.again(after.clients[i]._replace(out=client.out, own=client.own))
+                yield False, ("is cut", i, sent), spent(after._replace(clients=put(after.clients, i, became)), CUT)
+        if s.budget[CANCEL]:
+            for what, became in self.cancels(client):
+                yield False, (what, i), spent(s._replace(clients=put(s.clients, i, became)), CANCEL)
+        if s.budget[LAPSE] and s.key[0] == i and (lapsed := runs_out(client, s.key[1], s.moment)) is not None:
+            yield False, ("expires",), spent(expired(s._replace(clients=put(s.clients, i, lapsed))), LAPSE)
+
+    def cancels(self, client: Client) -> Iterator[tuple[str, Client]]:
+        if client.waiting:
+            yield "the first gives up", self.gives_up(client)
+        if client.waiting > 1:
+            yield "the last gives up", client._replace(waiting=client.waiting - 1)
+        if client.waiting and client.held != NONE:
+            what, left = "lets go to one who gives up", client._replace(waiting=client.waiting - 1)
+            yield what, self.lets_go(left, "UNDO")
+            if left.waiting:
+                yield what, left._replace(waiting=left.waiting - 1)
+
+    def partly(self, s: State, i: int, client: Client) -> Iterator[tuple[tuple[Command, ...], State]]:
+        """What may have been executed of all that client i has sent when its connections end, and what came of it."""
+        sets = [chosen for count in range(len(client.own) + 1) for chosen in combinations(client.own, count)]
+        for count in range(len(client.out) + 1):
+            for chosen in sets:
+                after, sent = s, (*chosen, *client.out[:count])
+                for command in sent:
+                    after, _ = self.served(after, i, command)
+                yield sent, changed(after, i, heard=False)
+
+
+def of_others(s: State) -> Iterator[Step]:
+    if s.key == FREE and s.budget[TAKE]:
+        yield False, ("another library takes it",), spent(s._replace(key=OTHER, marked=False), TAKE)
+    if s.key == OTHER:
+        yield True, ("another library releases it",), s._replace(key=FREE, due=True)
+
+
+def expired(s: State) -> State:
+    return s._replace(key=FREE, marked=False, moment=False, due=True)
+
+
+def runs_out(client: Client, number: int, moment: bool) -> Client | None:
+    """The client when its key expires, if that is what is explored: while it holds, or before it knows."""
+    if client.held == number:
+        lapsed = (*client.lapsed, (number, client.contended))
+        return client._replace(held=NONE, contended=False, lapsed=lapsed)
+    if moment:
+        return client
+    late = [at for at, each in enumerate(client.come) if each in ((GRANTED, number), (CONTENDED, number))]
+    if not late or client.out or client.own:
+        return None
+    return client._replace(come=put(client.come, late[0], (LATE, number)))
+
+
+def finished(client: Client) -> bool:
+    return not (client.waiting or client.held != NONE or client.lapsed or client.out or client.own)
+
+
 def unsafe(s: State) -> str | None:
-    holders = [i for i, client in enumerate(s.clients) if client.pc == HOLD]
+    holders = [(i, client.held) for i, client in enumerate(s.clients) if client.held != NONE]
     if len(holders) > 1 or (holders and s.key != holders[0]):
         return f"{holders} hold, the key is of {s.key}"
     return None
 
 
 def stuck(s: State) -> str | None:
-    waiting = [i for i, client in enumerate(s.clients) if client.pc not in (DONE, DEAD)]
+    waiting = [i for i, client in enumerate(s.clients) if not finished(client)]
     if waiting:
         return f"forgotten: {waiting}, the key is of {s.key}, the queue {s.queue}"
-    alive = [i for i in s.queue if s.clients[i].pc != DEAD]
+    alive = [each for each in s.queue if s.clients[each[0]].pc != DEAD]
     return f"left behind: the key of {s.key}, the queue {s.queue}" if s.key != FREE or alive else None
 
 
 def explore(start: State, *mistakes: str) -> tuple[int, str, list[str]]:
     """(number of states, what was found wrong or "", the way there)."""
     protocol = Protocol(*mistakes)
-    seen: dict[State, tuple[State, str] | None] = {start: None}
+    seen: dict[State, tuple[State, Event] | None] = {start: None}
     todo = deque([start])
     while todo:
         s = todo.popleft()
@@ -297,17 +411,21 @@ def explore(start: State, *mistakes: str) -> tuple[int, str, list[str]]:
         fault = unsafe(s) or ("" if any(must for must, _, _ in nexts) else stuck(s))
         if fault:
             return len(seen), fault, way(seen, s)
-        for _, what, after in nexts:
+        for _, event, after in nexts:
             if after not in seen:
-                seen[after] = (s, what)
+                seen[after] = (s, event)
                 todo.append(after)
     return len(seen), "", []
 
 
-def way(seen: dict[State, tuple[State, str] | None], s: State) -> list[str]:
+def told(event: Event) -> str:
+    return " ".join(map(str, event))
+
+
+def way(seen: dict[State, tuple[State, Event] | None], s: State) -> list[str]:
     """The events that led to a state."""
     path = []
     while (before := seen[s]) is not None:
-        s, what = before
-        path.append(what)
+        s, event = before
+        path.append(told(event))
     return path[::-1]

@@ -1,0 +1,341 @@
+"""Random walks over the model of handing over (handover.py), replayed on real scripts, the real law and the real gates.
+
+A walk takes one event after the other that the model allows, has it happen to real processes and a real server, and
+looks at both. Of the states which the model allows those are kept that look the same; once there is none, model and
+code have drifted apart. What cannot be seen (whether waiters will look by themselves) stays the model's. The server's
+time does not matter: what is over is over when the walk says so. Decisions about locks: none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import fastlock._lease as leases
+from fastlock import _commands as say
+from fastlock._session import read_greeting
+from support import handover as model
+from support.handover import Event, Protocol, State, begin, finished, stuck, told, unsafe
+from support.process import KEY, MS, Caller, Flight, Line, Process, caller
+
+INBOX = 41  # bytes of its name
+NOBODY = (-3, 0)  # who holds, or waits, and should not be there
+THEIRS = b"a token of another library"  # which nobody can mark
+MOMENT_MS, HELD_MS = 1000, 900_000  # what the server gives to who was granted a name, and what a walk makes of it
+CROWDS = ((1, 1, 1), (2, 1), (0, 2, 1), (3, 1), (2, 2), (1, 0, 0), (4, 2))
+FAULTS = ("crash", "cut", "cancel", "lapse", "take")
+TROUBLE = 0.15  # of the events: what need not happen
+LONGEST_END = 2000  # events, after which a walk that is to end never will
+
+
+class Drift(AssertionError):
+    """Model and code have drifted apart."""
+
+
+class Seen(NamedTuple):
+    """A client, as far as it can be seen."""
+
+    pc: int
+    waiting: int = 0
+    place: int = -1
+    held: tuple[tuple[int, bool], ...] = ()
+    lapsed: tuple[tuple[int, bool], ...] = ()
+    heard: bool = False
+    called: bool = False
+    out: tuple[model.Command, ...] = ()
+    own: tuple[model.Command, ...] = ()
+    come: tuple[tuple[str, int], ...] = ()
+
+
+class World(NamedTuple):
+    """Everything that can be seen."""
+
+    clients: tuple[Seen, ...]
+    key: model.Identity
+    marked: bool
+    moment: bool
+    queue: tuple[model.Identity, ...]
+
+
+def imagined(s: State) -> World:
+    """What would be seen in a state of the model."""
+    return World(tuple(map(_imagined, s.clients)), s.key, s.marked, s.moment, s.queue)
+
+
+def _imagined(client: model.Client) -> Seen:
+    if client.pc == model.DEAD:
+        return Seen(model.DEAD)
+    held = ((client.held, client.contended),) if client.held != model.NONE else ()
+    asks = client.pc in (model.ENTER, model.QUEUED)
+    return Seen(
+        client.pc,
+        client.waiting,
+        client.place if asks else -1,
+        held,
+        tuple(sorted(client.lapsed)),
+        client.heard,
+        client.called and client.pc == model.ENTER,
+        client.out,
+        client.own,
+        client.come,
+    )
+
+
+class Replay:
+    """Some processes and a server, of which `path` is the socket."""
+
+    def __init__(self, path: str, callers: tuple[int, ...]) -> None:
+        self.probe = Line(path)
+        hello, commands = self.probe.ask((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
+        capabilities = read_greeting([hello, None, commands, None]).capabilities
+        self.probe.ask((b"FLUSHALL",), *(script.load for script in say.SCRIPTS))
+        self.processes = [
+            Process(lambda: Line(path), capabilities, [caller(strict=count == model.STRICT) for _ in range(count or 1)])
+            for count in callers
+        ]
+        self.now: Callable[[], float] = self.processes[0].clock
+
+    def close(self) -> None:
+        for each in self.processes:
+            if each.line is not None:
+                each.line.close()
+        self.probe.close()
+
+    # what is seen
+
+    def seen(self) -> World:
+        for each in self.processes:
+            each.collect()
+        held, left, queue = self.probe.ask((b"GET", KEY), (b"PTTL", KEY), (b"ZRANGE", say.queue_key(KEY), b"0", b"-1"))
+        if 0 < left <= MOMENT_MS:  # which must not run out before the walk says so
+            self.probe.ask((b"PEXPIRE", KEY, b"%d" % HELD_MS))
+        key = model.FREE if held is None else model.OTHER if held == THEIRS else self.identity(held)
+        marked = held is not None and held.startswith(say.WAITED_FOR)
+        clients = tuple(self.client(each) for each in self.processes)
+        entries = tuple(self.entry(entry) for entry in queue)
+        return World(clients, key, marked, 0 < left <= HELD_MS, entries)
+
+    def identity(self, token: bytes) -> model.Identity:
+        return next(((i, at) for i, each in enumerate(self.processes) if (at := each.number(token)) >= 0), NOBODY)
+
+    def entry(self, entry: bytes) -> model.Identity:
+        """Of the queue: an inbox and a place."""
+        inbox, place = entry[:INBOX], entry[INBOX:]
+        return next(((i, p.number(place)) for i, p in enumerate(self.processes) if p.gates.inbox == inbox), NOBODY)
+
+    def client(self, each: Process) -> Seen:
+        if each.dead:
+            return Seen(model.DEAD)
+        self.now = each.clock
+        pc, place, called = self.at_work(each)
+        return Seen(
+            pc,
+            len(each.those("waits")),
+            place,
+            self.leases_of(each, each.holders()),
+            self.leases_of(each, each.lapsed()),
+            each.line is not None and each.line.hears,
+            called,
+            tuple(each.known_as(flight) for flight in each.flights if flight.ordered),
+            tuple(sorted(each.known_as(flight) for flight in each.flights if not flight.ordered)),
+            tuple(self.message(each, *what) for what in each.come),
+        )
+
+    @staticmethod
+    def leases_of(each: Process, callers: list[Caller]) -> tuple[tuple[int, bool], ...]:
+        return tuple(sorted((each.token(who), each.lease(who).contended) for who in callers))
+
+    @staticmethod
+    def at_work(each: Process) -> tuple[int, int, bool]:
+        """What the first of those who wait does, its place if it has one that the server may know, whether it was
+        called meanwhile."""
+        if not each.asked or not each.those("waits"):
+            return model.BEHIND if each.asked else model.START, -1, False
+        first = each.first()
+        flight = each.pending(first)
+        if flight is None:
+            assert first.wait is not None
+            gate: Any = first.wait.waiter.gate
+            return (model.QUEUED, each.number(gate.place), False) if gate.asked else (model.BEHIND, -1, False)
+        if flight.verb != "ENTER":
+            return {"SET": model.SET, "EXTEND": model.EXTEND}[flight.verb], -1, False
+        gate = each.gates.by_place.get(flight.token)
+        called = gate is not None and gate.first() is not None and gate.first().called
+        return model.ENTER, each.number(flight.token), called
+
+    @staticmethod
+    def message(each: Process, flight: Flight | None, what: Any) -> tuple[str, int]:
+        if flight is None:
+            return "hint", each.number(what)
+        number, (reply,) = each.number(flight.token), what
+        if type(reply) is not list or not reply[0]:
+            return (model.WAIT if type(reply) is list else repr(reply)), number
+        if each.clock() >= flight.ask.end():
+            return model.LATE, number
+        return model.CONTENDED if reply[1] else model.GRANTED, number
+
+    # what happens
+
+    def happen(self, event: Event, dice: random.Random) -> None:
+        what, *rest = event
+        if what in ("another library takes it", "another library releases it"):
+            call = (b"SET", KEY, THEIRS, b"PX", b"%d" % MS) if what.endswith("takes it") else (b"DEL", KEY)
+            self.probe.ask(call)
+        elif what == "expires":
+            self.expire()
+        else:
+            each = self.processes[rest[0]]
+            self.now = each.clock
+            self.to_process(each, what, rest[1:], dice)
+            each.settle()
+
+    def to_process(self, each: Process, what: str, rest: list[Any], dice: random.Random) -> None:
+        simple: dict[str, Callable[[], Any]] = {
+            "asks": each.begin,
+            "hears": each.hear,
+            "executes": lambda: each.execute(self.flight(each, *rest)),
+            "looks": lambda: each.advance(each.first(), None),
+            "the first gives up": lambda: each.give_up(each.first()),
+            "the last gives up": lambda: each.give_up(each.those("waits")[-1]),
+            "lets go": lambda: each.let_go(each.holders()[0], late=dice.random() < 0.5),
+            "lets go in a batch": lambda: each.let_go(each.holders()[0], batch=True, late=dice.random() < 0.5),
+            "lets go late": lambda: each.let_go(next(who for who in each.lapsed() if each.token(who) == rest[0])),
+            "lets go to one who gives up": lambda: self.let_go_to_one_who_gives_up(each),
+            "is cut": lambda: each.cut(self.end(each, rest[0])),
+            "dies": lambda: self.die(each, rest[0]),
+        }
+        simple[what]()
+
+    @staticmethod
+    def flight(each: Process, command: model.Command) -> Flight:
+        return next(flight for flight in each.flights if each.known_as(flight) == command)
+
+    @staticmethod
+    def let_go_to_one_who_gives_up(each: Process) -> None:
+        first = each.first()
+        if each.let_go(each.holders()[0]):
+            each.give_up(first)
+
+    def end(self, each: Process, sent: tuple[model.Command, ...]) -> list[Flight]:
+        """Its connection ends after the server has executed these. What it does not know the reply to."""
+        flights = list(each.flights)
+        for command in sent:
+            each.serve(self.flight(each, command))
+        if each.line is not None:
+            self.probe.ask((b"CLIENT", b"KILL", b"ID", b"%d" % each.line.id))
+            each.line.close()
+        each.flights = flights
+        return each.hang_up()
+
+    def die(self, each: Process, sent: tuple[model.Command, ...]) -> None:
+        self.end(each, sent)
+        each.dead = True
+        for one in each.callers:
+            one.wait = None
+            if one.steps is not None:
+                one.steps.close()
+
+    def expire(self) -> None:
+        """The key is over, and so is the lease of whoever believes in it, by its own clock."""
+        held = self.probe.ask((b"GET", KEY))[0]
+        i, _ = self.identity(held)
+        each = self.processes[i]
+        for lease in map(each.lease, each.holders()):
+            if say.proves(held, lease.token):
+                each.clock.time = lease.deadline
+        for flight, reply in each.come:
+            if flight is not None and reply[0][0] and say.proves(held, flight.token):
+                each.clock.time = flight.ask.end()
+        self.probe.ask((b"DEL", KEY))
+
+    def could(self, event: Event) -> bool:
+        """Whether it is for the environment to decide, and not for the gate, that this happens now."""
+        return event[0] != "lets go to one who gives up" or self.processes[event[1]].could_pass()
+
+    def left(self) -> list[str]:
+        """What is left of those who live, when all should be over."""
+        found = [f"{key!r}" for key in self.probe.ask((b"KEYS", b"*"))[0] if key != say.queue_key(KEY)]
+        for i, each in enumerate(self.processes):
+            phases = {who.phase for who in each.callers}
+            if not each.dead and (each.gates.by_key or each.gates.by_place or phases != {"gone"}):
+                found.append(f"of {i}: gates {each.gates.by_key} {each.gates.by_place}, callers {phases}")
+        return found
+
+
+class Walk:
+    """One way through the model, of so many steps, and then to its end; and what was met on it."""
+
+    def __init__(self, path: str, seed: int, length: int) -> None:
+        self.dice = random.Random(seed)
+        self.length = length
+        callers = self.dice.choice(CROWDS)
+        budget = {name: self.dice.choice((0, 0, 1, 2)) for name in FAULTS}
+        self.said = [f"seed {seed}: {callers} callers, {budget}"]
+        self.met: set[str] = set()
+        self.protocol = Protocol()
+        self.states = [begin(callers, **budget)]
+        self.replay = Replay(path, callers)
+
+    def go(self, monkeypatch: Any) -> None:
+        """Raises Drift."""
+        monkeypatch.setattr(leases, "now", lambda: self.replay.now())
+        try:
+            for at in range(self.length + LONGEST_END):
+                if not self.step(only_musts=at >= self.length):
+                    break
+            else:
+                raise Drift("it does not end")
+            self.check_end()
+        except Exception as error:
+            raise Drift("\n".join([*self.said, f"{type(error).__name__}: {error}"])) from error
+        finally:
+            self.replay.close()
+
+    def step(self, *, only_musts: bool) -> bool:
+        """One event. Returns whether there was one."""
+        nexts = [step for s in self.states for step in self.protocol.steps(s)]
+        musts = list(dict.fromkeys(event for must, event, _ in nexts if must))
+        faults = list(dict.fromkeys(event for must, event, _ in nexts if not must and self.replay.could(event)))
+        trouble = bool(faults) and not only_musts and (not musts or self.dice.random() < TROUBLE)
+        if not (faults if trouble else musts):
+            return False
+        event = self.choose(faults if trouble else musts)
+        self.said.append(told(event))
+        self.met.add(event[0])
+        self.replay.happen(event, self.dice)
+        seen = self.replay.seen()
+        allowed = dict.fromkeys(after for _, known, after in nexts if known == event)
+        self.states = [s for s in allowed if imagined(s) == seen]
+        if not self.states:
+            raise Drift("\n".join(differences(seen, [imagined(s) for s in allowed])))
+        if fault := next(filter(None, map(unsafe, self.states)), None):
+            raise Drift(fault)
+        return True
+
+    def choose(self, events: list[Event]) -> Event:
+        """Each kind as likely as the others."""
+        kind = self.dice.choice(list(dict.fromkeys(event[0] for event in events)))
+        return self.dice.choice([event for event in events if event[0] == kind])
+
+    def check_end(self) -> None:
+        if problem := next(filter(None, map(stuck, self.states)), None):
+            raise Drift(problem)
+        assert all(finished(client) for s in self.states for client in s.clients)
+        if left := self.replay.left():
+            raise Drift(f"left: {left}")
+
+
+def differences(seen: World, allowed: list[World]) -> list[str]:
+    """What is seen, and where it differs from each of what is allowed."""
+    lines = []
+    for world in allowed:
+        for i, (real, imaginary) in enumerate(zip(seen.clients, world.clients, strict=True)):
+            lines += [f"client {i}, {difference}" for difference in _different(real, imaginary)]
+        lines += [*_different(seen[1:], world[1:], World._fields[1:]), "or"]
+    return lines[:-1]
+
+
+def _different(real: Any, imaginary: Any, names: tuple[str, ...] = Seen._fields) -> list[str]:
+    fields = zip(names, real, imaginary, strict=True)
+    return [f"{name}: {is_so}, not {should_be}" for name, is_so, should_be in fields if is_so != should_be]

@@ -1,0 +1,140 @@
+"""The model of handing over and the code that hands over: random walks over the one, replayed on the other.
+
+How a walk is replayed and what is compared: support/replay.py. A failing walk tells its seed and what was done so far.
+That the comparison sees is shown by mistakes planted in the scripts, the law and the gates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.replay import Drift, Walk
+from support.servers import KINDS
+
+import fastlock._law as law
+from fastlock import _commands as say
+from fastlock import _gate as gate
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
+WALKS, LENGTH = 250, 60
+ENOUGH = 1500  # walks, among which one must find a planted mistake
+EVENTS = {
+    *("asks", "executes", "hears", "looks", "lets go", "lets go in a batch", "lets go late"),
+    *("lets go to one who gives up", "the first gives up", "the last gives up", "is cut", "dies", "expires"),
+    *("another library takes it", "another library releases it"),
+}
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def test_code_does_what_the_model_allows(
+    server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.path is not None
+    met: set[str] = set()
+    first = KINDS.index(request.node.callspec.params["server"]) * WALKS
+    for seed in range(first, first + WALKS):
+        walk = Walk(server.path, seed, LENGTH)
+        walk.go(monkeypatch)
+        met |= walk.met
+    assert met == EVENTS, "a walk that meets nothing proves nothing"
+
+
+def in_scripts(old: str, new: str, *scripts: say.Script) -> Plant:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        for script in scripts:
+            assert script.text.count(old.encode()) == 1, script.name
+            text = script.text.replace(old.encode(), new.encode())
+            monkeypatch.setattr(script, "text", text)
+            monkeypatch.setattr(script, "sha", hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+    return plant
+
+
+def in_code(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
+    """`make` gets what stands there, and returns what is to stand there."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def passing_what_lapsed(release: Any) -> Any:
+    def mistaken(self: gate.Gate, lease: Any, now: float) -> int:
+        if self.held is lease and self.waiters and lease.deadline <= now:
+            lease.deadline = now + 1000
+            self.since = now
+            for waiter in self.waiters:
+                waiter.ms = 1_000_000
+        return release(self, lease, now)
+
+    return mistaken
+
+
+def undoing_what_is_unmarked_first(undo: Any) -> Any:
+    def mistaken(*args: Any) -> list[say.Call]:
+        calls = undo(*args)
+        return [call for pair in zip(calls[1::2], calls[::2], strict=True) for call in pair]
+
+    return mistaken
+
+
+def doing(nothing: Any) -> Callable[[Any], Any]:
+    return lambda _: lambda *args: nothing
+
+
+ENTER, LEAVE, HAND_OVER = say.ENTER_LUA, say.LEAVE_LUA, say.HAND_OVER_LUA
+GRANTING = (ENTER, LEAVE, HAND_OVER)
+PLANTED: dict[str, Plant] = {
+    "enter does not mark the holder": in_scripts("if markable(held) then", "if false then", ENTER),
+    "enter does not mark that more wait": in_scripts("waiting > 0 and markable(value)", "false", ENTER),
+    "enter does not say that more wait": in_scripts("return {1, waiting, fence}", "return {1, 0, fence}", ENTER),
+    "enter forgets who else waits": in_scripts("redis.call('ZREM', KEYS[2], me)", "redis.call('DEL', KEYS[2])", ENTER),
+    "enter gives the last place anew": in_scripts(
+        "if not redis.call('ZSCORE', KEYS[2], me) then", "if true then", ENTER
+    ),
+    "enter grants to itself": in_scripts("not grant(me)", "not grant()", ENTER),
+    "enter overtakes": in_scripts("not held and not grant(me)", "not held", ENTER),
+    "grant does not ask who is there": in_scripts("place) ~= 0 then", "place) ~= -1 then", *GRANTING),
+    "grant does not say so": in_scripts("if redis.pcall('PUBLISH', inbox, place) ~= 0 then", "if true then", *GRANTING),
+    "grant takes the last": in_scripts("ZPOPMIN", "ZPOPMAX", *GRANTING),
+    "grant is for long": in_scripts("local MOMENT = 1000", "local MOMENT = 10000000", *GRANTING),
+    "hand_over deletes": in_scripts("if not grant() then", "if true then", HAND_OVER),
+    "hand_over lets go of anybody's": in_scripts("if not mine(held, ARGV[1]) then", "if not held then", HAND_OVER),
+    "hand_over does not know a marked token": in_scripts("not mine(held, ARGV[1])", "held ~= ARGV[1]", HAND_OVER),
+    "leave keeps the place": in_scripts("redis.call('ZREM', KEYS[2], ARGV[2] .. ARGV[1])", "", LEAVE),
+    "leave keeps the grant": in_scripts("or not mine(held, ARGV[1])", "or true", LEAVE),
+    "leave deletes": in_scripts("if not grant() then", "if true then", LEAVE),
+    "an undo deletes first": in_code(say, "undo", undoing_what_is_unmarked_first),
+    "the law does not leave": in_code(law.Acquire, "leave", doing(None)),
+    "the law undoes nothing": in_code(
+        law.Acquire, "undo", lambda _: lambda self: law.Undo([self.key], [b"fl:" + b"0" * 32], 0.0)
+    ),
+    "a SET in doubt waits by another place": in_code(
+        law.Acquire, "waiter", lambda _: lambda self: gate.Waiter(self.name, self.key, self.ms, False)
+    ),
+    "a release does not hand over": in_code(law.Release, "hand_over", doing(None)),
+    "a lease that lapsed is passed on": in_code(gate.Gate, "release", passing_what_lapsed),
+    "a gate lets those behind it sleep": in_code(gate.Waiter, "call", doing(None)),
+    "a gate keeps its place": in_code(gate.Gate, "renew", doing(None)),
+    "a gate believes in a lease that is over": in_code(
+        gate.Gate, "may_look", lambda _: lambda self, waiter, now: self.held is None and self.first() is waiter
+    ),
+    "gates do not hear": in_code(gate.Gates, "hear", doing(None)),
+    "gates do not look after a cut": in_code(gate.Gates, "reconnected", doing(None)),
+}
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_drift_is_found(server: Server, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    assert server.path is not None
+    PLANTED[mistake](monkeypatch)
+    for seed in range(ENOUGH):
+        try:
+            Walk(server.path, seed, LENGTH).go(monkeypatch)
+        except Drift as drift:
+            assert f"seed {seed}:" in str(drift)
+            assert isinstance(drift.__cause__, AssertionError), "seen, and not stumbled over"
+            return
+    raise AssertionError(f"{ENOUGH} walks have not seen it")
