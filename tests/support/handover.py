@@ -54,7 +54,8 @@ class Client(NamedTuple):
     queues: bool = False  # whether it begins with ENTER
     place: int = 0
     held: int = NONE  # token of the lease that somebody believes to hold
-    contended: bool = False  # whether others waited elsewhere when it was granted
+    contended: bool = False  # whether others waited elsewhere when it was granted, or it had to wait for them
+    waited: bool = False  # whether the server has put its place into the queue
     lapsed: tuple[tuple[int, bool], ...] = ()  # leases that ran out, not yet let go: token, contended
     heard: bool = False  # whether the server knows where to send hints
     called: bool = False  # a hint came while it was asking: it will ask again
@@ -169,7 +170,7 @@ class Process:
     def holds(self, client: Client, token: int, contended: bool = False) -> Client:
         place = client.place if "renew" in self.wrong else max(client.place, token + 1)
         client = client._replace(pc=BEHIND, waiting=client.waiting - 1, place=place, called=False)
-        return client._replace(held=token, contended=contended)
+        return client._replace(held=token, contended=contended or client.waited, waited=False)
 
     def answered(self, client: Client, command: Command, reply: str) -> Client:
         """What comes of the reply to a command that kept no order with others."""
@@ -200,10 +201,11 @@ class Process:
                 return client._replace(called="self" not in self.wrong)
             return self.holds(client, number) if "believe" in self.wrong else self.enters(client)
         if message == WAIT:
+            client = client._replace(waited=True)
             return self.enters(client) if client.called else client._replace(pc=QUEUED)
         if message == LATE and "late" not in self.wrong:
             client = client._replace(out=(*client.out, ("UNDO", number)))
-            return self.enters(client, place=number if client.alone else number + 1)
+            return self.enters(client, place=number if client.alone else number + 1, waited=False)
         return self.holds(client, number, message == CONTENDED)
 
     def lets_go(self, client: Client, verb: str = "") -> Client:
@@ -232,6 +234,7 @@ class Process:
         out = tuple((GHOSTS.get(verb, verb), number) for verb, number in client.out)
         come = tuple(each for each in client.come if each[0] == "hint")
         left = client._replace(waiting=client.waiting - 1, out=out, come=come)
+        left = left._replace(waited=left.waited and left.waiting > 0)
         if client.pc in (SET, EXTEND):
             rest = [("SET?", token) if verb == "SET" else ("UNDO", token) for verb, token in client.own]
             return left._replace(pc=BEHIND, own=tuple(rest))
