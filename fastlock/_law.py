@@ -167,7 +167,8 @@ class Acquire(Ask):
         try:
             reply = yield from called(ask, (yield ask), _entered, Trial(clock))
         except (errors.ConnectionError, errors.TimeoutError) as error:
-            gate.gates.failed(gate, copy.copy(error))
+            if self.until is None or clock() < self.until:  # else its own time ended, which says nothing to the others
+                gate.gates.failed(gate, copy.copy(error))
             raise
         except errors.ResponseError as error:
             self.polls = errors.forbids(error)

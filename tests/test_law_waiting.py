@@ -5,6 +5,7 @@ Whose turn it is among them: test_gate.py.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -31,6 +32,7 @@ import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _steps
+from fastlock._gate import Gates, Waiter
 from fastlock._lease import Lease
 from fastlock._session import Session
 
@@ -310,6 +312,23 @@ def test_a_place_given_up_in_doubt_is_left_behind_all_that_broke(clock: Clock) -
     played = play(clock, acquire(blocking=True), OTHER, lost(session="one"), lost(session="two", final=True))
     assert isinstance(played.raised, errors.ConnectionError)
     assert [set(leave.stale) for leave in played.of(_steps.Leave)] == [{"one", "two"}]
+
+
+@pytest.mark.parametrize(("seconds", "final"), [(0.6, False), (0.1, True)])
+def test_whose_own_time_ends_in_a_broken_connection_fails_alone(clock: Clock, seconds: float, final: bool) -> None:
+    """Those behind it have their own time; where the server stays away they fail together."""
+    gates = Gates(contextlib.nullcontext())
+    behind: list[Waiter] = []
+
+    def broken(ask: Any) -> Any:
+        behind.append(joined(gates, "name", b"name", 10_000, False, None))
+        clock.go(seconds)
+        return lost(final=final)
+
+    played = play(clock, acquire(blocking=True, until=clock() + 0.5), OTHER, broken, gates=gates)
+    assert isinstance(played.raised, errors.ConnectionError) and behind[0].called
+    gate: Any = behind[0].gate
+    assert isinstance(gate.error, errors.ConnectionError) == final and (b"name" in gates.by_key) != final
 
 
 def test_scripts_that_were_forgotten_are_loaded_for_the_queue(clock: Clock) -> None:
