@@ -497,7 +497,11 @@ def _let_go(leases: list[Lease], clock: Clock) -> Steps:
 
 def _hand_over(leases: list[Lease], at: list[int], released: list[bool], clock: Clock) -> Steps:
     """Those of a batch that somebody waits for, or that are not the caller's any more: the script knows."""
-    answers = yield Call([say.hand_over(lease.key, lease.token) for lease in leases])
+    ask = Call([say.hand_over(lease.key, lease.token) for lease in leases])
+    answers = yield ask
+    if type(answers) is Lost and answers.sent:
+        for lease in leases:
+            lease.doubt_release(ask.sent)
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
         if _is_int(answer):

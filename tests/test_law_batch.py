@@ -147,8 +147,9 @@ def test_what_the_flush_did_not_settle_is_asked_in_a_second_one(clock: Clock, an
 
 @pytest.mark.parametrize("second", [lost(), [1], 5, [b"1", error("ERR x"), None]])
 def test_what_neither_settled_is_asked_one_by_one(clock: Clock, second: Any) -> None:
+    """What is gone after a flush that was lost was let go by that, as with the first one."""
     played = play(clock, releasing(clock, held(clock, 3)), NATIVE, [0, 0, 0], second, [1], [0], [1])
-    assert played.outcome == [True, False, True]
+    assert played.outcome == [True, isinstance(second, _steps.Lost), True]
     assert [ask.calls for ask in played.asks[2:]] == [[call] for call in handed_over(3)]
 
 
@@ -160,6 +161,8 @@ def test_a_lost_flush_releases_what_is_gone(clock: Clock) -> None:
 def test_a_flush_that_was_never_sent_releases_nothing(clock: Clock) -> None:
     played = play(clock, releasing(clock, held(clock, 3)), NATIVE, lost(sent=False), [0, 1, 0])
     assert played.outcome == [False, True, False]
+    second = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 0], lost(sent=False), [0], [1])
+    assert second.outcome == [False, True]
 
 
 def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None:
