@@ -86,9 +86,11 @@ class Gate:
 
     def may_look(self, waiter: Waiter, now: float) -> bool:
         """Whether it is first, and nobody of this process holds."""
+        if self.first() is not waiter:  # nor does it clear what `lapsed` looks for to call the first
+            return False
         if self.held is not None and self.held.deadline <= now:
             self.held = None
-        return self.held is None and self.first() is waiter
+        return self.held is None
 
     def queued(self, left: float, told: bool, sleep: float, now: float) -> None:
         """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""

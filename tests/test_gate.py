@@ -296,6 +296,17 @@ def test_those_who_are_next_are_called_when_a_lease_ran_out(gates: Gates, clock:
     assert two.called and gates.ask(two, clock())
 
 
+def test_who_is_not_next_takes_no_notice_when_a_lease_ran_out(gates: Gates, clock: Clock) -> None:
+    """Else nobody calls the one who is: it fell asleep behind others, without a time to wake."""
+    one, two = join(gates, 2)
+    grant(gates, one, clock)
+    clock.go(10)
+    (three,) = join(gates, 1)
+    assert not gates.ask(three, clock())
+    gates.lapsed(clock())
+    assert two.called and not three.called and gates.ask(two, clock())
+
+
 def test_a_lease_that_ran_out_leaves_no_gate(gates: Gates, clock: Clock) -> None:
     """While there is a gate, no operation of the client takes the hot path."""
     for _ in range(2):
