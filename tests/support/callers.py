@@ -1,0 +1,384 @@
+"""A worker of the chaos: a process with a few callers, in threads or asyncio, who acquire a few names in every way.
+
+Each caller writes into the worker's diary what it asks and what it gets, and nothing else is believed. What must not be
+seen by a caller itself (an exception, a lease lost before its end) goes into the worker's list of complaints. The order
+of its deeds comes from the seed, when they happen from the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.lock import Lock as AsyncRivalLock
+from redis.lock import Lock as RivalLock
+
+import fastlock
+from fastlock._lease import now
+
+from .diary import ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, VANISHED, Diary
+from .faces import Face, drive
+
+SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, an extension of it included
+PR_SET_PDEATHSIG = 1  # of prctl
+NEARLY = 0.02  # seconds before the end of a blocking_timeout, in which there is no time to ask again
+OVER = "over"  # a file that says so to all workers
+RIVAL = "rival"  # the name of redis-py's connections, which are not cut: it would not know what it holds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every worker of a run has in common."""
+
+    url: str
+    folder: Path
+    seed: int
+    names: int
+    callers: int
+    plant: str = ""  # a violation that this worker commits
+
+
+class NotedLock(RivalLock):
+    """redis-py's lock, which tells when it asked last."""
+
+    def do_acquire(self, token: Any) -> bool:
+        self.sent = now()
+        return bool(super().do_acquire(token))
+
+
+class AsyncNotedLock(AsyncRivalLock):
+    """The same for asyncio."""
+
+    async def do_acquire(self, token: Any) -> bool:
+        self.sent = now()
+        return bool(await super().do_acquire(token))
+
+
+class Worker:
+    """One process of the chaos."""
+
+    def __init__(self, plan: Plan, number: int, face: str) -> None:
+        self.plan, self.number = plan, number
+        self.face = Face(face)
+        self.diary = Diary(plan.folder / f"{number}.diary")
+        self.owner = os.getppid()
+        self.client: Any = None
+        self.rival: Any = None
+
+    def over(self) -> bool:
+        return (self.plan.folder / OVER).exists() or os.getppid() != self.owner
+
+    def complain(self, text: str) -> None:
+        with (self.plan.folder / f"{self.number}.wrong").open("a") as file:
+            file.write(f"worker {self.number}, {self.face.name}: {text}\n")
+
+    # ------------------------------------------------------------------------------------------------ how they run
+
+    def run(self) -> None:
+        """Until the run is over. A Ctrl-C ends what the main thread does, and no more."""
+        if sys.platform == "linux":  # a stopped process cannot see by itself that its parent is gone
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        stacks = (self.plan.folder / f"{self.number}.stacks").open("w")
+        faulthandler.register(signal.SIGUSR1, stacks)
+        try:
+            if self.face.is_async:
+                while not self.over():
+                    with contextlib.suppress(KeyboardInterrupt):
+                        asyncio.run(self._tasks())
+            else:
+                self._threads()
+        except BaseException:
+            self.complain(traceback.format_exc())
+
+    def _threads(self) -> None:
+        self.client = fastlock.Client.from_url(self.plan.url, max_connections=3)
+        self.rival = redis.Redis.from_url(self.plan.url, client_name=RIVAL)
+        drive(self._connected())
+        callers = [Caller(self, number) for number in range(self.plan.callers)]
+        threads = [threading.Thread(target=drive, args=(each.guarded(),)) for each in callers[1:]]
+        for thread in threads:
+            thread.start()
+        while not self.over():
+            with contextlib.suppress(KeyboardInterrupt):
+                drive(callers[0].guarded())
+        for thread in threads:
+            thread.join()
+        self.client.close()
+
+    async def _tasks(self) -> None:
+        async with (
+            self.face.module.Client.from_url(self.plan.url) as self.client,
+            redis.asyncio.Redis.from_url(self.plan.url, client_name=RIVAL) as self.rival,
+            asyncio.TaskGroup() as group,
+        ):  # which waits for all, also when it is cancelled
+            await self._connected()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._complain_of_tasks)
+            for number in range(self.plan.callers):
+                group.create_task(Caller(self, number).guarded())
+
+    async def _connected(self) -> None:
+        """The first connection is made: one that is cut before counts as a wrong setting, and is not made again."""
+        while not self.over():
+            with contextlib.suppress(redis.exceptions.ConnectionError):
+                await self.face.get(self.client.server_info())
+                return
+
+    def _complain_of_tasks(self) -> None:
+        """Where all tasks wait, and who waits in the client's gates."""
+        for task in asyncio.all_tasks():
+            awaited: Any = task.get_coro()
+            chain = []
+            while awaited is not None:
+                chain.append(repr(awaited))
+                awaited = getattr(awaited, "cr_await", None)
+            self.complain(f"{task.get_name()} waits: " + "\n  ".join(chain))
+        wire = self.client._wire
+        self.complain(f"link {wire.link!r}, dead {getattr(wire.link, 'dead', None)!r}, connecting {wire._connecting!r}")
+        for gate in {*wire.gates.by_key.values(), *wire.gates.by_place.values()}:
+            state = {name: getattr(gate, name) for name in ("key", "asked", "look_at", "held", "error", "shared")}
+            waiters = [(each.called, each.wake, each.lease) for each in gate.waiters]
+            self.complain(f"at {now():.6f}: gate {state}, waiters {waiters}")
+
+
+class Caller:
+    """One thread or task of a worker: a turn after the other."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self.worker, self.number = worker, number
+        self.face, self.diary, self.plan = worker.face, worker.diary, worker.plan
+        self.dice = random.Random(f"{self.plan.seed}/{worker.number}/{number}")
+
+    async def guarded(self) -> None:
+        while not self.worker.over():
+            try:
+                await self.turn()
+            except Exception:
+                self.worker.complain(traceback.format_exc())
+            await self.rest(self.dice.uniform(0, 0.01))
+
+    async def rest(self, seconds: float) -> None:
+        if self.face.is_async:
+            await asyncio.sleep(seconds)
+        else:
+            time.sleep(seconds)
+
+    async def turn(self) -> None:
+        dice = self.dice.random()
+        if self.plan.plant and dice < 0.2:
+            await self.sin()
+        # A Ctrl-C inside of redis-py's acquire can leave the key, so the main thread does not call it.
+        elif dice < 0.06 and (self.face.is_async or self.number):
+            await self.as_rival()
+        elif dice < 0.15:
+            await self.batch()
+        else:
+            await self.single()
+
+    def name(self) -> int:
+        return self.dice.randrange(self.plan.names)
+
+    def lease(self) -> float:
+        return round(self.dice.uniform(SHORTEST, LONGEST), 3)
+
+    # ----------------------------------------------------------------------------------------------------- one name
+
+    async def single(self) -> None:
+        dice, name, lease = self.dice, self.name(), self.lease()
+        way = dice.choices(("wait", "limit", "try", "cancel"), (50, 20, 15, 15))[0]
+        terms: dict[str, Any] = {"fair": dice.random() < 0.3, "fence": dice.random() < 0.5}
+        limit = dice.uniform(0.005, 1.5) if way == "limit" else None
+        if way == "try":
+            terms["blocking"] = False
+        lock = self.worker.client.lock(
+            f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **terms
+        )
+        request = self.diary.ask(name, lease, blocking=way != "try")
+        try:
+            if not await self.acquire(lock, limit, cancel=way == "cancel"):
+                self.diary.write(ENDED, request)
+                if lock.lease is not None:
+                    self.worker.complain(f"{lock!r}: not acquired, but there is a lease")
+                return
+            self.diary.write(GRANT, request, lock.lease.deadline, lock.lease.fence or 0)
+            await self.hold(lock, request, lease)
+        except BaseException:  # Ctrl-C: whatever is held is given back, which has to be possible
+            self.diary.write(RELEASE, request)
+            if lock.lease is not None:
+                with contextlib.suppress(fastlock.LockNotOwnedError):
+                    await self.face.get(lock.release())
+            self.diary.write(FREED, request)
+            self.diary.write(ENDED, request)
+            raise
+
+    async def acquire(self, lock: Any, limit: float | None, *, cancel: bool) -> bool:
+        """An acquire, which is given up half-way if `cancel`."""
+        if not cancel or not self.face.is_async:
+            start = now()
+            try:
+                return bool(await self.face.get(lock.acquire()))
+            except redis.exceptions.ConnectionError:
+                # Its connection was cut at the very end of its time: then nobody could say whether the name was held.
+                if limit is None or now() < start + limit - NEARLY:
+                    raise
+                return False
+        task = asyncio.ensure_future(lock.acquire())
+        timer = asyncio.get_running_loop().call_later(
+            self.dice.choice((0, 0.001, 0.3)) * self.dice.random(), task.cancel
+        )
+        try:
+            return bool(await task)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                raise
+            return False
+        finally:
+            timer.cancel()
+
+    async def hold(self, lock: Any, request: int, lease: float) -> None:
+        """Mostly for a moment; some extend, some hold beyond the lease, some go without a word."""
+        dice = self.dice
+        what = dice.choices(("short", "long", "extend", "beyond", "never"), (92, 3, 2, 1.5, 1.5))[0]
+        if what == "never":
+            return
+        if what == "extend" and lease < LONGEST / 2:
+            await self.rest(dice.uniform(0, lease / 2))
+            await self.extend(lock, request, lease)
+            await self.rest(dice.uniform(0, lease / 2))
+        else:
+            longest = {"short": 0.005, "beyond": lease + 0.5}.get(what, lease / 2)
+            await self.rest(dice.uniform(lease if what == "beyond" else 0, longest))
+        self.diary.write(RELEASE, request)
+        await self.let_go(lock)
+        self.diary.write(FREED, request)
+
+    async def extend(self, lock: Any, request: int, lease: float) -> None:
+        deadline = lock.lease.deadline
+        again = self.dice.random() < 0.5
+        self.diary.write(EXTENDING, request, (now() if again else max(now(), deadline)) + LONGEST)
+        try:
+            await self.face.get(lock.reacquire() if again else lock.extend(lease))
+        except fastlock.LockNotOwnedError:
+            self.lost(deadline, "extend")
+        else:
+            self.diary.write(EXTENDED, request, lock.lease.deadline)
+
+    async def let_go(self, lock: Any) -> None:
+        deadline = lock.lease.deadline
+        try:
+            await self.face.get(lock.release())
+        except fastlock.LockNotOwnedError:
+            self.lost(deadline, "release")
+
+    def lost(self, deadline: float, verb: str) -> None:
+        """The server says that the name is not the caller's any more: only after the lease's end."""
+        if now() < deadline:
+            self.worker.complain(f"{verb}: not owned, {deadline - now():.6f} s before the end of the lease")
+
+    # ------------------------------------------------------------------------------------------------- several names
+
+    async def batch(self) -> None:
+        names = self.dice.sample(range(self.plan.names), min(self.plan.names, self.dice.randint(2, 4)))
+        lease, client = self.lease(), self.worker.client
+        requests = [self.diary.ask(name, lease, blocking=False) for name in names]
+        try:
+            leases = await self.face.get(client.acquire_many([f"hot:{name}" for name in names], timeout=lease))
+        except BaseException:
+            for request in requests:
+                self.diary.write(VANISHED, request)
+            raise
+        try:
+            for request, each in zip(requests, leases, strict=True):
+                if each is None:
+                    self.diary.write(ENDED, request)
+                else:
+                    self.diary.write(GRANT, request, each.deadline)
+            await self.rest(self.dice.uniform(0, 0.005))
+            await self.release_batch(requests, leases)
+        except BaseException:
+            for request in requests:
+                self.diary.write(RELEASE, request)
+            await self.face.get(client.release_many(leases))
+            for request in requests:
+                self.diary.write(FREED, request)
+                self.diary.write(ENDED, request)
+            raise
+
+    async def release_batch(self, requests: list[int], leases: list[Any]) -> None:
+        deadlines = [each.deadline if each is not None else 0.0 for each in leases]
+        for request in requests:
+            self.diary.write(RELEASE, request)
+        released = await self.face.get(self.worker.client.release_many(leases))
+        for request, mine, deadline in zip(requests, released, deadlines, strict=True):
+            if not mine:
+                self.lost(deadline, "release_many")
+            self.diary.write(FREED, request)
+
+    # ------------------------------------------------------------------------------------------------------- redis-py
+
+    async def as_rival(self) -> None:
+        """A user of redis-py's lock among ours: it may come first, but breaks nothing."""
+        kind = AsyncNotedLock if self.face.is_async else NotedLock
+        name, lease = self.name(), self.lease()
+        lock = kind(
+            self.worker.rival, f"hot:{name}", timeout=lease, sleep=0.02, blocking_timeout=1.0, thread_local=False
+        )
+        request = self.diary.ask(name, lease, blocking=True, rival=True)
+        try:
+            if not await self.face.get(lock.acquire()):
+                self.diary.write(ENDED, request)
+                return
+        except redis.exceptions.ConnectionError:  # cut before it had told its name
+            self.diary.write(VANISHED, request)
+            return
+        except BaseException:
+            self.diary.write(VANISHED, request)
+            raise
+        deadline = lock.sent + int(lease * 1000) / 1000
+        self.diary.write(GRANT, request, deadline)
+        await self.rest(self.dice.uniform(0, 0.005))
+        self.diary.write(RELEASE, request)
+        try:
+            await self.face.get(lock.release())
+        except redis.exceptions.LockNotOwnedError:
+            self.lost(deadline, "redis-py's release")
+        except redis.exceptions.RedisError:  # cut, or scripts were flushed twice meanwhile: the lease ends by itself
+            return
+        self.diary.write(FREED, request)
+
+    # ------------------------------------------------------------------------------------- what a judge has to find
+
+    async def sin(self) -> None:
+        """The planted violation: `claim` a name without asking, `squat` on one behind the judge's back, tell an old
+        `fence`, leave a `key`, `fail`, or `desert`: a caller who waits for what it never asks for."""
+        name, lease, plant = self.name(), self.lease(), self.plan.plant
+        key = f"hot:{name}"
+        if plant == "squat":
+            await self.face.get(self.worker.rival.set(key, "squatter", px=4000))
+        elif plant == "key":
+            await self.face.get(self.worker.rival.set("hot:forgotten", "for ever"))
+        elif plant == "fail":
+            raise RuntimeError("planted")
+        else:
+            request = self.diary.ask(name, lease, blocking=True)
+            if plant == "desert":
+                await self.rest(4.0 * LONGEST * self.plan.callers)
+            self.diary.write(GRANT, request, now() + lease, 1)
+            if plant == "fence":
+                self.diary.write(RELEASE, request)
+            await self.rest(lease / 2)
+            self.diary.write(FREED, request)

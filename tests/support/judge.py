@@ -1,0 +1,197 @@
+"""The judge of the chaos: from the diaries of all workers, and what was done to them, to what must never have happened.
+
+1. No two holders: no two `Request.held` of a name overlap, not by a microsecond.
+2. Fences: of the grants of a name in their order, each fence is greater than all before.
+3. No name lies idle: while anybody waits for a name, the time from the end of one `Request.kept` to the next adds up to
+   at most GAP + SLACK. A stopped worker does not wait. Not counted: time in which the server was paused, or in which a
+   stopped or killed worker may have the name, as it had asked for it (`Judge.excuses`).
+4. No waiter is forgotten: it waits at most its place in line (itself, and those who hold or wait when it asks) times
+   the longest lease, and GAP + SLACK, not counting the excuses.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from .diary import Request
+
+Span = tuple[float, float]
+
+GAP = 1.0  # seconds: what a lost message costs, as waiters look every second
+MOMENT = 1.0  # seconds: for which the server keeps a name for a waiter that it has granted it
+SLACK = 0.5  # seconds: for a busy machine
+JUST_NOW = 0.25  # seconds: who gave up so shortly before it was stopped may not have told the server yet
+
+
+@dataclass
+class History:
+    """All that happened: requests, and when workers were stopped or killed and the server was paused."""
+
+    requests: list[Request] = field(default_factory=list)
+    stops: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    kills: dict[int, float] = field(default_factory=dict)
+    pauses: list[Span] = field(default_factory=list)
+    end: float = math.inf
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """The union of spans, in order, without overlaps."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if end <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def without(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
+    """What is left of spans outside of holes."""
+    rest, cuts = [], merge(holes)
+    for start, end in merge(spans):
+        for hole_start, hole_end in cuts[max(0, bisect.bisect_left(cuts, (start, start)) - 1) :]:
+            if hole_start >= end:
+                break
+            if hole_end > start:
+                rest.append((start, hole_start))
+                start = hole_end
+        rest.append((start, end))
+    return [(start, end) for start, end in rest if end > start]
+
+
+def length(spans: Iterable[Span]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def shared(span: Span, others: Sequence[Span]) -> float:
+    """How much of a span lies in others, which are merged."""
+    total = 0.0
+    for start, end in others[max(0, bisect.bisect_left(others, (span[0], span[0])) - 1) :]:
+        if start >= span[1]:
+            break
+        total += max(0.0, min(end, span[1]) - max(start, span[0]))
+    return total
+
+
+class Judge:
+    """`wrong` says what must not have been; `longest_gap`, `longest_wait` and `overtaken` what was measured; `excused`
+    of the seconds `waited` were no time in which to look for gaps."""
+
+    def __init__(self, history: History, longest_lease: float) -> None:
+        self.history, self.longest_lease = history, longest_lease
+        self.wrong: list[str] = []
+        self.grants = self.longest_gap = self.longest_wait = self.waited = self.excused = 0.0
+        self.overtaken = 0
+        by_name: dict[int, list[Request]] = defaultdict(list)
+        for request in history.requests:
+            by_name[request.name].append(request)
+        for name, requests in sorted(by_name.items()):
+            granted = sorted((each for each in requests if each.granted < math.inf), key=attrgetter("granted"))
+            self.grants += len(granted)
+            self.no_two_holders(name, granted)
+            self.fences_rise(name, granted)
+            excuses = merge(self.excuses(requests))
+            self.no_idle_name(name, requests, excuses)
+            self.nobody_forgotten(name, requests, excuses)
+
+    def say(self, name: int, when: float, what: str) -> None:
+        self.wrong.append(f"name {name} at {when:.6f}: {what}")
+
+    def no_two_holders(self, name: int, granted: list[Request]) -> None:
+        last: Request | None = None
+        for request in granted:
+            start, end = request.held
+            if end <= start:
+                continue
+            if last is not None and start < last.held[1]:
+                both = min(last.held[1], end) - start
+                self.say(name, start, f"two holders for {both:.6f} s: {last} and {request}")
+            if last is None or end > last.held[1]:
+                last = request
+
+    def fences_rise(self, name: int, granted: list[Request]) -> None:
+        highest: Request | None = None
+        for request in granted:
+            if not request.fence or request.held[1] <= request.held[0]:
+                continue
+            if highest is not None and request.fence <= highest.fence:
+                self.say(name, request.granted, f"fence {request.fence} after {highest.fence}: {highest}, {request}")
+            else:
+                highest = request
+
+    def excuses(self, requests: list[Request]) -> Iterable[Span]:
+        """When a name may have been kept for somebody who cannot show it, or the server stood still.
+
+        - A stopped worker that had asked for it: until it goes on.
+        - A killed one: for the lease it had asked for, or the moment of a grant, whichever is longer.
+        - An interrupted caller that cannot know what it got (a `Request.vanished`): for its lease.
+        """
+        history = self.history
+        yield from history.pauses
+        for request in requests:
+            until = request.ended + JUST_NOW if request.granted == math.inf else request.ended
+            for stop in history.stops.get(request.worker, ()):
+                if request.asked <= stop[1] and stop[0] <= until:
+                    yield stop
+            killed = history.kills.get(request.worker, math.inf)
+            if killed <= until:
+                yield killed, killed + max(request.lease, MOMENT)
+            if request.vanished:
+                yield request.asked, request.ended + request.lease
+
+    def waits(self, requests: list[Request]) -> Iterable[Span]:
+        """When somebody of ours, neither killed nor stopped, was waiting."""
+        for request in requests:
+            if request.blocking and not request.rival:
+                gone = min(request.ended, self.history.kills.get(request.worker, math.inf), self.history.end)
+                yield from without([(request.asked, gone)], self.history.stops.get(request.worker, ()))
+
+    def no_idle_name(self, name: int, requests: list[Request], excuses: list[Span]) -> None:
+        kept = merge(request.kept for request in requests if request.granted < math.inf)
+        ends = [end for _, end in kept]
+        idle: dict[int, list[Span]] = defaultdict(list)
+        waits = merge(self.waits(requests))
+        self.waited += length(waits)
+        self.excused += length(waits) - length(without(waits, excuses))
+        for span in without(without(waits, kept), excuses):
+            idle[bisect.bisect_right(ends, span[0])].append(span)
+        for spans in idle.values():
+            gap = length(spans)
+            self.longest_gap = max(self.longest_gap, gap)
+            if gap > GAP + SLACK:
+                self.say(name, spans[0][0], f"idle for {gap:.3f} s up to {spans[-1][1]:.6f} while somebody waits")
+
+    def nobody_forgotten(self, name: int, requests: list[Request], excuses: list[Span]) -> None:
+        in_line = sorted(requests, key=attrgetter("asked"))
+        grants = sorted((each.granted, each.asked) for each in requests if each.granted < math.inf)
+        before: list[Request] = []
+        for request in in_line:
+            before = [each for each in before if self.gone(each) > request.asked]
+            if request.blocking and not request.rival and request.worker not in self.history.kills:
+                span = request.asked, min(request.ended, self.history.end)
+                wait = span[1] - span[0] - shared(span, excuses)
+                self.longest_wait = max(self.longest_wait, wait)
+                if wait > (len(before) + 1) * self.longest_lease + GAP + SLACK:
+                    self.say(name, span[0], f"{len(before)} ahead, and waited for {wait:.3f} s: {request}")
+                self._count_overtakers(request, grants)
+            before.append(request)
+
+    def gone(self, request: Request) -> float:
+        """When it stood in nobody's way any more."""
+        waited = min(request.ended, self.history.kills.get(request.worker, math.inf))
+        return waited if request.granted == math.inf else max(waited, request.kept[1])
+
+    def _count_overtakers(self, request: Request, grants: list[tuple[float, float]]) -> None:
+        """Who asked after it and was granted before it: measured only, as only fair=True promises an order."""
+        if request.granted < math.inf:
+            meanwhile = grants[bisect.bisect(grants, (request.asked,)) : bisect.bisect(grants, (request.granted,))]
+            later = sum(asked > request.asked for _, asked in itertools.islice(meanwhile, 1000))
+            self.overtaken = max(self.overtaken, later)
