@@ -77,9 +77,10 @@ class Link(asyncio.Protocol):
             raise replies.error
         self.session = session.read_greeting([hello.result(), *replies])
         self.pipe.forms = templates(self.wire.impl, self.session.capabilities)
-        if scripts := say.scripts_of(
-            self.session.capabilities
-        ):  # waited for: on an idle connection nothing may be pending
+        if self.dead is not None:  # since the replies were delivered, a tick ago: nothing queued now would be answered
+            raise self.dead
+        # waited for: on an idle connection nothing may be pending
+        if scripts := say.scripts_of(self.session.capabilities):
             loaded = self._future()
             self.pipe.put_calls(loaded, [script.load for script in scripts])
             self.pipe.announce()

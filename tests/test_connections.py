@@ -12,6 +12,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _session as sessions
 from fastlock import _steps
+from fastlock._aio_wire import Link
 from fastlock._lease import now
 from fastlock.embedded import Server
 
@@ -44,6 +46,26 @@ def killed(commands: list[list[bytes]]) -> list[list[bytes]]:
 async def fired(face: Face, armed: Any) -> None:
     """Return when the fault has begun its work; the event loop goes on meanwhile."""
     await (asyncio.to_thread(armed.wait) if face.is_async else face.get(armed.wait()))
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "7.0.15"])
+def test_a_connection_that_ends_with_the_last_word_of_its_handshake_fails_at_once(impl: str, version: str) -> None:
+    """It may do so in the tick in which that arrives: what is asked behind it would be answered by nobody."""
+
+    async def body() -> None:
+        with FakeServer(version=version) as fake:
+            client = fastlock.asyncio.Client.from_url(fake.url)
+            link = Link(client._wire, asyncio.get_running_loop())
+            link.connection_made(SimpleNamespace(write=lambda data: None, abort=lambda: None))  # type: ignore[arg-type]
+            greeting = asyncio.create_task(link.greet(client._settings))
+            await asyncio.sleep(0)
+            link.data_received(fake.greeted(sessions.greeting(client._settings)))
+            link.connection_lost(None)
+            with pytest.raises(redis.exceptions.ConnectionError):
+                await asyncio.wait_for(greeting, 20)
+            await client.close()
+
+    asyncio.run(body())
 
 
 # -------------------------------------------------------------------------------------------------- closed while idle

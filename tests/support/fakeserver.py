@@ -54,6 +54,10 @@ class FakeServer:
         self._listener = Listener(self._connected, tcp=tcp)
         self.url = self._listener.place()
 
+    def greeted(self, calls: Iterable[tuple[bytes, ...]]) -> bytes:
+        """What it answers to these words of a handshake, as a stream."""
+        return b"".join(self._choose(list(words), 1) for words in calls)  # type: ignore[misc]
+
     def say(self, *replies: Reply) -> None:
         """Add to the script."""
         with self.changed:
