@@ -1,7 +1,7 @@
-"""The ceiling: what redis-benchmark or valkey-benchmark reaches with the same two commands, and the raw round trip.
+"""What redis-benchmark or valkey-benchmark reaches with the same two commands, and the raw round trip.
 
 Law: these take their turns like a rival, but hold no locks for anybody. Acquires are measured on free names and
-releases on held ones, each alone: ceiling = 1 / (1/acquires + 1/releases). The tool draws names at random, out of four
+releases on held ones, each alone: pairs/s = 1 / (1/acquires + 1/releases). The tool draws names at random, out of four
 times as many as there are commands: about 88 % find what they should, the rest costs the server less, so that the
 ceiling errs upwards.
 """
@@ -24,14 +24,8 @@ from .stats import Sample, encode
 from .target import Target
 from .workers import Meanwhile, Turn
 
-PIPELINE = 256
-"""Commands per write, as in the budget."""
-
 MOST = 50_000
 """Commands of a run at most: keys are filled four times as many, which must not take longer than the run."""
-
-CLIENTS = (1, 50)
-"""Numbers of connections tried in the warm-up; the better one counts."""
 
 TOOLS = ("valkey-benchmark", "redis-benchmark")
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -61,15 +55,22 @@ def parse_rate(output: str) -> float:
 
 
 class Ceiling:
-    """Takes part in ``batch``: the server's own benchmark tool with the same commands."""
+    """Takes part in ``batch``: the server's own benchmark tool with the same commands, as fast as it can.
+
+    pipeline: commands of a write, as in the budget. clients: numbers of connections tried in the warm-up, of which the
+    better one counts. pace: commands per second of which there are enough for a run.
+    """
 
     name = "ceiling"
+    pipeline = 256
+    clients: tuple[int, ...] = (1, 50)
+    pace = 200_000
 
     def __init__(self, target: Target, tool: str) -> None:
-        self._target, self._tool = target, tool
+        self._target = target
         where = raw.address(target.url)
         at = ["-s", where["path"]] if "path" in where else ["-h", where["host"], "-p", str(where["port"])]
-        self._base = [tool, *at, "--dbnum", str(where.get("db", 0)), "--csv", "-P", str(PIPELINE)]
+        self._base = [tool, *at, "--dbnum", str(where.get("db", 0)), "--csv", "-P", str(self.pipeline)]
         self.versions: dict[str, str] = {"tool": tool.rsplit("/", 1)[-1]}
 
     def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
@@ -86,10 +87,10 @@ class Ceiling:
     def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
         """Acquires, then releases, each with the better number of connections, which the first run finds out. CPU is
         left out: keys are filled too."""
-        count = min(MOST, max(PIPELINE, int(turn.seconds * 200_000)))
+        count = min(MOST, max(256, int(turn.seconds * self.pace)))
         acquires: dict[int, float] = {}
         releases: dict[int, float] = {}
-        for clients in CLIENTS if self._best is None else sorted(set(self._best)):
+        for clients in self.clients if self._best is None else sorted(set(self._best)):
             acquires[clients] = self._rate(self._acquire, count, clients)
             raw.fill(self._sock, self._prefix, SPARE * count, TOKEN.encode(), 6 * LEASE * 1000)
             releases[clients] = self._rate(self._release, count, clients)
@@ -112,6 +113,16 @@ class Ceiling:
     def close(self) -> None:
         """Close the connection used for filling."""
         self._sock.close()
+
+
+class Hiredis(Ceiling):
+    """Takes part in ``handover``: the same tool with one connection and one command at a time, which is what a pair
+    costs a caller in C that uses libhiredis."""
+
+    name = "hiredis"
+    pipeline = 1
+    clients = (1,)
+    pace = 10_000
 
 
 class RoundTrip:

@@ -131,12 +131,15 @@ def _patient() -> Iterator[None]:
 
 
 def _report(args: argparse.Namespace, session: Session, server: dict[str, str], interrupted: bool) -> int:
-    from .budgets import judge
+    from .budgets import Played, judge
     from .document import document
     from .report import show
 
-    rows = {name: taken.rows() for name, taken in session.taken.items()}
-    verdicts = judge(rows, session.plan.scenarios) if args.check else []
+    played = {
+        name: Played({x: taken.rows(x) for x in taken.samples}, taken.stage.parameters)
+        for name, taken in session.taken.items()
+    }
+    verdicts = judge(played, session.plan.scenarios) if args.check else []
     show(session, server, verdicts, interrupted, sys.stderr if args.json == "-" else sys.stdout)
     result = document(session, server, verdicts, interrupted) if args.json or args.html else None
     if args.html:

@@ -22,11 +22,11 @@ are removed."""
 
 SCENARIO_NAMES = (
     *("pair", "threads", "tasks", "tasks-uvloop", "batch"),
-    *("hot", "zipf", "handover", "flash-sale", "crash", "storm", "waiters", "load"),
+    *("hot", "zipf", "handover", "crowd", "crowd-threads", "flash-sale", "crash", "storm", "waiters", "load"),
 )
 """As in ``plan``, which is not loaded for --help."""
 
-MOST_WAITERS, MOST_PROCESSES = 4096, 64
+MOST_WAITERS, MOST_PROCESSES = 10_000, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=whole(1, 1000), metavar="N", help="default 5; quick: 3, or 1 where a run is long")
     add("--seconds", type=seconds(0.01, 600), metavar="S", help="of one run; default: as the scenario says")
     add("--quick", action="store_true", help="short runs, few rounds, small sweeps: a first look, noisy")
-    add("--check", action="store_true", help="exit with 1 if a budget of the acceptance list is missed")
+    add("--check", action="store_true", help="judge the acceptance list; exit with 1 if a bound of it is missed")
     add("--json", metavar="FILE", type=writable, help="write JSON there; -: to stdout, and the table to stderr")
     _add_contention(parser.add_argument_group("contention (scenarios from hot to load)"))
 
@@ -74,7 +74,7 @@ def _add_contention(group: argparse._ArgumentGroup) -> None:
         type=several(whole(1, MOST_WAITERS)),
         metavar="LIST",
         default=(),
-        help="callers of waiters, such as 1,16,256; storm takes the largest",
+        help="callers of waiters, such as 1,10,100, at most 10000; storm takes the largest",
     )
     add(
         "--rate",

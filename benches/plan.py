@@ -16,7 +16,7 @@ from fastlock._console import Refusal
 from . import scenarios as uncontended
 from .contention import contests
 from .contention.contests import CHANGES, OWN, Contest
-from .rivals import RIVALS, Entry
+from .rivals import ALONE, RIVALS, Entry
 from .workers import Turn
 
 FULL, QUICK = (5, 0.5), (3, 0.1)
@@ -34,11 +34,18 @@ MOST_ARRIVALS = 1_000_000
 CEILING = "ceiling"
 """A player without a worker: the server's own benchmark tool."""
 
+HIREDIS = "hiredis"
+"""Another: that tool as one caller in C, with one command at a time."""
+
+REFERENCES = (ALONE, HIREDIS)
+"""Who is seated beside fastlock without being asked, in the one scenario whose measure it is."""
+
 NAME = re.compile(r'[!"$-~]*')
 """What --rival takes: it becomes part of keys and tables, and ``#`` tells a rival from its twin."""
 
 LEFT_OUT, LEFT_OUT_OF_LONG = ("dropin", "pottery"), ("fallback", "python-redis-lock")
-"""Rivals that --quick plays only if they are asked for; those that it leaves out of sweeps, storms and crashes too."""
+"""Rivals that --quick plays only if they are asked for; those that it leaves out of sweeps, storms, crashes and crowds
+too."""
 
 SCENARIO_NAMES = (*uncontended.SCENARIOS, *contests.SCENARIOS)
 
@@ -56,13 +63,15 @@ class Seat:
         return replace(self, label=f"{self.rival}#{number}")
 
     @property
-    def batches(self) -> bool:
-        """Whether it plays batches only: an upper bound rather than a lock, and not missed elsewhere."""
-        return self.entry is None or self.entry.faces == ("batch",)
+    def special(self) -> bool:
+        """Whether it is there for a few scenarios only, as an upper bound or a variant, and not missed elsewhere."""
+        return self.entry is None or self.entry.faces == ("batch",) or bool(self.entry.scenarios)
 
-    def cannot(self, face: str) -> str:
-        """Why this rival cannot play on ``face``; '' if it can."""
+    def cannot(self, scenario: str, face: str) -> str:
+        """Why this rival cannot play ``scenario`` on ``face``; '' if it can."""
         faces = self.entry.faces if self.entry else ("batch",)
+        if self.entry and self.entry.scenarios and scenario not in self.entry.scenarios:
+            return f"plays {', '.join(self.entry.scenarios)} only"
         return "" if face in faces else f"plays {' and '.join(faces)} only"
 
 
@@ -80,17 +89,21 @@ class Stage:
     parameters: Mapping[str, Any]
     loop: str = ""
 
-    @property
-    def warm_up(self) -> Turn | None:
+    def warm_up(self, turns: Sequence[Turn]) -> Turn | None:
         """A short run that counts for nothing, of all lanes, to open all connections. None: who waits for a dead holder
         has the time to warm up."""
-        turn = max((turn for _, turn in self.turns), key=lambda turn: turn.contest.lanes if turn.contest else 0)
+        turn = max(turns, key=lambda turn: turn.contest.lanes if turn.contest else 0)
         contest = turn.contest
         if contest is not None and contest.role == "crash":
             return None
         if contest is not None:
             contest = replace(contest, role="", laps=0, cut=True, rate=0.0)
         return replace(turn, seconds=WARM_UP * turn.seconds, contest=contest)
+
+    @property
+    def volatile_keys(self) -> int:
+        """Other keys that are to be in the server meanwhile."""
+        return max(turn.contest.volatile_keys if turn.contest else 0 for _, turn in self.turns)
 
     @property
     def sweep(self) -> bool:
@@ -186,7 +199,7 @@ def make_plan(wishes: Wishes) -> Plan:
         bool(wishes.rivals),
         None if wishes.rounds or wishes.seconds else QUICK_BUDGET if wishes.quick else FULL_BUDGET,
     )
-    if not any(not seat.cannot(stage.face) for stage in stages for seat in seats):
+    if not any(not seat.cannot(stage.name, stage.face) for stage in stages for seat in seats):
         raise Refusal(f"nobody can play: {_who_cannot(stages[0], seats)}")
     return plan
 
@@ -197,7 +210,8 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _who_cannot(stage: Stage, seats: Sequence[Seat]) -> str:
-    return "; ".join(f"{stage.name} wants {stage.face}, {seat.label} {seat.cannot(stage.face)}" for seat in seats)
+    said = [f"{seat.label} {seat.cannot(stage.name, stage.face)}" for seat in seats]
+    return "; ".join(f"{stage.name} wants {stage.face}, {text}" for text in said)
 
 
 def _seats(names: Sequence[str]) -> list[Seat]:
@@ -210,7 +224,7 @@ def _seats(names: Sequence[str]) -> list[Seat]:
         if label != CEILING and not module and label not in RIVALS:
             known = ", ".join((*RIVALS, CEILING))
             raise Refusal(f"--rival {name}: no such rival; there are {known}, and NAME=MODULE for one of your own")
-        if not label or (module and label in (*RIVALS, CEILING)):
+        if not label or (module and label in (*RIVALS, CEILING, *REFERENCES)):
             raise Refusal(f"--rival {name}: give a lock of your own a name that no other has")
         entry = None if label == CEILING else Entry(module) if module else RIVALS[label]
         if any(seat.rival == label and seat.entry != entry for seat in seats):
@@ -228,9 +242,10 @@ def _left_out(stages: Sequence[Stage], seats: Sequence[Seat], wishes: Wishes) ->
         return {}
     found = {}
     for stage in stages:
-        long = stage.sweep or stage.name in ("storm", "crash")
+        long = stage.sweep or stage.name in ("storm", "crash", "crowd", "crowd-threads")
         for seat in seats:
-            if seat.rival in (*LEFT_OUT, *(LEFT_OUT_OF_LONG if long else ())) and not seat.cannot(stage.face):
+            left_out = (*LEFT_OUT, *(LEFT_OUT_OF_LONG if long else ()))
+            if seat.rival in left_out and not seat.cannot(stage.name, stage.face):
                 found[seat.label, stage.name] = f"--quick leaves it out; ask for it by --rival {seat.rival}"
     return found
 
@@ -272,7 +287,8 @@ def _contested(scenario: contests.Scenario, wishes: Wishes, rounds: int, given: 
         parameters["rate"] = [x for x, _ in swept]
     if max(found.rate for _, found in swept) * seconds > MOST_ARRIVALS:
         raise Refusal(f"--rate: more than {MOST_ARRIVALS:,} arrivals in a run of {seconds:g} seconds")
-    turns = tuple((x, Turn(seconds, found)) for x, found in swept)
+    longer = contests.ARRIVING if scenario.kind == "waiters" and not wishes.seconds else 0.0
+    turns = tuple((x, Turn(seconds + longer * found.lanes, found)) for x, found in swept)
     return Stage(scenario.name, scenario.title, scenario.kind, "grants", contest.face, rounds, turns, parameters)
 
 

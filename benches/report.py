@@ -17,18 +17,18 @@ from .stats import Percentiles, Row
 
 Line = tuple[str, ...]
 
-PAIRS = ("rival", "pairs/s", "min..max", "ratio", "p50 us", "p99 us", "srv us", "part", "cmds", "cli us", "conns")
+PAIRS = ("rival", "pairs/s", "min..max", "ratio", "p50 us", "p99 us", "srv us", "part", "run", "cli us", "conns")
 
 GRANTS = (
     *("rival", "grants/s", "min..max", "ratio", "wait p50", "p90", "p99", "p99.9", "max", "rel p50", "p99"),
-    *("gap p50", "p99", "Jain", "min/max", "cmds", "srv us", "cli us", "missed", "failed"),
+    *("gap p50", "p99", "Jain", "min/max", "sent", "run", "srv us", "cli us", "missed", "failed"),
 )
 
 CRASH = ("rival", "lease", "kills", "grants", "recovery p50", "p90", "p99", "max", "ratio", "missed", "failed")
 
 STORM = (
-    *("rival", "served in", "grants/s", "ratio", "wait p50", "p99", "max", "gap p50", "order", "cmds"),
-    *("missed", "failed"),
+    *("rival", "served in", "grants/s", "ratio", "wait p50", "p99", "max", "gap p50", "order", "sent"),
+    *("run", "missed", "failed"),
 )
 
 AMISS = {"missed": "timeouts", "failed": "failures"}
@@ -38,19 +38,22 @@ NOTES = {
     "pairs": "pairs/s: acquire + release; grants/s: grants within the run; median of the rounds, and their spread.",
     "ratio": "ratio: to redis-py (or the first rival), round by round, of rates (load: of median waits); ~: inside the"
     " noise, says nothing.",
-    "cpu": "srv us, cli us: CPU per grant, server and clients; part: server CPU as part of redis-py's; cmds: commands"
+    "cpu": "srv us, cli us: CPU per grant, server and clients; part: server CPU as part of redis-py's; run: commands"
     " that the server ran per grant, also within scripts; conns: most connections.",
+    "sent": "sent: commands per grant as the clients sent them, of libraries that count them.",
     "pair": "Latencies of pairs are of a closed loop: with many threads or tasks mostly queueing; batch: of 500 names.",
     "wait": "wait: from the (intended) start of an acquire to holding; who gave up counts with all the time that"
     " he might have waited; rel: the call to release.",
-    "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait, and what was missed"
-    " (not had in time) or failed (raised), where anything was.",
+    "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait, CPU per grant (waiters), and"
+    " what was missed (not had in time) or failed (raised), where anything was.",
     "gap": "gap: release called to next holder running, by another lane, while somebody waited. Jain: 1 is even, over"
     " lanes; min/max: grants of the lane with fewest to that with most. missed: not had in time, or refused.",
     "storm": "served in: from the release to the last grant; order: 1 first come first served, 0 none.",
     "crash": "recovery: from the end of the dead holder's lease to the next grant.",
     "round trip": "round trip: two PINGs, blocking socket. Waking a sleeping thread costs 5 us on one machine, 40 us on"
     " the next.",
+    "alone": "alone: fastlock with one thread and nobody else: what a lock that costs nothing would grant.",
+    "hiredis": "hiredis: {tool} -c 1 -P 1, a caller in C: the same two commands, 1 / (1/acquires + 1/releases).",
     "ceiling": "ceiling: {tool} -P 256 with the same two commands, 1 / (1/acquires + 1/releases).",
 }
 
@@ -65,9 +68,9 @@ def show(session: Session, server: dict[str, str], verdicts: list[Verdict], inte
             terminal.table(f"{name}: {caption(taken.stage)}", header, lines, 1, stream)
             print(beside(taken), file=stream)
     print(file=stream)
-    tool = facts["rivals"].get("ceiling", {}).get("tool")
+    tools = [each["tool"] for each in facts["rivals"].values() if "tool" in each]
     for key in _needed(session):
-        print(NOTES[key].format(tool=tool), file=stream)
+        print(NOTES[key].format(tool=tools[0] if tools else ""), file=stream)
     for what, why in session.skipped.items():
         print(f"left out: {what} ({why})", file=stream)
     for note in _counted(session.notes):
@@ -96,7 +99,8 @@ def _needed(session: Session) -> list[str]:
     found |= {"storm"} if any(stage.name == "storm" for stage in stages) else set()
     found |= {"crash"} if any(stage.kind == "crash" for stage in stages) else set()
     found |= {ROUND_TRIP} if any(taken.round_trips for taken in session.taken.values()) else set()
-    found |= {"ceiling"} if "ceiling" in session.versions else set()
+    found |= {"sent"} if any(stage.unit == "grants" and not stage.sweep for stage in stages) else set()
+    found |= {"alone", "hiredis", "ceiling"} & set(session.versions)
     return [key for key in NOTES if key in found]
 
 
@@ -169,7 +173,7 @@ def sweep(taken: Taken) -> tuple[Line, list[Line]]:
     rivals = list(dict.fromkeys(rival for rows in found.values() for rival in rows))
     load = taken.stage.kind == "load"
     amiss = {rival: _amiss([rows[rival] for rows in found.values() if rival in rows]) for rival in rivals}
-    columns = [text for rival in rivals for text in (rival, *_waits(load), *amiss[rival])]
+    columns = [text for rival in rivals for text in (rival, *_waits(load), *_costs(load), *amiss[rival])]
     header = ("offered/s" if load else "waiters", *columns)
     lines = []
     for x, rows in found.items():
@@ -178,6 +182,7 @@ def sweep(taken: Taken) -> tuple[Line, list[Line]]:
             row = rows.get(rival)
             said = [_rate(row), *_times(row.wait_us if row else None, *_waits(load))]
             said[load] += "~" if row and row.noisy else ""  # what is compared: rates, or the median waits of a load
+            said += [_number(getattr(row, name) if row else None) for name in _costs(load).values()]
             cells += [*said, *(_percent(getattr(row, AMISS[what]) if row else None) for what in amiss[rival])]
         lines.append(tuple(cells))
     return header, [line for line in lines if any(line[1:])]
@@ -190,6 +195,10 @@ def _amiss(rows: Sequence[Row]) -> Line:
 
 def _waits(load: bool) -> Line:
     return ("p50", "p99") if load else ("p99",)
+
+
+def _costs(load: bool) -> dict[str, str]:
+    return {} if load else {"srv us": "server_cpu_us", "cli us": "client_cpu_us"}
 
 
 def pair_cells(row: Row) -> Line:
@@ -212,7 +221,8 @@ def grant_cells(row: Row) -> Line:
         *_times(release, "p50", "p99"),
         *_times(gap, "p50", "p99"),
         *(_share(fair.jain if fair else None), _share(fair.min_over_max if fair else None)),
-        *(_number(row.commands_per_grant), _number(row.server_cpu_us), _number(row.client_cpu_us)),
+        *(_number(row.sent_per_grant), _number(row.commands_per_grant)),
+        *(_number(row.server_cpu_us), _number(row.client_cpu_us)),
         *(_percent(row.timeouts), _percent(row.failures)),
     )
 
@@ -224,7 +234,8 @@ def storm_cells(row: Row) -> Line:
         *(row.rival, served, _rate(row), _ratio(row)),
         *_times(row.wait_us, "p50", "p99", "max"),
         *_times(row.handover_us, "p50"),
-        *(_share(row.order), _number(row.commands_per_grant), _percent(row.timeouts), _percent(row.failures)),
+        *(_share(row.order), _number(row.sent_per_grant), _number(row.commands_per_grant)),
+        *(_percent(row.timeouts), _percent(row.failures)),
     )
 
 

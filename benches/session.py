@@ -22,15 +22,18 @@ import redis
 from fastlock._console import Progress, scrub
 
 from . import raw
-from .ceiling import Ceiling, RoundTrip, find_tool
+from .ceiling import Ceiling, Hiredis, RoundTrip, find_tool
 from .contention.crew import Crew
-from .plan import Plan, Seat, Stage
-from .rivals import BASELINE, COMPILED, OURS, RIVALS
+from .plan import CEILING, HIREDIS, Plan, Seat, Stage
+from .rivals import ALONE, ALONE_ENTRY, BASELINE, COMPILED, OURS, RIVALS
 from .stats import Percentiles, Row, Sample, merge, noise_at, percentiles, spread, summarize, twin_ratios
 from .target import PREFIX, Meter, Target
 from .workers import Meanwhile, RivalMissing, Turn, WorkerError, WorkerProcess, WorkerRival, end_all
 
 ROUND_TRIP = "round trip"
+
+BESIDE = {"hot": Seat(ALONE, ALONE, ALONE_ENTRY), "handover": Seat(HIREDIS, HIREDIS, None)}
+"""References: who is seated beside fastlock, as the measure of what it does in that scenario."""
 
 ROUND_TRIP_SECONDS, ROUND_TRIP_QUICK = 0.2, 0.05
 """Of the raw socket, beside each round. In the first hundredths of a second waking is cheaper than it is later."""
@@ -175,16 +178,21 @@ class Session:
             self._skip(stage.name, f"{stage.loop} is not installed")
             return
         taken = self.taken[stage.name] = Taken(stage)
-        players = [player for player in self._players(stage, taken) if self._open(stage, taken, player)]
-        if not players:
-            self._fail(f"{stage.name}: nobody could play")
-            return
+        with self.target.volatile(f"{self.prefix}:volatile", stage.volatile_keys):
+            players = [player for player in self._players(stage, taken) if self._open(stage, taken, player)]
+            if players:
+                self._match(stage, taken, players)
+            else:
+                self._fail(f"{stage.name}: nobody could play")
+        self._look_for_keys(stage)
+        self._thin_out(stage)
+
+    def _match(self, stage: Stage, taken: Taken, players: Sequence[Player]) -> None:
+        """All rounds of those who are there, until they have gone."""
         bystander = self._round_trip(stage)
         for player in [*self._rounds(stage, taken, players, bystander), *([bystander] if bystander else [])]:
             # not after Ctrl-C: a worker may be at work then, and ``end`` ends it
             self._guard(stage, player, player.close)
-        self._look_for_keys(stage)
-        self._thin_out(stage)
 
     def _rounds(
         self, stage: Stage, taken: Taken, players: Sequence[Player], bystander: Player | None
@@ -199,7 +207,7 @@ class Session:
                     self.notes.append(f"{stage.name}: {number} of {stage.rounds} rounds, for lack of time")
                     break
                 at, done = number % max(1, len(active)), (point + number / stage.rounds) / len(stage.turns)
-                for player in active[at:] + active[:at]:
+                for player in [each for each in active[at:] + active[:at] if stands(each, turn)]:
                     what = f"{'' if x is None else f'{x:g}, '}round {number + 1}/{stage.rounds}"
                     self._say(stage, what, player, done)
                     if not self._round(stage, taken, player, replace(turn, seed=number), taken.samples[x][player.name]):
@@ -234,7 +242,7 @@ class Session:
         starting: list[tuple[Seat, WorkerRival | Crew]] = []
         for seat in self._table(stage, taken):
             if seat.entry is None:
-                players += self._ceiling(stage)
+                players += self._tool(seat)
                 continue
             found = self._start(stage, seat)
             if found is not None:
@@ -243,11 +251,11 @@ class Session:
         return [*greeted, *players]
 
     def _table(self, stage: Stage, taken: Taken) -> list[Seat]:
-        """Those who can play, and the twin of the first of them."""
+        """Those who can play, what fastlock is measured by, and the twin of the first of them."""
         seats = []
         for seat in self.plan.seats:
-            why = seat.cannot(stage.face) or self.plan.left_out.get((seat.label, stage.name), "")
-            if why and not (seat.batches and not self.plan.chosen):
+            why = seat.cannot(stage.name, stage.face) or self.plan.left_out.get((seat.label, stage.name), "")
+            if why and not (seat.special and not self.plan.chosen):
                 self._skip(seat.label, why, stage.name)
             elif why:
                 continue
@@ -263,7 +271,14 @@ class Session:
             taken.hidden = twin not in seats
             if taken.hidden:
                 seats.append(twin)
+        if any(seat.label == "fastlock" for seat in seats):
+            seats += [beside] if (beside := self._beside_fastlock(stage)) else []
         return seats
+
+    def _beside_fastlock(self, stage: Stage) -> Seat | None:
+        """Its reference in this stage. In an open loop there is none: one holder could not serve what is offered."""
+        contest = stage.turns[0][1].contest
+        return None if contest is None or contest.rate else BESIDE.get(stage.name)
 
     def _start(self, stage: Stage, seat: Seat) -> WorkerRival | Crew | None:
         assert seat.entry is not None
@@ -274,7 +289,7 @@ class Session:
             self._rivals[key] = kind(seat.label, self.target.url, seat.entry)
         found = self._rivals[key]
         if isinstance(found, Crew):
-            found.grow(max(turn.contest.crews for _, turn in stage.turns if turn.contest is not None))
+            found.grow(max(found.own(turn.contest).crews for _, turn in stage.turns if turn.contest is not None))
         return found
 
     def _greet(self, stage: Stage, seat: Seat, rival: WorkerRival | Crew) -> bool:
@@ -294,14 +309,14 @@ class Session:
         self._rivals.pop((seat.label, stage.unit == "grants")).end()
         return False
 
-    def _ceiling(self, stage: Stage) -> list[Player]:
+    def _tool(self, seat: Seat) -> list[Player]:
         tool = find_tool()
         if not raw.reachable(self.target.url) or raw.address(self.target.url).get("password"):
-            self._skip("ceiling", "TLS or a password")
+            self._skip(seat.label, "TLS or a password")
         elif tool is None:
-            self._skip("ceiling", "neither valkey-benchmark nor redis-benchmark is on PATH")
+            self._skip(seat.label, "neither valkey-benchmark nor redis-benchmark is on PATH")
         else:
-            return [Ceiling(self.target, tool)]
+            return [(Ceiling if seat.rival == CEILING else Hiredis)(self.target, tool)]
         return []
 
     def _round_trip(self, stage: Stage) -> Player | None:
@@ -316,22 +331,34 @@ class Session:
     def _open(self, stage: Stage, taken: Taken, player: Player) -> bool:
         """Connect and warm up. False: the player is out of this stage."""
         self._say(stage, "warm-up", player)
-        turns = [turn for _, turn in stage.turns]
+        turns = self._turns(stage, taken, player)
+        if not turns:
+            return False
+        first = stage.warm_up(turns)
 
         def warm_up() -> None:
-            player.open(stage.name, self._label(stage, player), [*turns, *([stage.warm_up] if stage.warm_up else [])])
-            if stage.warm_up:
-                player.run(stage.warm_up, lambda: self._count_connections(stage, taken, player))
+            player.open(stage.name, self._label(stage, player), [*turns, *([first] if first else [])])
+            if first:
+                player.run(first, lambda: self._count_connections(stage, taken, player))
                 for lie in player.wrong if isinstance(player, Crew) else ():
                     self._fail(f"{stage.name}, {player.name}: in the warm-up {lie}")
             if isinstance(player, Crew) and turns[0].contest is not None:
-                taken.leases[player.name] = player.lease(turns[0].contest).lease
+                taken.leases[player.name] = player.own(turns[0].contest).lease
 
         if not self._guard(stage, player, warm_up):
             return False
         if player.name != taken.twin or not taken.hidden:
             self.versions[player.name] = player.versions
         return True
+
+    def _turns(self, stage: Stage, taken: Taken, player: Player) -> list[Turn]:
+        """Those of the stage that it is asked to play."""
+        found = [(x, turn) for x, turn in stage.turns if stands(player, turn)]
+        left_out = [f"{x:,g}" for x, turn in stage.turns if x is not None and not stands(player, turn)]
+        if left_out and (player.name != taken.twin or not taken.hidden):
+            why = "so many that ask again and again need longer to ask once than a run lasts"
+            self._skip(f"{player.name} at {', '.join(left_out)}", why, stage.name)
+        return [turn for _, turn in found]
 
     def _round(self, stage: Stage, taken: Taken, player: Player, turn: Turn, samples: list[Sample]) -> bool:
         def measure() -> None:
@@ -348,9 +375,8 @@ class Session:
 
     def _judge(self, stage: Stage, player: WorkerRival | Crew, sample: Sample, spent: Meter) -> None:
         ours = player.name.partition("#")[0] in OURS
-        # of others' grants each is two changes of the key; ours may pass on within a process
-        changes = spent.changes if self.target.private and not (ours and isinstance(player, Crew)) else None
-        found = lies(sample, changes) if isinstance(player, WorkerRival) else contended_lies(sample, changes)
+        counted = spent if self.target.private else None
+        found = contended_lies(sample, counted, player.due) if isinstance(player, Crew) else lies(sample, counted)
         where = f"{stage.name}, {player.name}"
         if isinstance(player, Crew):
             found = [*found, *player.wrong]
@@ -406,25 +432,34 @@ def _absence(seat: Seat) -> str:
     return ""
 
 
-def lies(sample: Sample, changes: int | None) -> Sequence[str]:
-    """What is not true about a sample. ``changes``: key changes that the server counted, None if others use it too."""
+def stands(player: Player, turn: Turn) -> bool:
+    """Whether it is asked to play this turn: not with more waiters than it can stand."""
+    return turn.contest is None or not isinstance(player, Crew) or player.stands(turn.contest)
+
+
+def lies(sample: Sample, counted: Meter | None) -> Sequence[str]:
+    """What is not true about a sample. ``counted``: what the server counted, None if others use it too."""
     found = []
     if sample.grants == 0:
         found.append("no pair was made")
     if not sample.acquired == sample.released == sample.grants:
         found.append(f"{sample.acquired} acquired, {sample.released} released, {sample.grants} pairs claimed")
-    if changes is not None and changes < 2 * sample.grants:
-        found.append(f"the server counted {changes} key changes for {sample.grants} pairs, two each are due")
+    if counted is not None and counted.changes < 2 * sample.grants:
+        found.append(f"the server counted {counted.changes} key changes for {sample.grants} pairs, two each are due")
     return found
 
 
-def contended_lies(sample: Sample, changes: int | None) -> Sequence[str]:
-    """The same for a contest, in which calls may fail, and are counted then."""
+def contended_lies(sample: Sample, counted: Meter | None, due: int) -> Sequence[str]:
+    """The same for a contest, in which calls may fail, and are counted then. ``due``: key changes without which the
+    server cannot have given these grants."""
+    found = []
     if not sample.failures and sample.released != sample.acquired:
-        return [f"{sample.acquired} acquired, {sample.released} released, and no call failed"]
-    if changes is not None and changes < sample.acquired + sample.released:
-        return [f"the server counted {changes} key changes for {sample.acquired} grants, two each are due"]
-    return []
+        found.append(f"{sample.acquired} acquired, {sample.released} released, and no call failed")
+    if counted is not None and counted.changes < due:
+        found.append(f"the server counted {counted.changes} key changes for {sample.acquired} grants, {due} are due")
+    if counted is not None and sample.sent is not None and counted.commands < sample.sent:
+        found.append(f"{sample.sent} commands sent by its own count, the server ran {counted.commands}")
+    return found
 
 
-__all__ = ["Player", "Session", "Taken", "contended_lies", "lies"]
+__all__ = ["Player", "Session", "Taken", "contended_lies", "lies", "stands"]

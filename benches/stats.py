@@ -35,7 +35,8 @@ class Sample:
     """One rival in one round. Times in seconds, CPU and commands None where not measured.
 
     grants: those within the ``seconds`` of the run, out of which rates are made; acquired, released: all of them, also
-    those that ended after it, which is what CPU and commands were spent on. score: what the ratio compares, if that is
+    those that ended after it, which is what CPU and commands were spent on. commands: those that the server ran, also
+    within scripts; sent: those that the clients sent, as they count them. score: what the ratio compares, if that is
     not the rate. histograms: encoded, by kind. lanes: grants of each lane.
     """
 
@@ -46,6 +47,7 @@ class Sample:
     client_cpu: float | None = None
     server_cpu: float | None = None
     commands: int | None = None
+    sent: int | None = None
     attempts: int = 0
     failures: int = 0
     timeouts: int = 0
@@ -119,6 +121,7 @@ class Row:
     recovery_us: Percentiles | None = None
     fairness: Fairness | None = None
     commands_per_grant: float | None = None
+    sent_per_grant: float | None = None
     server_cpu_us: float | None = None
     server_cpu_ratio: float | None = None
     client_cpu_us: float | None = None
@@ -276,6 +279,7 @@ def summarize(
         **found,
         fairness=fairness(ours),
         commands_per_grant=per_grant([sample.commands for sample in ours], ours),
+        sent_per_grant=per_grant([sample.sent for sample in ours], ours),
         server_cpu_us=None if server is None else 1e6 * server,
         server_cpu_ratio=server / base_server if base_server and server is not None else None,
         client_cpu_us=None if client is None else 1e6 * client,

@@ -112,8 +112,22 @@ class Target:
         """Connections whose client name is ``label``."""
         return sum(client.get("name") == label for client in self._redis.client_list())
 
+    @contextlib.contextmanager
+    def volatile(self, prefix: str, count: int) -> Iterator[None]:
+        """So many other keys that begin with ``prefix`` and are to expire in an hour or later, each at another time."""
+        for first in range(0, count, SWEPT):
+            pipe = self._redis.pipeline(transaction=False)
+            for number in range(first, min(first + SWEPT, count)):
+                pipe.set(f"{prefix}:{number}", "x", px=3_600_000 + 97 * number)
+            pipe.execute()
+        yield
+        # not after an exception: then the server may be gone, and what is left is swept at the end
+        for first in range(0, count, SWEPT):
+            self._redis.unlink(*(f"{prefix}:{number}" for number in range(first, min(first + SWEPT, count))))
+
     def leftovers(self, prefix: str, by_design: tuple[str, ...] = ()) -> list[str]:
-        """Keys that mention ``prefix``, on a private server every key there is; not those that begin ``by_design``."""
+        """Keys that mention ``prefix`` anywhere (``fastlock:queue:{prefix...}``), on a private server all there are;
+        not those that begin ``by_design``."""
         found = self._redis.scan_iter(match="*" if self.private else f"*{prefix}*", count=10_000)
         return [key for key in found if not key.startswith(by_design)]
 

@@ -25,7 +25,7 @@ from fastlock.benches.rivals import RIVALS
 from fastlock.benches.scenarios import SCENARIOS
 from fastlock.benches.schema import SCHEMA
 from fastlock.benches.stats import Row, Sample, Spread
-from fastlock.benches.target import Target
+from fastlock.benches.target import Meter, Target
 from fastlock.benches.workers import Turn, WorkerError, WorkerRival
 
 CORE = importlib.util.find_spec("fastlock._core") is not None
@@ -33,8 +33,18 @@ LOOPS = ["tasks", "tasks-uvloop"] if importlib.util.find_spec("uvloop") else ["t
 UNCONTENDED = ["pair", "threads", *LOOPS, "batch"]
 ROW_KEYS = {
     *("rival", "rounds", "grants", "rate", "ratio", "noisy", "wait_us", "release_us", "handover_us", "latency_us"),
-    *("recovery_us", "fairness", "commands_per_grant", "server_cpu_us", "server_cpu_ratio", "client_cpu_us"),
-    *("connections", "failures", "timeouts", "violations", "outlived", "served_s", "order", "lease_ms"),
+    *("recovery_us", "fairness", "commands_per_grant", "sent_per_grant", "server_cpu_us", "server_cpu_ratio"),
+    *(
+        "client_cpu_us",
+        "connections",
+        "failures",
+        "timeouts",
+        "violations",
+        "outlived",
+        "served_s",
+        "order",
+        "lease_ms",
+    ),
     *("histograms", "samples"),
 }
 
@@ -236,15 +246,27 @@ def test_failing_rival_costs_its_cell_only(target: Target, monkeypatch: pytest.M
     assert playing.taken["pair"].rows()["redis-py"].grants > 0
 
 
-def test_forgotten_key_fails_the_run(target: Target, db: Any) -> None:
+@pytest.mark.parametrize("form", ["{}:forgotten", "fastlock:queue:{{{}:forgotten}}"], ids=["lock", "queue"])
+def test_forgotten_key_fails_the_run(form: str, target: Target, db: Any) -> None:
     playing = session.Session(target, pair_plan())
-    db.set(f"{playing.prefix}:forgotten", "x", px=60_000)
+    key = form.format(playing.prefix)
+    db.set(key, "x", px=60_000)
     try:
         playing.run()
     finally:
         playing.end()
-    assert playing.failures == [f"pair: 1 keys left behind, such as '{playing.prefix}:forgotten'"]
-    assert not db.exists(f"{playing.prefix}:forgotten")
+    assert playing.failures == [f"pair: 1 keys left behind, such as {key!r}"]
+    assert not db.exists(key)
+
+
+def test_other_volatile_keys_are_there_meanwhile_and_gone_afterwards(target: Target, db: Any) -> None:
+    before = db.dbsize()
+    with target.volatile("fastlock-bench:x:volatile", 2_500):
+        assert db.dbsize() == before + 2_500
+        ends = [db.pttl(f"fastlock-bench:x:volatile:{number}") for number in range(0, 2_500, 100)]
+        assert min(ends) > 3_500_000
+        assert ends == sorted(set(ends)), "each at another time"
+    assert db.dbsize() == before
 
 
 # ------------------------------------------------------------------------------------------------- canned numbers
@@ -305,7 +327,24 @@ def test_summary_of_what_was_not_measured() -> None:
     ],
 )
 def test_lies(claimed: int, acquired: int, released: int, changes: int | None, complaints: list[str]) -> None:
-    assert session.lies(Sample(claimed, 1.0, acquired, released), changes) == complaints
+    counted = None if changes is None else Meter(0.0, 99, changes)
+    assert session.lies(Sample(claimed, 1.0, acquired, released), counted) == complaints
+
+
+@pytest.mark.parametrize(
+    ("released", "failures", "counted", "complaints"),
+    [
+        (10, 0, Meter(0.0, 30, 6), []),
+        (10, 0, None, []),
+        (9, 1, Meter(0.0, 30, 6), []),
+        (9, 0, Meter(0.0, 30, 6), ["10 acquired, 9 released, and no call failed"]),
+        (10, 0, Meter(0.0, 30, 5), ["the server counted 5 key changes for 10 grants, 6 are due"]),
+        (10, 0, Meter(0.0, 29, 6), ["30 commands sent by its own count, the server ran 29"]),
+    ],
+)
+def test_lies_of_a_contest(released: int, failures: int, counted: Meter | None, complaints: list[str]) -> None:
+    found = Sample(10, 1.0, 10, released, sent=30, failures=failures)
+    assert session.contended_lies(found, counted, 6) == complaints
 
 
 def test_budgets_of_canned_rows() -> None:
@@ -313,7 +352,8 @@ def test_budgets_of_canned_rows() -> None:
         "threads": {"fastlock": row("fastlock", 50, 5.0, connections=17), "fallback": row("fallback", 30, 1.9)},
         "batch": {"fastlock": row("fastlock", 90, 9.0), "ceiling": row("ceiling", 100, None)},
     }
-    verdicts = {verdict.name: verdict for verdict in budgets.judge(rows, ("threads", "batch"))}
+    results = {name: budgets.Played({None: found}) for name, found in rows.items()}
+    verdicts = {verdict.name: verdict for verdict in budgets.judge(results, ("threads", "batch"))}
     assert {name: (verdict.measured, verdict.met) for name, verdict in verdicts.items()} == {
         "16 threads, times redis-py": (5.0, True),
         "16 threads, connections": (17, False),
@@ -323,6 +363,68 @@ def test_budgets_of_canned_rows() -> None:
     }
     assert "MISSED" in str(verdicts["16 threads, connections"])
     assert "not measured" in str(verdicts["fallback, batch, times redis-py"])
+
+
+def contested(rival: str, rate: float, **more: Any) -> Row:
+    return Row(rival, 1, 100, Spread(rate, rate, rate), **more)
+
+
+def timed(p99: float, longest: float = 0.0) -> stats.Percentiles:
+    return stats.Percentiles(1.0, 1.0, p99, p99, longest or p99, 100)
+
+
+def fair(*grants: int) -> stats.Fairness:
+    return stats.Fairness(1.0, grants[-1] / grants[0], list(grants))
+
+
+def judged(scenario: str, rows: dict[float | None, dict[str, Row]], **more: Any) -> list[tuple[float | None, bool]]:
+    """Measured and met of every bound of one scenario; ``more``: its parameters."""
+    found = budgets.judge({scenario: budgets.Played(rows, more)}, (scenario,))
+    return [(verdict.measured, verdict.met) for verdict in found]
+
+
+def test_budgets_of_contention() -> None:
+    hot = {
+        "fastlock": contested("fastlock", 950, wait_us=timed(20_800)),
+        "fair": contested("fair", 900, fairness=fair(20, 19), sent_per_grant=3.1),
+        "alone": contested("alone", 1000),
+    }
+    assert judged("hot", {None: hot}, lanes=16, hold_ms=1) == [(0.95, False), (1.3, True), (0.95, True), (3.1, False)]
+    crowd = {"fastlock": contested("fastlock", 1, ratio=Spread(50, 50, 50), sent_per_grant=1.3)}
+    assert judged("crowd", {None: crowd}) == [(50, True), (1.3, False)]
+    threads = {"fastlock": contested("fastlock", 1, ratio=Spread(9, 9, 9), fairness=fair(5, 0))}
+    assert judged("crowd-threads", {None: threads}) == [(9, False), (0, False)]
+    crash = {"fastlock": contested("fastlock", 0, recovery_us=timed(1_000, 50_001))}
+    assert judged("crash", {None: crash}) == [(50.001, False)]
+    storm = {
+        "fastlock": contested("fastlock", 1, timeouts=0.25, failures=0.0, order=0.1),
+        "fair": contested("fair", 1, served_s=Spread(1, 1, 1), order=0.995),
+    }
+    assert judged("storm", {None: storm}) == [(0.75, False), (1.0, True), (0.995, True)]
+    assert judged("storm", {}) == [(None, False)] * 3
+
+
+def test_budget_of_the_sweep_is_of_the_most_waiters() -> None:
+    cpu = {1: 1.0, 10: 20.0, 100: 90.0, 1000: 30.0}
+    rows = {x: {"fastlock": contested("fastlock", 1, server_cpu_us=us)} for x, us in cpu.items()}
+    assert judged("waiters", {**rows}) == [(1.5, True), (None, False)]
+    del rows[1000]
+    assert judged("waiters", {**rows}) == [(4.5, False), (None, False)]
+    assert judged("waiters", {10: rows[10]}) == [(None, False)] * 2
+
+
+def test_handover_is_judged_by_a_caller_in_c_else_by_a_pair() -> None:
+    played = {"fastlock": contested("fastlock", 5_000)}
+    results = {"handover": budgets.Played({None: {**played, "hiredis": contested("hiredis", 10_000)}})}
+    (verdict,) = budgets.judge(results, ("handover",))
+    assert (verdict.measured, verdict.met, verdict.detail) == (2, False, "200 us a grant; hiredis: 100 us a pair")
+    assert str(verdict).endswith("(bound 1.5): 2 (200 us a grant; hiredis: 100 us a pair)")
+    pair = {"fastlock": contested("fastlock", 7_500)}
+    results = {"handover": budgets.Played({None: played}), "pair": budgets.Played({None: pair})}
+    (verdict,) = budgets.judge(results, ("handover",))
+    assert (verdict.measured, verdict.met) == (1.5, True)
+    assert "fastlock's pair: 133 us a pair" in verdict.detail
+    assert judged("handover", {None: played}) == [(None, False)]
 
 
 def test_rate_of_the_benchmark_tool() -> None:
@@ -337,13 +439,14 @@ def test_sweep_says_what_was_missed_and_failed_where_anything_was() -> None:
     good, bad = Sample(100, 1.0, 100, 100, attempts=100), Sample(50, 1.0, 50, 50, attempts=100, timeouts=50, failures=2)
     taken = session.Taken(stage, samples={x: {"redis-py": [good], "fastlock": [good]} for x in (1, 4)})
     header, _ = report.table(taken)
-    assert header == ("waiters", "redis-py", "p99", "fastlock", "p99")
+    costs = ("p99", "srv us", "cli us")
+    assert header == ("waiters", "redis-py", *costs, "fastlock", *costs)
     taken.samples[4]["redis-py"] = [bad]
     header, lines = report.table(session.Taken(stage, samples=taken.samples))
-    assert header == ("waiters", "redis-py", "p99", "missed", "failed", "fastlock", "p99")
-    assert [line[3:5] for line in lines] == [("0", "0"), ("50%", "2%")]
+    assert header == ("waiters", "redis-py", *costs, "missed", "failed", "fastlock", *costs)
+    assert [line[5:7] for line in lines] == [("0", "0"), ("50%", "2%")]
     taken.samples[1]["redis-py"] = [Sample(0, 1.0, 0, 0, attempts=10, timeouts=10)]
-    assert report.table(session.Taken(stage, samples=taken.samples))[1][0][3:5] == ("100%", "0")
+    assert report.table(session.Taken(stage, samples=taken.samples))[1][0][5:7] == ("100%", "0")
 
 
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])

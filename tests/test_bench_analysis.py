@@ -18,8 +18,10 @@ from fastlock._console import Refusal
 from fastlock.benches import stats
 from fastlock.benches.contention import analysis, contests, lanes
 from fastlock.benches.contention.contests import Contest
+from fastlock.benches.contention.crew import Crew
 from fastlock.benches.contention.log import ATTEMPTS, COUNT, FAILURES, LATE, LOST, MET, Grant, Lane, Log, shape_for
 from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.rivals import ALONE_ENTRY
 from fastlock.benches.session import Taken
 from fastlock.benches.stats import Sample
 
@@ -100,6 +102,34 @@ def test_lost_updates() -> None:
     sale = replace(HOT, books=True)
     assert "4 updates" in findings(records, sale).wrong[0]
     assert findings(records, sale, late=1).wrong == []  # a lease that ended explains it
+
+
+# ------------------------------------------------------------------------------------------- what the server must say
+
+
+@pytest.mark.parametrize(
+    ("records", "due"),
+    [
+        ([], 0),
+        ([grant(0, 1, 2, 5)], 2),
+        ([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], 2),  # to the same process, within which it may pass on
+        ([grant(0, 1, 2, 5), grant(2, 1, 6, 9)], 4),  # to another one
+        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9)], 4),  # nobody hands a lease to himself
+        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9), gave_up(1, 3, 6)], 2),  # another had it in between, perhaps
+        ([grant(0, 1, 2, 5), grant(1, 1, 6, 9, name=1)], 4),
+        ([Grant(0, 0, 1, 1, 2, 0, 0), grant(2, 1, 6, 9)], 3),  # never released
+    ],
+)
+def test_key_changes_without_which_no_server_can_have_given_it(records: list[Grant], due: int) -> None:
+    found = findings(records, replace(HOT, names=2))
+    assert found.due_passing_on == due
+    assert found.due == sum((record.granted > 0) + (record.released > 0) for record in records)
+
+
+def test_lanes_know_their_process() -> None:
+    assert Contest("threads", 2, 5, 1).process_of() == [0, 0, 1, 1, 1]
+    assert Contest("threads", 3, 4, 1, role="crash").process_of() == [1, 1, 2, 2, 0]
+    assert Contest("tasks", 2, 2, 1, role="storm").process_of() == [0, 1, 0]
 
 
 # -------------------------------------------------------------------------------------------------------- handovers
@@ -454,6 +484,13 @@ def test_arrivals_are_the_same_for_every_rival_and_keep_the_rate() -> None:
     assert lanes.arrivals(HOT, 7, 1.0) == [[], [], [], []]
 
 
+def test_storm_gathers_before_it_breaks() -> None:
+    storm = contests.SCENARIOS["storm"].contest
+    came = sorted(at for (at,) in lanes.arrivals(storm, 1, 0.4))
+    assert len(came) == storm.lanes
+    assert 0 <= came[0] < came[-1] < 200 * MS
+
+
 def test_zipf_prefers_the_first_names() -> None:
     zipf = replace(HOT, names=100, zipf=1.1)
     drawn = lanes.choices(zipf, 0, 0, lanes.popularity(100, 1.1))
@@ -532,6 +569,40 @@ def test_sweeps_take_their_lists() -> None:
     assert [(x, turn.contest.rate) for x, turn in load.turns if turn.contest] == [(10, 10), (20, 20)]
     assert waiters.parameters["waiters"] == [1, 5]
     assert load.parameters["rate"] == [10, 20]
+
+
+def test_more_waiters_get_more_time_to_come_and_to_be_served() -> None:
+    (stage,) = make_plan(Wishes(("waiters",))).stages
+    turns = {x: turn for x, turn in stage.turns if turn.contest}
+    assert list(turns) == [1, 10, 100, 1000, 10_000]
+    assert turns[10_000].seconds >= turns[10].seconds + 1
+    assert [turns[x].contest.patience for x in (10, 10_000)] == [1.5, 10]  # type: ignore[union-attr]
+    (stage,) = make_plan(Wishes(("waiters",), seconds=0.2)).stages
+    assert {turn.seconds for _, turn in stage.turns} == {0.2}
+
+
+def test_who_polls_is_not_asked_to_stand_more_than_a_crowd() -> None:
+    plan = make_plan(Wishes(("waiters",), ("fastlock", "redis-py")))
+    for seat in plan.seats:
+        assert seat.entry is not None
+        crew = Crew(seat.label, "", seat.entry)
+        stood = [x for x, turn in plan.stages[0].turns if turn.contest and crew.stands(turn.contest)]
+        assert stood == ([1, 10, 100, 1000] if seat.label == "redis-py" else [1, 10, 100, 1000, 10_000])
+
+
+def test_variant_for_a_few_scenarios_is_not_missed_elsewhere() -> None:
+    (seat,) = make_plan(Wishes(("hot",), ("fair",))).seats
+    assert seat.special
+    assert seat.cannot("hot", "threads") == ""
+    assert "plays hot, handover" in seat.cannot("zipf", "threads")
+    assert "plays hot, handover, storm, waiters only" in refusal(scenarios=("zipf",), rivals=("fair",))
+    assert "that no other has" in refusal(rivals=("alone=module",))
+
+
+def test_reference_holds_alone() -> None:
+    crew = Crew("alone", "", ALONE_ENTRY)
+    own = crew.own(replace(HOT, hold=0.001))
+    assert (own.processes, own.lanes, own.hold) == (1, 1, 0.001)
 
 
 def test_rate_makes_an_open_loop_only_of_what_was_chosen() -> None:

@@ -22,7 +22,7 @@ import redis
 from hdrh.histogram import HdrHistogram
 
 from fastlock import _cli, embedded
-from fastlock.benches import rivals, session
+from fastlock.benches import ceiling, rivals, session
 from fastlock.benches.contention.contests import SCENARIOS
 from fastlock.benches.contention.crew import Crew
 from fastlock.benches.plan import Wishes, make_plan
@@ -36,6 +36,7 @@ SMALLEST = ("--quick", "--rounds", "1", "--seconds", "0.05", "--waiters", "3", "
 THERE = {
     name for name, entry in rivals.RIVALS.items() if entry.needs is None or importlib.util.find_spec(entry.needs[0])
 }
+BESIDE = {"handover": ["hiredis"]} if OURS == "fastlock" and ceiling.find_tool() else {}
 KINDS = {"crash": "crash", "waiters": "waiters", "load": "load"}
 
 BROKEN = '''
@@ -116,13 +117,13 @@ def test_document_keeps_to_the_schema(document: dict[str, Any]) -> None:
                 (3 if name == "waiters" else 300, rival) for rival in (OURS, "redis-py")
             ]
         else:
-            assert list(scenario["rows"]) == [OURS, "redis-py"]
+            assert sorted(scenario["rows"]) == sorted([OURS, "redis-py", *BESIDE.get(name, [])])
             assert scenario["points"] == []
 
 
 def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, scenario in document["scenarios"].items():
-        yield from ((name, row) for row in scenario["rows"].values())
+        yield from ((name, row) for rival, row in scenario["rows"].items() if rival != "hiredis")
         yield from ((name, point["row"]) for point in scenario["points"])
 
 
@@ -183,6 +184,25 @@ def test_every_rival_plays_on_its_faces(option: str, players: tuple[str, ...], t
     for name, row in found.items():
         assert (row["grants"], row["failures"], row["violations"]) == (4, 0, 0), name
         assert row["lease_ms"] == (1000 if name == "python-redis-lock" else 300)
+
+
+@pytest.mark.skipif(OURS != "fastlock", reason="the references are played beside the compiled fastlock")
+def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
+    options = (*chosen("--scenario", "hot", "crowd"), "--seconds", "0.1", "--rounds", "1")
+    done = bench(tmp_path, *options, *chosen("--rival", OURS, "fair", "redis-py"), "--check", "--json", "result.json")
+    found = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert found["failures"] == []
+    hot, crowd = (found["scenarios"][name]["rows"] for name in ("hot", "crowd"))
+    assert sorted(hot) == ["alone", "fair", "fastlock", "redis-py"]
+    assert sorted(crowd) == ["fastlock", "redis-py"]
+    assert hot["alone"]["fairness"] is None  # one lane
+    assert hot["alone"]["sent_per_grant"] == pytest.approx(2, abs=0.1)  # an acquire and a release
+    assert hot["redis-py"]["sent_per_grant"] is None  # it does not count them
+    for row in (hot["fastlock"], hot["fair"], crowd["fastlock"]):
+        assert 0 < row["sent_per_grant"] <= row["commands_per_grant"]
+    assert "alone: fastlock with one thread" in done.stdout
+    assert len([line for line in done.stdout.splitlines() if line.startswith(("met ", "MISSED "))]) == 6
+    assert {verdict["measured"] is None for verdict in found["budgets"]} == {False}
 
 
 def test_try_locks_are_refused_not_late(tmp_path: Path) -> None:
@@ -246,7 +266,7 @@ def test_missing_rival_is_named(target: Target, monkeypatch: pytest.MonkeyPatch,
         playing.end()
     assert playing.skipped["ghost"] == "not installed: pip install ghost-lock"
     assert "no_such_module" in playing.skipped["phantom"]
-    assert list(playing.taken["handover"].rows()) == [OURS]
+    assert list(playing.taken["handover"].rows()) == [OURS, *BESIDE.get("handover", [])]
     (failure,) = playing.failures
     assert failure.startswith("phantom: ") and "no_such_module" in failure, "whoever names a module means it"
 
@@ -314,7 +334,7 @@ def test_interrupt_keeps_results_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--waiters", "0"), "0 is not between 1 and 4096"),
+        (("--waiters", "0"), "0 is not between 1 and 10000"),
         (("--waiters", "1,x"), "'x' is not a whole number"),
         (("--rate", "-5"), "-5 is not between"),
         (("--hold", "inf"), "inf is not between"),

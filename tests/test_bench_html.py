@@ -161,7 +161,10 @@ PLOTS = {
         *("Throughput, grants per second", "Wait for the lock, by percentile", "Recovery from a crash"),
         "Server CPU per grant",
     ],
-    "waiters": ["Throughput against waiters, grants per second", "p99 of the wait against waiters"],
+    "waiters": [
+        *("Throughput against waiters, grants per second", "p99 of the wait against waiters"),
+        *("Server CPU per grant against waiters", "Client CPU per grant against waiters"),
+    ],
     "load": ["p50 of the wait against offered load", "p99 of the wait against offered load"],
 }
 

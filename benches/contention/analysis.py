@@ -89,6 +89,28 @@ def recoveries(grants: Iterable[Grant], victims: int, lease: float) -> list[int]
     return found
 
 
+def key_changes(grants: Iterable[Grant], contest: Contest) -> int:
+    """Changes of its keys without which a server cannot have given these grants, where a lease may pass on within a
+    process: two for each lease, one as it is given and one as it is released.
+
+    Told from the log alone, whatever the lock counts: a lease is a new one where the grant before it went to another
+    process, or to the same lane, which cannot have handed it to itself. It can where a third one had it in between and
+    gave up: as many of these are forgiven as gave up.
+    """
+    process, records = contest.process_of(), list(grants)
+    given = again = released = 0
+    for queue in by_name(records).values():
+        given += 1
+        released += queue[-1].released > 0
+        for before, after in pairwise(queue):
+            again += before.lane == after.lane
+            new = before.lane == after.lane or process[before.lane] != process[after.lane]
+            given += new
+            released += new and before.released > 0
+    forgiven = min(again, sum(record.granted <= 0 for record in records))
+    return max(0, given + released - 2 * forgiven)
+
+
 def lost_updates(grants: Iterable[Grant], books: Sequence[int]) -> int:
     """How many of those who read a number, thought, and wrote it plus one were not counted."""
     written = Counter(grant.name for grant in grants if grant.releasing)
@@ -131,11 +153,14 @@ def missed(record: Grant, contest: Contest, end: int) -> bool:
 
 
 class Findings(NamedTuple):
-    """What a run was like: arguments of a Sample, times to be put in histograms, and what was wrong."""
+    """What a run was like: arguments of a Sample, times to be put in histograms, what was wrong, and the key changes
+    that the server must have made; those where a lease may pass on within a process."""
 
     counts: dict[str, Any]
     times: dict[str, list[int]]
     wrong: list[str]
+    due: int
+    due_passing_on: int
 
 
 def waits(records: Iterable[Grant], contest: Contest, end: int) -> list[int]:
@@ -197,7 +222,9 @@ def measure(
         "handover": handovers(records),
     }
     counts |= _of_role(contest, records, granted, times)
-    return Findings(counts, times, _wrong(counts["violations"], found, total, lost))
+    due = counts["acquired"] + counts["released"]
+    wrong = _wrong(counts["violations"], found, total, lost)
+    return Findings(counts, times, wrong, due, key_changes(records, contest))
 
 
 def _lanes(granted: Sequence[Grant], contest: Contest, end: int) -> list[int]:

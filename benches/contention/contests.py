@@ -17,6 +17,10 @@ OWN = 0
 PATIENCE = 5.0
 """Seconds that an acquire waits at most."""
 
+ARRIVING, SERVING = 200e-6, 1e-3
+"""Seconds that a run of a sweep is longer for each waiter, so that all of them come within it, and that each is patient
+at least for each of them."""
+
 EARLY = 0.1
 """Seconds before the end of a wait at which it may be given up: redis-py's lock does where its next look would come too
 late, and looks every 100 ms."""
@@ -29,7 +33,8 @@ class Contest:
     names: how many, or OWN; zipf: exponent of their popularity, 0: all alike. patience: longest wait; cut: no wait goes
     on after the end of the run. rate: arrivals per second over all lanes (open loop), 0: each lane comes again at once
     (closed loop). laps: of a lane at most, 0: as many as fit. books: holders also keep a number in shared memory. role:
-    ``storm`` (a holder lets go once all wait) or ``crash`` (it is killed).
+    ``storm`` (a holder lets go once all wait) or ``crash`` (it is killed). volatile_keys: others that the server has to
+    expire one day, which must not keep it from ending a lease in time.
     """
 
     face: str
@@ -46,6 +51,7 @@ class Contest:
     laps: int = 0
     books: bool = False
     role: str = ""
+    volatile_keys: int = 0
 
     @property
     def cells(self) -> int:
@@ -80,11 +86,21 @@ class Contest:
         mine, crews = process - first, self.crews - first
         return range(mine * self.lanes // crews, (mine + 1) * self.lanes // crews)
 
+    def process_of(self) -> list[int]:
+        """The process of each lane; the holders of a storm or a crash live in the first."""
+        found = [0] * (self.lanes + self.holders)
+        for process in range(self.crews):
+            for lane in self.share(process):
+                found[lane] = process
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """As in the schema."""
         found = asdict(self)
         times = {f"{key}_ms": 1e3 * found.pop(key) for key in ("hold", "lease", "patience")}
         names: int | str = found.pop("names") or "unique"
+        if not self.volatile_keys:  # results in which no scenario had any stay comparable
+            del found["volatile_keys"]
         return {**found, "names": names, **times}
 
 
@@ -117,17 +133,21 @@ SCENARIOS = {
         Scenario("zipf", "contention", "many names, few of them popular",
                  Contest("threads", 4, 16, 1000, zipf=1.1, hold=0.0002)),
         Scenario("handover", "contention", "two processes, one name, back and forth", Contest("threads", 2, 2, 1)),
+        Scenario("crowd", "contention", "many tasks of one process want one name",
+                 Contest("tasks", 1, 100, 1, patience=1.5), seconds=0.5, quick_seconds=0.1, quick_patience=0.5),
+        Scenario("crowd-threads", "contention", "many threads of one process want one name",
+                 Contest("threads", 1, 16, 1, patience=1.5), seconds=0.5, quick_seconds=0.1, quick_patience=0.5),
         Scenario("flash-sale", "contention", "buyers of a few articles; each reads the stock, thinks, writes it",
                  Contest("threads", 4, 16, 4, hold=0.0002, books=True)),
         Scenario("crash", "crash", "holders are killed, others wait for the end of their leases",
-                 Contest("threads", 3, 8, 4, lease=0.3, laps=1, role="crash"), seconds=0.1, quick_seconds=0.05,
-                 quick_rounds=1),
-        Scenario("storm", "contention", "all arrive at once at a held name, which is then released; each holds once",
-                 Contest("tasks", 4, 1000, 1, laps=1, patience=4.0, role="storm"), seconds=0.3, quick_seconds=0.15,
+                 Contest("threads", 3, 8, 4, lease=0.3, laps=1, role="crash", volatile_keys=20_000), seconds=0.1,
+                 quick_seconds=0.05, quick_rounds=1),
+        Scenario("storm", "contention", "many arrive at a held name, which is then released; each holds once",
+                 Contest("tasks", 4, 1000, 1, laps=1, patience=4.0, role="storm"), seconds=0.4, quick_seconds=0.2,
                  quick_rounds=1, quick_patience=1.0, waiters=(1000,), quick_waiters=(100,)),
         Scenario("waiters", "waiters", "more and more waiters for one name", Contest("tasks", 4, 1, 1, patience=1.5),
                  seconds=0.25, quick_seconds=0.15, quick_rounds=1,
-                 waiters=(1, 4, 16, 64, 256, 1024), quick_waiters=(1, 16, 256)),
+                 waiters=(1, 10, 100, 1000, 10_000), quick_waiters=(1, 10, 100)),
         Scenario("load", "load", "more and more arrivals, each lane its own name; latency from the intended start",
                  Contest("tasks", 2, 64, OWN), seconds=0.5, quick_seconds=0.15, quick_rounds=1,
                  rates=(500, 1000, 2000, 4000, 8000, 16000), quick_rates=(500, 2000, 8000)),
@@ -140,10 +160,10 @@ CHANGES = {
     "tasks": tuple(SCENARIOS),
     "names": ("hot", "zipf", "flash-sale", "load", "crash"),
     "zipf": ("hot", "zipf", "flash-sale"),
-    "hold": ("hot", "zipf", "handover", "flash-sale", "storm", "waiters", "load"),
+    "hold": ("hot", "zipf", "handover", "crowd", "crowd-threads", "flash-sale", "storm", "waiters", "load"),
     "waiters": ("storm", "waiters"),
     "rate": ("hot", "zipf", "flash-sale", "load"),
-    "try": ("hot", "zipf", "handover", "flash-sale", "waiters", "load"),
+    "try": ("hot", "zipf", "handover", "crowd", "crowd-threads", "flash-sale", "waiters", "load"),
 }
 """Which option of the command line changes which scenarios."""
 
@@ -155,7 +175,8 @@ def points(scenario: Scenario, quick: bool, waiters: tuple[int, ...], rates: tup
         contest = replace(contest, cut=not contest.role, patience=min(contest.patience, scenario.quick_patience))
     if scenario.kind == "waiters":
         swept = waiters or (scenario.quick_waiters if quick else scenario.waiters)
-        return tuple((number, replace(contest, lanes=number)) for number in swept)
+        patience = {number: max(contest.patience, number * SERVING) for number in swept}
+        return tuple((number, replace(contest, lanes=number, patience=patience[number])) for number in swept)
     if scenario.kind == "load":
         offered = rates or (scenario.quick_rates if quick else scenario.rates)
         return tuple((rate, replace(contest, rate=rate)) for rate in offered)

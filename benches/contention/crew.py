@@ -35,7 +35,8 @@ def shape_of(turn: Turn) -> Shape:
 
 
 class Crew:
-    """A rival in several processes. ``versions`` as the first of them reports them; ``wrong`` what a run got wrong."""
+    """A rival in several processes. ``versions`` as the first of them reports them; ``wrong`` what a run got wrong;
+    ``due``: key changes without which the server cannot have given all that was granted in it."""
 
     def __init__(self, name: str, url: str, entry: Entry) -> None:
         self.name = name
@@ -43,6 +44,7 @@ class Crew:
         self.versions: dict[str, str] = {}
         self.errors: list[str] = []
         self.wrong: list[str] = []
+        self.due = 0
         self._url, self._entry = url, entry
         self._log: Log | None = None
         self._new: list[WorkerProcess] = []
@@ -59,13 +61,18 @@ class Crew:
         while self._new:
             self.versions = self._new.pop().greet()
 
-    def lease(self, contest: Contest) -> Contest:
-        """The contest with a lease that this rival can give."""
-        return replace(contest, lease=self._entry.lease(contest.lease))
+    def own(self, contest: Contest) -> Contest:
+        """The contest as this rival plays it: with a lease that it can give, or alone."""
+        contest = replace(contest, lease=self._entry.lease(contest.lease))
+        return replace(contest, processes=1, lanes=1) if self._entry.alone else contest
+
+    def stands(self, contest: Contest) -> bool:
+        """Whether it is asked to play with so many lanes."""
+        return not self._entry.most or contest.lanes <= self._entry.most
 
     def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
         """Make a log in which each of the turns has room; ``label`` names the connections and begins the keys."""
-        contests = [turn.contest for turn in turns if turn.contest is not None]
+        contests = [self.own(turn.contest) for turn in turns if turn.contest is not None]
         crews = max(contest.crews for contest in contests)
         if any(contest.role == "crash" for contest in contests):
             self._renew_first()
@@ -90,7 +97,7 @@ class Crew:
     def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
         """One run. Raises WorkerError if a worker did not survive it; failures of single calls are counted."""
         assert self._log is not None and turn.contest is not None, "open comes before run"
-        contest, log = self.lease(turn.contest), self._log
+        contest, log = self.own(turn.contest), self._log
         crew = self.processes[: contest.crews]
         log.clear(shape_of(turn))
         told = {"contest": asdict(contest), "shape": asdict(log.shape), "seconds": turn.seconds, "seed": turn.seed}
@@ -107,7 +114,9 @@ class Crew:
         patience = 2 * turn.seconds + contest.patience + contest.lease + PATIENCE
         answers = [process.hear(patience, meanwhile) for process in crew]
         self.errors = [text for answer in answers for text in answer["errors"]]
-        return self._sample(contest, turn, start, sum(answer["cpu"] for answer in answers))
+        sent = [answer["sent"] for answer in answers]
+        sample = self._sample(contest, turn, start, sum(answer["cpu"] for answer in answers))
+        return replace(sample, sent=None if None in sent else sum(sent))
 
     def _sample(self, contest: Contest, turn: Turn, start: int, cpu: float) -> Sample:
         assert self._log is not None
@@ -115,6 +124,7 @@ class Crew:
         tallies = [self._log.tally(lane) for lane in range(lanes)]
         found = measure(contest, list(self._log.grants(lanes)), tallies, self._log.books(), start, turn.seconds)
         self.wrong = found.wrong
+        self.due = found.due_passing_on if self._entry.passes_on else found.due
         if self.errors and not found.counts["acquired"]:
             raise WorkerError(f"{self.name}: nothing was granted: {'; '.join(self.errors)}")
         histograms = {kind: text for kind, times in found.times.items() if (text := encode(times))}

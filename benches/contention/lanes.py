@@ -48,11 +48,14 @@ def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
     """When each lane is to ask, nanoseconds after the start; nothing in a closed loop. The same for every rival.
 
     A Poisson stream of exactly as many arrivals as the rate promises, each at a lane by chance. Those who wait for a
-    dead holder come at any time of the first half of its lease, or they would all look again at the same time.
+    dead holder come at any time of the first half of its lease, or they would all look again at the same time. Those of
+    a storm come in the first half of the time until it breaks: of calls at the same time by several processes nobody
+    could say in which order they came, and whether they were served in it.
     """
     draw = random.Random(f"{seed}:arrivals")
-    if contest.role == "crash":
-        return [[int(draw.random() * contest.lease / 2 * 1e9)] for _ in range(contest.lanes)]
+    if contest.role:
+        span = (contest.lease if contest.role == "crash" else seconds) / 2
+        return [[int(draw.random() * span * 1e9)] for _ in range(contest.lanes)]
     found: list[list[int]] = [[] for _ in range(contest.lanes)]
     for at in sorted(draw.random() * seconds for _ in range(round(contest.rate * seconds))):
         found[draw.randrange(contest.lanes)].append(int(at * 1e9))

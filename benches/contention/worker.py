@@ -14,9 +14,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic_ns as clock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..pipe import main, told
 from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
@@ -26,6 +26,7 @@ from .lanes import Job, arrivals, choices, new_loop, popularity, task_lane, thre
 from .log import PID, READY, START, STOP, Lane, Log, Shape
 
 Answer = dict[str, Any]
+T = TypeVar("T")
 
 LOOK_SECONDS = 0.005
 """Between two looks of a victim and of its parent at each other."""
@@ -42,6 +43,8 @@ class Face(Protocol):
     def arm(self, jobs: Sequence[Job]) -> None: ...
 
     def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None: ...
+
+    def sent(self) -> int | None: ...
 
     def close(self) -> None: ...
 
@@ -91,26 +94,59 @@ class ThreadFace:
         for thread in self._threads:
             thread.join()
 
+    def sent(self) -> int | None:
+        """Commands sent until now, where the library counts them."""
+        return self._client.sent() if self._client.sent else None
+
     def close(self) -> None:
         self._client.close()
+
+
+class Loop:
+    """An event loop in a thread of its own, which never stops between two runs, as that of a service does not: what a
+    lock has to tell the server after a wait in vain goes out then."""
+
+    def __init__(self) -> None:
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._live, args=(started,), daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def _live(self, started: threading.Event) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(self._until_told(started))
+
+    async def _until_told(self, started: threading.Event) -> None:
+        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        started.set()
+        await self._told.wait()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for it, in the thread of the caller."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """End it, and whatever still runs on it."""
+        self._loop.call_soon_threadsafe(self._told.set)
+        self._thread.join()
 
 
 class TaskFace:
     """A task for each lane, on a loop that lives as long as the client."""
 
     def __init__(self, rival: Rival, url: str, label: str) -> None:
-        self._runner = asyncio.Runner(loop_factory=new_loop)
+        self._loop = Loop()
         try:
-            self._client = self._runner.run(rival.open_tasks(url, label))
+            self._client = self._loop.run(rival.open_tasks(url, label))
         except BaseException:
-            self._runner.close()
+            self._loop.close()
             raise
         self._make: MakeAsyncLock = self._client.lock
         self._held: list[AsyncLock] = []
 
     def hold(self, job: Job) -> None:
         """Take the job's name, until ``go`` frees it or this process ends."""
-        self._runner.run(self._hold(job))
+        self._loop.run(self._hold(job))
 
     async def _hold(self, job: Job) -> None:
         name, called = job.names[0], clock()
@@ -124,7 +160,7 @@ class TaskFace:
         """Tasks are made in no time, when the loop runs."""
 
     def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
-        self._runner.run(self._race(start, jobs, holder))
+        self._loop.run(self._race(start, jobs, holder))
 
     async def _race(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
         async with asyncio.TaskGroup() as group:
@@ -144,12 +180,18 @@ class TaskFace:
         except Exception as error:
             job.lane.errors.append(told(error))
 
+    def sent(self) -> int | None:
+        """Commands sent until now, where the library counts them."""
+        return self._client.sent() if self._client.sent else None
+
     def close(self) -> None:
         async def end() -> None:
             await self._client.close()
 
-        with self._runner:
-            self._runner.run(end())
+        try:
+            self._loop.run(end())
+        finally:
+            self._loop.close()
 
 
 FACES: dict[str, Callable[[Rival, str, str], Face]] = {"threads": ThreadFace, "tasks": TaskFace}
@@ -205,16 +247,17 @@ class Worker:
         assert self._log is not None
         if self._victim:
             self._mourn()
-            return {"cpu": 0.0, "errors": []}
+            return {"cpu": 0.0, "errors": [], "sent": None}  # what it sent died with it
         assert self._face is not None, "arm comes before go"
-        before = time.process_time_ns()
+        sent, before = self._face.sent(), time.process_time_ns()
         self._face.go(self._log.words[START], self._jobs, self._holder)
         cpu = time.process_time_ns() - before
+        now = self._face.sent()
         lanes = [job.lane for job in self._jobs]
         errors = sorted({text for lane in lanes for text in lane.errors})
         if any(lane.full for lane in lanes):
             errors.append("a lane's log was full before the run was over")
-        return {"cpu": cpu / 1e9, "errors": errors[:3]}
+        return {"cpu": cpu / 1e9, "errors": errors[:3], "sent": None if now is None else now - (sent or 0)}
 
     def close(self) -> Answer:
         """Close what is open."""

@@ -22,7 +22,7 @@ from .sweeps import sweep
 Scenario = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-PLACES = {"fastlock": 0, "redis-py": 1, "fallback": 2, "pipeline": 7, "ceiling": 15}
+PLACES = {"fastlock": 0, "redis-py": 1, "fallback": 2, "pipeline": 7, "ceiling": 15, "hiredis": 23, "alone": 31}
 """These look the same in every report, bounds that are no locks in grey; the others take what is left, in order."""
 
 LINEAR_UP_TO = 8
@@ -50,7 +50,10 @@ EXPECTED = {
     "pair": ("throughput", "latency by percentile", "server CPU"),
     "contention": ("throughput", "wait by percentile", "handover gap", "fairness", "server CPU"),
     "crash": ("throughput", "recovery"),
-    "waiters": ("throughput against waiters", "p99 against waiters"),
+    "waiters": (
+        *("throughput against waiters", "p99 against waiters"),
+        *("server CPU against waiters", "client CPU against waiters"),
+    ),
     "load": ("p50 against offered load", "p99 against offered load"),
 }
 """What each kind of scenario is played for."""

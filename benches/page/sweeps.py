@@ -33,15 +33,16 @@ class Sweep:
     about: str
     title: str
     across: str
-    keys: tuple[str, str]
+    keys: tuple[str, ...]
     how: str
     timed: bool = True
     offered: bool = False
 
     def value(self, point: Point) -> float | None:
-        """Height of a point; None where it was not measured."""
+        """Height of a point; None where it was not measured, or too short for its clock, which has no place on a
+        logarithmic axis."""
         found = dig(point, "row", *self.keys)
-        return None if found is None else float(found)
+        return None if found is None or (self.timed and not found) else float(found)
 
 
 def sweep(scenario: Scenario, styles: Styles) -> list[Figure | None]:
@@ -71,6 +72,19 @@ def waiters(of: str, unit: str) -> list[Sweep]:
             (f"{of}_us", "p99"),
             "Lower is better: the time that 99 of 100 acquires did not exceed. Where all want the same lock, waiting "
             "grows with their number in any case; what counts is the distance between the lines.",
+        ),
+        *(
+            Sweep(
+                f"{side} CPU against waiters",
+                f"{title} per {unit} against waiters",
+                "waiters",
+                (keys,),
+                f"Lower is better: {whose}. A flat line: to wait costs nothing, however many do.",
+            )
+            for side, title, keys, whose in (
+                ("server", "Server CPU", "server_cpu_us", f"CPU that the server spends on one {unit}"),
+                ("client", "Client CPU", "client_cpu_us", f"CPU of all client processes for one {unit}"),
+            )
         ),
     ]
 

@@ -94,7 +94,8 @@ def fairness_columns() -> list[Column]:
 def cost_columns(unit: str) -> list[Column]:
     """What it took."""
     return [
-        Column("commands", f"that the server carried out, for one {unit}", _number("commands_per_grant")),
+        Column("commands sent", f"by clients that count them, for one {unit}", _number("sent_per_grant")),
+        Column("commands run", f"by the server, also within scripts, for one {unit}", _number("commands_per_grant")),
         Column("server CPU", f"for one {unit}", _time("server_cpu_us")),
         Column(f"{TIMES} redis-py", "server CPU as a multiple of redis-py's", _number("server_cpu_ratio")),
         Column("client CPU", f"for one {unit}, of all its processes", _time("client_cpu_us")),

@@ -69,19 +69,22 @@ class MakeAsyncLock(Protocol):
 
 @dataclass(frozen=True)
 class Threads:
-    """A client opened for threads. ``batch(names)`` locks and frees all names: (acquired, released); None: has none."""
+    """A client opened for threads. ``batch(names)`` locks and frees all names: (acquired, released); None: has none.
+    ``sent()``: commands sent so far, by the library's own count; None: it does not count them."""
 
     lock: MakeLock | None
     batch: Callable[[Sequence[str]], tuple[int, int]] | None
     close: Callable[[], object]
+    sent: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """A client opened on the running event loop."""
+    """A client opened on the running event loop; ``sent`` as for threads."""
 
     lock: MakeAsyncLock
     close: Callable[[], Awaitable[object]]
+    sent: Callable[[], int] | None = None
 
 
 class Rival(Protocol):
@@ -99,16 +102,22 @@ class Entry:
     """What is known of a rival before its worker starts.
 
     module, env: where it lives, and the environment of its workers. needs: the import that must be there, and the name
-    to install. faces: what it can play, of threads, tasks and batch. leaves: beginnings of keys that it leaves behind
-    by design, to expire. whole_seconds: its leases know no fractions.
+    to install. faces: what it can play, of threads, tasks and batch. scenarios: those it plays, where not all. leaves:
+    beginnings of keys that it leaves behind by design, to expire. whole_seconds: its leases know no fractions. most:
+    waiters that it is asked to stand, 0: any number. passes_on: a lease may go from caller to caller within a process,
+    without the server. alone: it plays with one lane, whatever the others do.
     """
 
     module: str
     env: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, str] | None = None
     faces: tuple[str, ...] = FACES
+    scenarios: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     whole_seconds: bool = False
+    most: int = 0
+    passes_on: bool = False
+    alone: bool = False
 
     def lease(self, seconds: float) -> float:
         """The shortest lease of at least so many seconds that this rival can give."""
@@ -117,11 +126,16 @@ class Entry:
 
 COMPILED = {"FASTLOCK_IMPL": "cython"}
 
+CROWD = 1000
+"""Waiters that those are asked to stand who ask the server again and again: ten times as many take longer to ask once
+than a run lasts."""
+
 RIVALS = {
-    "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, faces=(*FACES, "batch")),
-    "fallback": Entry(f"{__package__}.fastlock_", {"FASTLOCK_IMPL": "python"}, faces=(*FACES, "batch")),
-    "dropin": Entry(f"{__package__}.fastlock_dropin", COMPILED),
-    BASELINE: Entry(f"{__package__}.redis_py", faces=(*FACES, "batch")),
+    "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, faces=(*FACES, "batch"), passes_on=True),
+    "fair": Entry(f"{__package__}.fastlock_fair", COMPILED, scenarios=("hot", "handover", "storm", "waiters")),
+    "fallback": Entry(f"{__package__}.fastlock_", {"FASTLOCK_IMPL": "python"}, faces=(*FACES, "batch"), passes_on=True),
+    "dropin": Entry(f"{__package__}.fastlock_dropin", COMPILED, passes_on=True),
+    BASELINE: Entry(f"{__package__}.redis_py", faces=(*FACES, "batch"), most=CROWD),
     "python-redis-lock": Entry(
         f"{__package__}.python_redis_lock",
         needs=("redis_lock", "python-redis-lock"),
@@ -129,12 +143,17 @@ RIVALS = {
         leaves=("lock-signal:",),
         whole_seconds=True,
     ),
-    "pottery": Entry(f"{__package__}.pottery_", needs=("pottery", "pottery")),
-    "valkey-glide": Entry(f"{__package__}.valkey_glide", needs=("glide", "valkey-glide"), faces=("tasks",)),
+    "pottery": Entry(f"{__package__}.pottery_", needs=("pottery", "pottery"), most=CROWD),
+    "valkey-glide": Entry(f"{__package__}.valkey_glide", needs=("glide", "valkey-glide"), faces=("tasks",), most=CROWD),
     "pipeline": Entry(f"{__package__}.redis_pipeline", faces=("batch",)),
 }
 
-OURS = ("fastlock", "fallback", "dropin")
+ALONE = "alone"
+"""A reference, played beside fastlock: its lock with one holder and nobody else."""
+
+ALONE_ENTRY = Entry(f"{__package__}.fastlock_", COMPILED, passes_on=True, alone=True)
+
+OURS = ("fastlock", "fair", "fallback", "dropin", ALONE)
 """Those whose errors are ours: they fail the run."""
 
 

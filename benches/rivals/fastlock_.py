@@ -28,10 +28,10 @@ def open_threads(url: str, label: str) -> Threads:
         freed = client.release_many(leases)
         return sum(lease is not None for lease in leases), sum(freed)
 
-    return Threads(client.lock, batch, client.close)
+    return Threads(client.lock, batch, client.close, lambda: client.get_stats()["commands"])
 
 
 async def open_tasks(url: str, label: str) -> Tasks:
     """One client shared by all tasks, with the default connections."""
     client = fastlock.asyncio.Client.from_url(url, client_name=label)
-    return Tasks(client.lock, client.close)
+    return Tasks(client.lock, client.close, lambda: client.get_stats()["commands"])
