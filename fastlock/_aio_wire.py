@@ -192,7 +192,7 @@ class Wire:
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
         self.stats = Stats()
-        self.gates = Gates(contextlib.nullcontext(), self.stats)
+        self.gates = Gates(threading.RLock(), self.stats)  # of no use, but faster than what does nothing
         self.crowd = self.gates.by_key  # names for which somebody waits
         self._ticks: asyncio.TimerHandle | None = None
 

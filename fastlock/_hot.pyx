@@ -11,7 +11,7 @@ import threading
 from asyncio import InvalidStateError, current_task
 
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
-from fastlock._gate import HAND_OVER as _HAND_OVER, PASSED as _PASSED, Waiter
+from fastlock._gate import HAND_OVER as _HAND_OVER, PASSED as _PASSED
 from fastlock._law import LAST_LOOK as _LAST_LOOK
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
@@ -26,6 +26,7 @@ from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
 from fastlock._core cimport Pipe, Template
+from fastlock._gate cimport Gates, Waiter
 from fastlock._lease cimport Lease, new_token
 from fastlock._stats cimport Stats
 from fastlock._terms cimport Terms
@@ -85,7 +86,7 @@ cdef Lease _granted(Terms lock, owner, bytes token, double sent):
     return lease
 
 
-cdef _behind(Terms lock, answer, bytes token):
+cdef Waiter _behind(Terms lock, answer, bytes token):
     """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
     answers. None: not so, or the way is longer."""
     wire = lock._wire
@@ -96,7 +97,7 @@ cdef _behind(Terms lock, answer, bytes token):
     return None
 
 
-cdef Lease _handed(Terms lock, owner, waiter):
+cdef Lease _handed(Terms lock, owner, Waiter waiter):
     """The lease that passed to a waiter, kept for its owner; None: none did."""
     cdef Lease lease = waiter.lease
     if lease is None:
@@ -111,7 +112,7 @@ cdef Lease _handed(Terms lock, owner, waiter):
 cdef _passed(Terms lock, owner, Lease lease):
     """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
     out."""
-    cdef int what = lock._wire.gates.release(lease, _time())
+    cdef int what = (<Gates>lock._wire.gates).release(lease, _time())
     if what == PASSED:
         _gone(lock, owner, lease)
         return None
@@ -206,7 +207,7 @@ cdef _until(Terms lock, double start):
     return None if lock.blocking_timeout is None else start + <double>lock.blocking_timeout - LAST_LOOK
 
 
-cdef _wait(Terms lock, bint must, waiter, double start):
+cdef _wait(Terms lock, bint must, Waiter waiter, double start):
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     cdef Lease lease
     wire = lock._wire
@@ -391,7 +392,7 @@ cdef class _Take(_Exchange):
     cdef bint must
     cdef double start
     cdef bytes token
-    cdef object waiter  # behind whom others of this client wait for the same name
+    cdef Waiter waiter  # behind whom others of this client wait for the same name
     cdef object timer  # that ends it, where its time is limited
 
     def __cinit__(self, Terms lock not None, bint must):
@@ -438,10 +439,10 @@ cdef class _Take(_Exchange):
         op = _asked(self._op(), self.pipe.link, self.sent)
         self.others = self.lock._wire.drive(op.rest(answer, now))
 
-    cdef _wait(self, waiter):
+    cdef _wait(self, Waiter waiter):
         """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
         self.waiter = waiter
-        self.lock._wire.gates.join(waiter)
+        (<Gates>self.lock._wire.gates).join(waiter)
         if waiter.called:
             self.others = self.lock._wire.run(self._op(), waiter)
             return

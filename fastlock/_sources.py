@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 
 TWINS = ("_core", "_hot")  # compiled from a .pyx; in Python `_fallback` and `_hot.py` are the same
-PYTHON = ("_checks", "_lease", "_stats", "_batch", "_terms")  # from their .py; a .pxd beside each names the types
+PYTHON = ("_checks", "_lease", "_stats", "_gate", "_batch", "_terms")  # from their .py; a .pxd names the types
 
 
 def digest() -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -114,6 +115,8 @@ PLANTED: dict[str, Plant] = {
         law.Acquire, "waiter", lambda _: lambda self: gate.Waiter(self.name, self.key, self.ms, False)
     ),
     "a release does not hand over": in_code(law.Release, "hand_over", doing(None)),
+}
+IN_GATES: dict[str, Plant] = {
     "a lease that lapsed is passed on": in_code(gate.Gate, "release", passing_what_lapsed),
     "a gate lets those behind it sleep": in_code(gate.Waiter, "call", doing(None)),
     "a gate keeps its place": in_code(gate.Gate, "renew", doing(None)),
@@ -123,13 +126,16 @@ PLANTED: dict[str, Plant] = {
     "gates do not hear": in_code(gate.Gates, "hear", doing(None)),
     "gates do not look after a cut": in_code(gate.Gates, "reconnected", doing(None)),
 }
+COMPILED = not isinstance(gate.Gate.release, FunctionType)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("mistake", PLANTED)
+@pytest.mark.parametrize("mistake", PLANTED | IN_GATES)
 def test_drift_is_found(server: Server, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     assert server.path is not None
-    PLANTED[mistake](monkeypatch)
+    if COMPILED and mistake in IN_GATES:
+        pytest.skip("what is compiled cannot be changed")
+    (PLANTED | IN_GATES)[mistake](monkeypatch)
     for seed in range(ENOUGH):
         try:
             Walk(server.path, seed, LENGTH).go(monkeypatch)

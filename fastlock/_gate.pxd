@@ -1,0 +1,51 @@
+# The types of _gate.py where it is compiled.
+
+import cython
+
+from fastlock._lease cimport Lease
+from fastlock._stats cimport Stats
+
+cdef class Gate
+cdef class Gates
+
+cdef class Waiter:
+    cdef public object name, wake
+    cdef public bytes key, place
+    cdef public long long ms
+    cdef public bint fenced, called
+    cdef public Gate gate
+    cdef public Lease lease
+    cpdef call(self)
+
+
+cdef class Gate:
+    cdef public Gates gates
+    cdef public bytes key, place
+    cdef public bint shared, asked, waited, elsewhere
+    cdef public object waiters, link, fence, error
+    cdef public tuple stale
+    cdef public Lease held
+    cdef public double look_at, since, passes
+    cpdef Waiter first(self)
+    cpdef bint may_look(self, Waiter waiter, double now)
+    @cython.locals(left=double)
+    cpdef Waiter next_for(self, Lease lease, double now)
+    @cython.locals(waiter=Waiter)
+    cpdef int release(self, Lease lease, double now)
+
+
+cdef class Gates:
+    cdef public object mutex
+    cdef public Stats stats
+    cdef public bytes inbox
+    cdef public bint deaf
+    cdef public double swept
+    cdef public dict by_key, by_place
+    cdef object __weakref__
+    cpdef close(self, Gate gate)
+    @cython.locals(gate=Gate)
+    cpdef join(self, Waiter waiter)
+    @cython.locals(gate=Gate)
+    cpdef bint ask(self, Waiter waiter, double now)
+    @cython.locals(gate=Gate)
+    cpdef int release(self, Lease lease, double now)
