@@ -28,8 +28,10 @@ cdef class Gate:
     cdef public double look_at, since, passes
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
+
     @cython.locals(left=double)
     cpdef Waiter next_for(self, Lease lease, double now)
+
     @cython.locals(waiter=Waiter)
     cpdef int release(self, Lease lease, double now)
 
@@ -43,9 +45,12 @@ cdef class Gates:
     cdef public dict by_key, by_place
     cdef object __weakref__
     cpdef close(self, Gate gate)
+
     @cython.locals(gate=Gate)
     cpdef join(self, Waiter waiter)
+
     @cython.locals(gate=Gate)
     cpdef bint ask(self, Waiter waiter, double now)
+
     @cython.locals(gate=Gate)
     cpdef int release(self, Lease lease, double now)
