@@ -246,7 +246,7 @@ class Wire:
         elif kind is Wait:
             await self._wait(step.waiter, step.until)
         elif kind is Join:
-            self.gates.join(step.waiter)
+            self.gates.join(step.waiter, now())
         elif kind is Undo or kind is Leave:
             self.undo(step)
         elif kind is Distrust:

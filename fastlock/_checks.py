@@ -41,8 +41,8 @@ def as_bytes(value: Any, what: str, encoding: str = "utf-8") -> bytes:
 
 
 def as_name(value: Any, encoding: str = "utf-8") -> bytes:
-    """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of fence counters is
-    refused."""
+    """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of queues and fence
+    counters is refused."""
     if type(value) is str and value.isascii() and encoding == "utf-8":
         text = value
         name = text.encode()
@@ -51,7 +51,7 @@ def as_name(value: Any, encoding: str = "utf-8") -> bytes:
     else:
         name = as_bytes(value, "name", encoding)
     if name.startswith(RESERVED):
-        raise ValueError(f"name must not start with {RESERVED.decode()!r}: fence counters live there")
+        raise ValueError(f"name must not start with {RESERVED.decode()!r}: queues and fence counters live there")
     return name
 
 

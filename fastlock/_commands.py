@@ -167,7 +167,7 @@ def _beside(prefix: bytes, name: bytes) -> bytes:
     """A key in the same cluster slot as the name, wherever the rules for hash tags allow it."""
     start = name.find(b"{")
     if start >= 0 and name.find(b"}", start) > start + 1:
-        return prefix + name  # the name's own tag decides, here as there
+        return prefix + b":" + name  # the name's own tag decides, here as there; `a` and `{a}` are two names
     return prefix + b"{" + name + b"}"
 
 

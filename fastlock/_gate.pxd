@@ -12,7 +12,7 @@ cdef class Waiter:
     cdef public object name, wake
     cdef public bytes key, place
     cdef public long long ms
-    cdef public bint fenced, called
+    cdef public bint fenced, called, counted
     cdef public Gate gate
     cdef public Lease lease
     cpdef call(self)
@@ -28,6 +28,7 @@ cdef class Gate:
     cdef public double look_at, since, passes
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
+    cpdef warn(self, double now)
 
     @cython.locals(left=double)
     cpdef Waiter next_for(self, Lease lease, double now)
@@ -45,9 +46,11 @@ cdef class Gates:
     cdef public dict by_key, by_place
     cdef object __weakref__
     cpdef close(self, Gate gate)
+    cpdef count(self, Waiter waiter)
+    cpdef sweep(self, double now)
 
-    @cython.locals(gate=Gate)
-    cpdef join(self, Waiter waiter)
+    @cython.locals(gate=Gate, held=Lease, alone=bint)
+    cpdef join(self, Waiter waiter, double now=*)
 
     @cython.locals(gate=Gate)
     cpdef bint ask(self, Waiter waiter, double now)

@@ -18,18 +18,18 @@ from fastlock._lease import ENDED, Lease, new_token
 from fastlock._stats import Stats
 
 LOOK = 1.0  # seconds between two looks of the first in a place, whatever it heard
-CROWD = 100  # places of one process, beyond which they look less often
 ROUND = 0.01  # seconds for which a lease goes round before the server is asked who waits elsewhere
 FENCES = 1000  # reserved with each grant, one for each of those to whom it passes
 ENOUGH = 0.95  # part of the lease that the next one asks for, which must be left of what is passed to it
 
-PASSED, PLAIN, HAND_OVER = range(3)  # a release: needs no command; nobody waits, as far as we know; somebody does
+# What a release is: it needs no command; nobody waits, as far as we know; somebody does; the lease was over before.
+PASSED, PLAIN, HAND_OVER, GONE = range(4)
 
 
 class Waiter:
     """One acquire that waits. `called`: there is something to see: a lease for it, or that it is first and may look."""
 
-    __slots__ = ("called", "fenced", "gate", "key", "lease", "ms", "name", "place", "wake")
+    __slots__ = ("called", "counted", "fenced", "gate", "key", "lease", "ms", "name", "place", "wake")
 
     def __init__(self, name: object, key: bytes, ms: int, fenced: bool, place: bytes | None = None) -> None:
         self.name = name
@@ -40,6 +40,7 @@ class Waiter:
         self.gate: Gate | None = None  # from when it has joined
         self.lease: Lease | None = None  # handed to it
         self.called = False
+        self.counted = False  # as one that had to wait
         self.wake: Callable[[None], object] | None = None  # ends its sleep
 
     def call(self) -> None:
@@ -80,7 +81,7 @@ class Gate:
 
     def wake_at(self, waiter: Waiter) -> float:
         """When this waiter is to look, though nobody calls it."""
-        if next(iter(self.waiters)) is not waiter:
+        if self.first() is not waiter:
             return math.inf
         return self.look_at if self.held is None else self.held.deadline
 
@@ -95,15 +96,17 @@ class Gate:
     def queued(self, left: float, told: bool, sleep: float, now: float) -> None:
         """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
         self.waited = True
-        busy = max(1.0, len(self.gates.by_place) / CROWD)
-        self.look_at = now + min(left, LOOK * busy if told and not self.gates.deaf else sleep)
+        first = self.first()
+        if first is not None:
+            self.gates.count(first)
+        self.look_at = now + min(left, LOOK if told and not self.gates.deaf else sleep)
 
     def granted(self, waiter: Waiter, lease: Lease, elsewhere: int, now: float) -> None:
         """The server says: it is yours, so many others wait elsewhere."""
         del self.waiters[waiter]
         self.held = lease
         self.since = now
-        self.gates.stats.remote_handovers += 1
+        self.gates.stats.remote_handovers += waiter.counted
         self.elsewhere = elsewhere > 0
         self.passes = len(self.waiters) if elsewhere else math.inf
         self.fence = lease.fence
@@ -111,8 +114,27 @@ class Gate:
             self.passes = min(self.passes, FENCES - 1)
         if self.shared:
             self.renew()  # the old one is the lease's token now
+            self.warn(now)
         else:
             self.gates.close(self)
+
+    def warn(self, now: float) -> None:
+        """Have the next one set its clock by a lease that ends before it would look by itself."""
+        waiter = self.first()
+        if waiter is not None and self.held is not None and self.held.deadline < now + LOOK:
+            waiter.call()
+
+    def doubts(self, waiter: Waiter, now: float) -> bool:
+        """Whether it is for this waiter to see if what goes round here still holds the name: it may have been deleted,
+        or let go of by its token elsewhere."""
+        held = self.held
+        return held is not None and held.deadline > now and self.since + LOOK <= now and self.first() is waiter
+
+    def disowned(self, held: Lease) -> None:
+        """It does not."""
+        if self.held is held:
+            self.held = None
+            self.look_at = 0.0
 
     def renew(self) -> None:
         """Another place, at the end of the queue."""
@@ -127,6 +149,8 @@ class Gate:
         waiter = self.first()
         if waiter is None or not self.passes or now - self.since > ROUND or (waiter.fenced and self.fence is None):
             return None
+        if lease.exposed or self.held is not lease:  # its token is known elsewhere, where it would go on to count
+            return None
         left = (lease.deadline - now) * 1000
         # nor may it be longer: should the next one die, nobody has the name before it is over
         fits = ENOUGH * waiter.ms <= left <= waiter.ms if waiter.ms else left == math.inf
@@ -134,7 +158,7 @@ class Gate:
 
     def release(self, lease: Lease, now: float) -> int:
         """The holder lets go: PASSED, PLAIN or HAND_OVER."""
-        if self.held is not lease:
+        if self.held is None or self.held.token != lease.token:
             return HAND_OVER if self.waiters else PLAIN
         waiter = self.next_for(lease, now)
         if waiter is not None and lease.deadline > now:
@@ -149,6 +173,7 @@ class Gate:
             lease.deadline = ENDED
             self.gates.stats.local_handovers += 1
             waiter.call()
+            self.warn(now)
             return PASSED
         self.held = None
         self.look_at = 0.0
@@ -185,7 +210,7 @@ class Gates:
             del self.by_key[gate.key]
         self.by_place.pop(gate.place, None)
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: Waiter, now: float = -math.inf) -> None:
         """Wait behind those who do so already. Interrupted anywhere in it, `leave` puts all in order."""
         with self.mutex:
             gate = self.by_key.get(waiter.key) if waiter.place is None else None
@@ -194,9 +219,17 @@ class Gates:
             waiter.gate = gate
             if waiter.place is None:
                 self.by_key[waiter.key] = gate
-            self.stats.waits += 1
-            waiter.called = not gate.waiters and gate.held is None
+            alone, held = not gate.waiters, gate.held
             gate.waiters[waiter] = None
+            waiter.called = alone and (held is None or held.deadline < now + LOOK)  # then it sets its clock by that
+            if held is not None or not alone:
+                self.count(waiter)
+
+    def count(self, waiter: Waiter) -> None:
+        """It has to wait."""
+        if not waiter.counted:
+            waiter.counted = True
+            self.stats.waits += 1
 
     def ask(self, waiter: Waiter, now: float) -> bool:
         """Whether this waiter is to ask the server now."""
@@ -243,27 +276,34 @@ class Gates:
                 waiter.call()
 
     def lapsed(self, now: float) -> None:
-        """Call those who are next, where a lease that went round is over and nobody let go of it; where nobody is, its
-        gate has no more use."""
+        """Call those who are next, where a lease that goes round is over, will be soon, or went round long ago; where
+        nobody waits, a gate has no more use."""
         with self.mutex:
             for gate in list(self.by_key.values()):
-                waiter = gate.first()
-                if gate.held is not None and gate.held.deadline <= now:
-                    if waiter is not None:
-                        waiter.call()
-                    else:
-                        self.close(gate)
+                waiter, held = gate.first(), gate.held
+                if held is None:
+                    continue
+                if waiter is not None and (held.deadline < now + LOOK or gate.since + LOOK <= now):
+                    waiter.call()
+                elif waiter is None and held.deadline <= now:
+                    self.close(gate)
 
     def busy(self, key: bytes, now: float) -> bool:
         """Whether others of this client wait for it, or have it."""
+        self.sweep(now)
+        return key in self.by_key
+
+    def sweep(self, now: float) -> None:
+        """Once in a while, as others come."""
         if now >= self.swept + LOOK:
             self.swept = now
             self.lapsed(now)
-        return key in self.by_key
 
     def release(self, lease: Lease, now: float) -> int:
         """A holder lets go of a lease of a name for which there is, or was, a gate."""
         with self.mutex:
+            if lease.deadline == ENDED:  # it may be another's by now, by the same token
+                return GONE
             gate = self.by_key.get(lease.key)
             return PLAIN if gate is None else gate.release(lease, now)
 

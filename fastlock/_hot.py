@@ -12,7 +12,7 @@ from asyncio import current_task
 from typing import Any
 
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
-from fastlock._gate import HAND_OVER, PASSED, Waiter
+from fastlock._gate import GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, new_token, now
 from fastlock._steps import BEHIND, LATE
@@ -74,10 +74,18 @@ def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
     if what == PASSED:
         _gone(lock, owner, lease)
         return None
+    if what == GONE:  # by another thread, a moment ago
+        lock.drop(lease)
+        raise lock._lost("release")
     op = Releasing(lock, lease)
     if what == HAND_OVER:
         op.hand_over()
     return op
+
+
+def _odd(lease: Lease) -> bool:
+    """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
+    return lease.inherited or lease.deadline == ENDED
 
 
 def _special(lock: Terms) -> bool:
@@ -116,8 +124,10 @@ def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: in
 def take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
     wire, sent = lock._wire, now()
-    if wire.crowd and (waiter := _behind(lock)) is not None:
-        return _wait(lock, must, waiter, sent)
+    if wire.crowd:
+        wire.gates.sweep(sent)
+        if (waiter := _behind(lock)) is not None:
+            return _wait(lock, must, waiter, sent)
     connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
@@ -160,7 +170,7 @@ def _wait(lock: Terms, must: bool, waiter: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     wire, op = lock._wire, lock.taking(None, must, start)
     try:
-        wire.gates.join(waiter)
+        wire.gates.join(waiter, start)
         wire.wait(waiter, _until(lock, start))
         lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
         if lease is not None:
@@ -176,12 +186,15 @@ def give(lock: Terms) -> None:
     wire = lock._wire
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
-    if wire.crowd and lease is not None and not lease.inherited:
+    if lease is None or _odd(lease):
+        wire.run(lock.releasing())
+        return
+    if wire.crowd:
         if (op := _passed(lock, owner, lease)) is not None:
             wire.run(op, BEHIND)
         return
-    connection = None if lease is None or lease.inherited or lease.contended else _idle_one(wire)
-    if lease is None or connection is None:
+    connection = None if lease.contended else _idle_one(wire)
+    if connection is None:
         wire.run(lock.releasing())
         return
     op = None
@@ -262,7 +275,7 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, 
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     wire, until, timer = lock._wire, _until(lock, start), None
     try:
-        wire.gates.join(waiter)
+        wire.gates.join(waiter, start)
         if not waiter.called:
             wire.tick()
             future = loop.create_future()
@@ -290,11 +303,11 @@ async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> N
     task = None if pipe is None else current_task(pipe.loop)
     owner = task if lock.thread_local else None
     lease = None if task is None else lock.leases.get(owner)
-    if wire.crowd and lease is not None and not lease.inherited:
+    if lease is not None and wire.crowd and not _odd(lease):
         if (op := _passed(lock, owner, lease)) is not None:
             await wire.release(lock, op, BEHIND, leaving, error)
         return
-    if lease is None or lease.inherited or lease.contended:
+    if lease is None or _odd(lease) or lease.contended:
         await wire.release(lock, None, None, leaving, error)
         return
     future = pipe.request(pipe.forms[RELEASE], lease.key, lease.token, 0)

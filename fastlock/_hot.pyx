@@ -11,7 +11,7 @@ import threading
 from asyncio import InvalidStateError, current_task
 
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
-from fastlock._gate import HAND_OVER as _HAND_OVER, PASSED as _PASSED
+from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
 from fastlock._law import LAST_LOOK as _LAST_LOOK
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
@@ -46,7 +46,7 @@ cdef extern from "Python.h":
     void PyErr_SetObject(object kind, object value)
 
 cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE
-cdef int HAND_OVER = _HAND_OVER, PASSED = _PASSED
+cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
 cdef double ENDED = _ENDED, SPIN = _SPIN, LAST_LOOK = _LAST_LOOK
@@ -116,10 +116,18 @@ cdef _passed(Terms lock, owner, Lease lease):
     if what == PASSED:
         _gone(lock, owner, lease)
         return None
+    if what == GONE:  # by another thread, a moment ago
+        lock.drop(lease)
+        raise lock._lost("release")
     op = Releasing(lock, lease)
     if what == HAND_OVER:
         op.hand_over()
     return op
+
+
+cdef bint _odd(Lease lease) except -1:
+    """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
+    return lease.inherited or lease.deadline == ENDED
 
 
 cdef bint _special(Terms lock) except -1:
@@ -167,8 +175,10 @@ def take(Terms lock not None, bint must):
     cdef Lease lease
     cdef Py_ssize_t verb = ACQUIRE if lock.ms else ACQUIRE_ENDLESS
     wire = lock._wire
-    if wire.crowd and (waiter := _behind(lock, None, None)) is not None:
-        return _wait(lock, must, waiter, sent)
+    if wire.crowd:
+        (<Gates>wire.gates).sweep(sent)
+        if (waiter := _behind(lock, None, None)) is not None:
+            return _wait(lock, must, waiter, sent)
     connection = None if _special(lock) else _idle_one(wire)
     if connection is None:
         return wire.run(lock.taking(None, must))
@@ -212,7 +222,7 @@ cdef _wait(Terms lock, bint must, Waiter waiter, double start):
     cdef Lease lease
     wire = lock._wire
     try:
-        wire.gates.join(waiter)
+        (<Gates>wire.gates).join(waiter, start)
         wire.wait(waiter, _until(lock, start))
         lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
         if lease is not None:
@@ -231,11 +241,14 @@ def give(Terms lock not None):
     wire = lock._wire
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
-    if wire.crowd and lease is not None and not lease.inherited:
+    if lease is None or _odd(lease):
+        wire.run(lock.releasing())
+        return
+    if wire.crowd:
         if (op := _passed(lock, owner, lease)) is not None:
             wire.run(op, BEHIND)
         return
-    connection = None if lease is None or lease.inherited or lease.contended else _idle_one(wire)
+    connection = None if lease.contended else _idle_one(wire)
     if connection is None:
         wire.run(lock.releasing())
         return
@@ -442,7 +455,7 @@ cdef class _Take(_Exchange):
     cdef _wait(self, Waiter waiter):
         """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
         self.waiter = waiter
-        (<Gates>self.lock._wire.gates).join(waiter)
+        (<Gates>self.lock._wire.gates).join(waiter, self.start)
         if waiter.called:
             self.others = self.lock._wire.run(self._op(), waiter)
             return
@@ -487,12 +500,12 @@ cdef class _Give(_Exchange):
         cdef Terms lock = self.lock
         cdef Pipe pipe = self._open_pipe()
         cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
-        if lease is not None and lock._wire.crowd and not lease.inherited:
+        if lease is not None and lock._wire.crowd and not _odd(lease):
             op = _passed(lock, self.owner, lease)
             if op is not None:
                 self.others = lock._wire.release(lock, op, BEHIND, self.leaving, self.error)
             return
-        if lease is None or lease.inherited or lease.contended:
+        if lease is None or _odd(lease) or lease.contended:
             self.others = lock._wire.release(lock, None, None, self.leaving, self.error)
             return
         self.pipe = pipe

@@ -14,13 +14,14 @@ from typing import Any
 from fastlock import _batch as batch
 from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock._gate import HAND_OVER, PASSED, Gate, Gates, Waiter
+from fastlock._gate import GONE, HAND_OVER, PASSED, Gate, Gates, Waiter
 from fastlock._lease import ENDED, Lease
 from fastlock._steps import (
     BEHIND,
     CALLS,
     LATE,
     ONE,
+    OVER,
     PASSED_ON,
     Ask,
     AskMany,
@@ -62,6 +63,7 @@ class Acquire(Ask):
     doubted = False  # a look's reply was lost, once: from then on our own token may turn up at any time
     polled = False  # whether it has waited without a queue
     late_grants = 0  # to it, whose time was over before the reply came
+    handed: Lease | None = None  # what waiting gave it
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
@@ -122,9 +124,13 @@ class Acquire(Ask):
             while True:
                 if waiter.lease is None and gate.error is not None:
                     raise copy.copy(gate.error)
+                if waiter.lease is None and gate.doubts(waiter, clock()):
+                    yield from self._see(gate, clock)
                 if waiter.lease is None and gate.gates.ask(waiter, clock()):
                     yield from self._enter(waiter, gate, clock)
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
+                if lease is not None:  # for its undo
+                    self.token, self.sent, self.handed = lease.token, lease.deadline - self.ms / 1000, lease
                 if lease is not None or self.polls or self._late(clock):
                     break
                 yield Wait(waiter, last)
@@ -135,12 +141,25 @@ class Acquire(Ask):
             if (left := self.leave(waiter, lease, clock)) is not None:
                 yield left
             raise
-        if lease is None:
-            if (left := self.leave(waiter, None, clock)) is not None:
-                yield left
-            return None
-        self.token, self.sent = lease.token, lease.deadline - self.ms / 1000  # for its undo
+        if lease is None and (left := self.leave(waiter, None, clock)) is not None:
+            yield left
         return lease
+
+    def pass_on(self, gates: Gates, now: float) -> bool:
+        """The caller is gone, with what waiting gave it. Returns whether nothing is left to be undone."""
+        return self.handed is not None and gates.release(self.handed, now) in (PASSED, GONE)
+
+    def _see(self, gate: Gate, clock: Clock) -> Steps:
+        """Ask whether what goes round here still holds the name."""
+        held, ask = gate.held, Ask(say.GET, self.key)
+        ask.until = self.until
+        try:
+            found = yield from settled(ask, Trial(clock))
+        except errors.ResponseError:  # who may not ask waits for the end of the lease
+            return
+        if held is not None and found is not LATE and not say.proves(found, held.token):
+            with gate.gates.mutex:
+                gate.disowned(held)
 
     def waiter(self) -> Waiter:
         """Who waits for this. In a queue its own token is its place, where it is to be told from others of the client,
@@ -301,7 +320,11 @@ class Release(Ask):
         what = gates.release(self.lease, now)
         if what == HAND_OVER:
             self.hand_over()
-        return PASSED_ON if what == PASSED else None
+        return PASSED_ON if what == PASSED else OVER if what == GONE else None
+
+    def pass_on(self, gates: Gates, now: float) -> bool:
+        """As of an Acquire: `undo` says what is left."""
+        return False
 
     def hand_over(self) -> None:
         """Ask for a release to the next who waits, if anybody does."""
@@ -309,8 +332,8 @@ class Release(Ask):
         self.calls = [say.hand_over(self.key, self.token)]
 
     def _ended(self, answer: Any, trial: Trial) -> Steps:
-        if answer is PASSED_ON:
-            return True
+        if answer is PASSED_ON or answer is OVER:
+            return answer is PASSED_ON
         if self.kind == ONE:
             answer = yield from settle(self, answer, trial)
             if answer or not say.markable(self.token):
@@ -398,6 +421,8 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost
     reply does not add twice. Until the server answered, the earlier of the two ends holds.
     """
+    if lease.deadline == ENDED:  # it may be another's by now, by the same token
+        return False
     if replace:
         lease.deadline = min(lease.deadline, clock() + ms / 1000)
     elif left := lease.remaining:
@@ -405,7 +430,7 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     else:  # a token from elsewhere, or a lease that the server lets live a moment longer: it knows
         ms += max(0, (yield from inspect(say.PTTL, lease.key, clock)))
     sent = yield from extend(lease.key, lease.token, ms, clock, lease)
-    if sent is None:
+    if sent is None or lease.deadline == ENDED:  # or it was let go of meanwhile
         lease.deadline = ENDED
         return False
     lease.deadline = sent + ms / 1000

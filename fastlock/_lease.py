@@ -32,8 +32,8 @@ class Lease:
     """
 
     __slots__ = (
-        *("name", "key", "token", "deadline", "fence", "contended", "release_doubted", "stale", "_generation"),
-        "__weakref__",
+        *("name", "key", "token", "deadline", "fence", "contended", "exposed", "release_doubted", "stale"),
+        *("_generation", "__weakref__"),
     )
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
@@ -43,6 +43,7 @@ class Lease:
         self.deadline = deadline  # on the clock `now`
         self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
         self.contended = False  # whether others waited when it was granted, or it had to wait for others
+        self.exposed = False  # whether its token was told to anybody else: then it never passes to the next by that
         self.release_doubted = False
         self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = _generation
@@ -71,12 +72,14 @@ class Lease:
 
     def __getstate__(self) -> tuple[Any, ...]:
         """For copies: they claim what the lease claims, where and when they are looked at."""
+        self.exposed = True
         told = (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted)
         return (*told, self.stale, self._generation)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted) = state[:-2]
         self.stale, self._generation = state[-2:]
+        self.exposed = True
 
     def __repr__(self) -> str:
         left = self.remaining

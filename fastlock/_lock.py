@@ -10,7 +10,7 @@ from fastlock import _commands as say
 from fastlock import _dropin as dropin
 from fastlock import _hot as hot
 from fastlock import _law as law
-from fastlock._lease import Lease, now
+from fastlock._lease import ENDED, Lease, now
 from fastlock._terms import SLEEP, Local, Terms
 
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
@@ -73,7 +73,9 @@ class BaseLock(Terms):
         """Whether the caller holds the lock, asked of the server."""
         lease = self.lease
         token = self._wire.drive(law.inspect(say.GET, self.key, now))
-        return lease is not None and not lease.inherited and say.proves(token, lease.token)
+        if lease is None or lease.inherited or lease.deadline == ENDED:
+            return False
+        return say.proves(token, lease.token)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

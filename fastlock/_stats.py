@@ -36,6 +36,11 @@ class Stats:
         self.acquires += len(leases) - leases.count(None)
         return leases
 
+    def released(self, outcomes: list[bool]) -> list[bool]:
+        """A batch let go of these, and found some lost."""
+        self.losses += outcomes.count(False)
+        return outcomes
+
     def retire(self, pipe: Any) -> None:
         """A connection is gone: keep what it counted."""
         self.commands += pipe.commands

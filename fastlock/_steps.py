@@ -18,9 +18,11 @@ from fastlock._gate import Waiter
 
 Clock = Callable[[], float]
 LATE: Any = type("LATE", (), {"__repr__": lambda self: "LATE", "__slots__": ()})()
-# Answers that need no server: others of this client wait, behind whom to wait; it has passed on to the next of them.
+# Answers that need no server: others of this client wait, behind whom to wait; it has passed on to the next of them;
+# it was let go of before.
 BEHIND: Any = type("BEHIND", (), {"__repr__": lambda self: "BEHIND", "__slots__": ()})()
 PASSED_ON: Any = type("PASSED_ON", (), {"__repr__": lambda self: "PASSED_ON", "__slots__": ()})()
+OVER: Any = type("OVER", (), {"__repr__": lambda self: "OVER", "__slots__": ()})()
 
 BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the longest
 RELOADS = 10  # of scripts for one command: somebody may flush them all the time

@@ -147,6 +147,9 @@ class Terms:
             raise LockError(
                 f"Cannot {verb} a lock that the parent process acquired before it forked", lock_name=self._text
             )
+        if lease.deadline == ENDED:  # let go of by `release_many`, or by its token
+            self.drop(lease)
+            raise self._lost(verb)
         if verb != "release" and (not self.ms or lease.deadline == math.inf):
             raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self._text)
         return lease
@@ -251,7 +254,10 @@ class Local:
     @property
     def token(self) -> bytes | None:
         lease = self._terms.lease
-        return None if lease is None else lease.token
+        if lease is None:
+            return None
+        lease.exposed = True
+        return lease.token
 
     @token.setter
     def token(self, token: Any) -> None:
@@ -262,7 +268,9 @@ class Local:
         else:
             proof = checks.as_bytes(token, "token", terms._encoding)
             end = now() if terms.ms else math.inf  # when it ends, only the server knows
-            terms.keep(Lease(terms.name, terms.key, proof, end))
+            lease = Lease(terms.name, terms.key, proof, end)
+            lease.exposed = True
+            terms.keep(lease)
 
 
 def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -313,7 +313,8 @@ class Wire:
         """Ctrl-C may strike anywhere, also between the grant and its being kept: nobody is left to release it."""
         if not isinstance(error, Exception):
             op.forget()
-            self.undo(op.undo())
+            if not op.pass_on(self.gates, now()):
+                self.undo(op.undo())
 
     def torn(self, op: Any, waiter: Any, error: BaseException) -> None:
         """Who slept is interrupted, or the client closed: what was handed to it goes on."""
@@ -345,7 +346,7 @@ class Wire:
         elif kind is Wait:
             self.wait(step.waiter, step.until)
         elif kind is Join:
-            self.gates.join(step.waiter)
+            self.gates.join(step.waiter, now())
         elif kind is Undo or kind is Leave:
             self.undo(step)
         elif kind is Distrust:

@@ -114,6 +114,23 @@ async def test_strict_order_asks_the_server_for_each(face: Face, server: Server)
     assert counted(client) == {**NOTHING, "acquires": 3, "waits": 3, "remote_handovers": 3}
 
 
+async def test_who_finds_the_queue_empty_has_not_waited(face: Face, server: Server) -> None:
+    client = face.client(server.url)
+    lock = client.lock(NAME, fair=True)
+    for _ in range(5):
+        await face.get(lock.acquire())
+        await face.get(lock.release())
+    assert counted(client) == {**NOTHING, "acquires": 5}
+
+
+async def test_what_a_batch_finds_lost_is_a_loss(face: Face, server: Server, probe: redis.Redis) -> None:
+    client = face.client(server.url)
+    leases = await face.get(client.acquire_many(["b1", "b2", "b3"]))
+    probe.delete("b1", "b3")
+    assert await face.get(client.release_many(leases)) == [False, True, False]
+    assert counted(client) == {**NOTHING, "acquires": 3, "losses": 2}
+
+
 async def test_who_waits_in_vain_is_a_timeout(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.url)
     probe.set(NAME, "somebody else", px=10_000)
