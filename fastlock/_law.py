@@ -183,8 +183,9 @@ class Acquire(Ask):
         """Ask the server for the place of a gate: the waiter gets the lease, or is to wait."""
         ask = Call([say.enter(self.key, gate.place, gate.gates.inbox, self.ms, self.fenced)])
         ask.ms, ask.until, ask.hears, ask.stale = self.ms, self.until, True, gate.stale
+        trial = Trial(clock)
         try:
-            reply = yield from called(ask, (yield ask), _entered, Trial(clock))
+            reply = yield from called(ask, (yield ask), _entered, trial)
         except (errors.ConnectionError, errors.TimeoutError) as error:
             if self.until is None or clock() < self.until:  # else its own time ended, which says nothing to the others
                 gate.gates.failed(gate, copy.copy(error))
@@ -207,6 +208,7 @@ class Acquire(Ask):
         lease.contended = reply[1] > 0 or gate.waited
         if lease.valid:
             waiter.lease = lease
+            gate.gates.stats.recovered += trial.doubt
             with gate.gates.mutex:
                 gate.granted(waiter, lease, reply[1], ask.sent)
             return

@@ -306,6 +306,7 @@ def test_a_place_whose_reply_was_lost_is_asked_for_again_as_the_same(clock: Cloc
     calls = [ask.calls[0] for ask in played.asks[1:]]
     assert len(calls) == 2 and calls[0] == calls[1] and played.stales[2] == ("one",)
     assert played.outcome.deadline == clock() - 1 + 10 and played.undos == played.leaves == []
+    assert played.gates.stats.recovered == 1
 
 
 def test_a_place_given_up_in_doubt_is_left_behind_all_that_broke(clock: Clock) -> None:
