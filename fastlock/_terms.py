@@ -148,7 +148,8 @@ class Terms:
                 f"Cannot {verb} a lock that the parent process acquired before it forked", lock_name=self._text
             )
         if lease.deadline == ENDED:  # let go of by `release_many`, or by its token
-            self.drop(lease)
+            if verb == "release":
+                self.drop(lease)
             raise self._lost(verb)
         if verb != "release" and (not self.ms or lease.deadline == math.inf):
             raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self._text)

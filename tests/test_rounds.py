@@ -22,6 +22,8 @@ from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
 threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
+# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts.
+two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,7 @@ async def test_a_token_that_was_told_never_goes_round(
     await face.get(second.release())
 
 
+@two_servers
 @pytest.mark.parametrize("how", ["deleted", "let go of by its token", "let go of by its token elsewhere"])
 async def test_who_waits_behind_a_lease_without_end_finds_out_that_it_is_gone(
     face: Face, server: Server, probe: redis.Redis, how: str
