@@ -41,14 +41,15 @@ def look(pages: Mapping[str, tuple[str, int]], folder: Path, scheme: str) -> dic
         for name, (page, width) in pages.items()
     ]
     path = folder / f"{scheme}.html"
-    path.write_text(f"<!doctype html><html><body>{''.join(frames)}", encoding="utf-8")
+    head = '<!doctype html><html><head><meta charset="utf-8"></head>'  # or it is guessed, and now and then wrongly
+    path.write_text(f"{head}<body>{''.join(frames)}", encoding="utf-8")
     done = subprocess.run(
         [
             *(CHROMIUM, *FLAGS, f"--user-data-dir={folder / scheme}", "--window-size=1400,900"),
             *(f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--dump-dom", path.as_uri()),
         ],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=50,
     )
     root = _Root()
