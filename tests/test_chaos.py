@@ -134,7 +134,7 @@ def chaos(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=55)
 
 
-def test_chaos(impl: Any) -> None:
+def test_chaos() -> None:
     done = chaos("--minutes", "0.2", "--processes", "6", "--names", "3", "--seed", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{fastlock.IMPLEMENTATION} valkey seed 20" in done.stdout and "never two holders" in done.stdout
