@@ -336,7 +336,7 @@ class Wire:
         if over:
             self.gates.lapsed(now())
         if self.loop is not None and (over or self._ticks is None):
-            self._ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd else None
+            self._ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd and not self.closed else None
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""

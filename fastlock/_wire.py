@@ -491,6 +491,8 @@ class Wire:
             if connection in self.connections:
                 self.connections.remove(connection)
                 self._broken += 1
+            if connection is self._ear:
+                self.away = 0
             if connection in self.idle:
                 self.idle.remove(connection)
 

@@ -82,6 +82,7 @@ class Chaos:
         self.probe = redis.Redis.from_url(server.unix_url, client_name="hand")
         self.history = History()
         self.counts: Counter[str] = Counter()
+        self.deck: list[str] = []  # deeds to come: however short the run, none is left out by chance
         self.wrong: list[str] = []
         self.numbers = itertools.count()
         self.later: list[tuple[float, int, Callable[[], None]]] = []  # what is to be done, and when
@@ -155,8 +156,10 @@ class Chaos:
 
     def strike(self) -> None:
         """A deed of the hand, and the time of the next."""
-        deeds = MILD if self.plant else DEEDS
-        name = self.dice.choices(list(deeds), list(deeds.values()))[0]
+        if not self.deck:
+            self.deck = list(Counter(MILD if self.plant else DEEDS).elements())
+            self.dice.shuffle(self.deck)
+        name = self.deck.pop()
         self.counts[name] += 1
         with contextlib.suppress(redis.exceptions.ResponseError):  # who is to be cut may have gone by itself
             getattr(self, name)()

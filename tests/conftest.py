@@ -29,10 +29,11 @@ from support.faces import Face
 from support.faultproxy import FaultProxy
 from support.latch import Latch
 from support.pipes import LONG
+from support.play import Clock
 from support.servers import KINDS, Servers, leftovers
 
 import fastlock
-from fastlock import _aio_wire, _gate, _wire
+from fastlock import _aio_wire, _gate, _lease, _wire
 from fastlock.benches import cli as bench_cli
 from fastlock.benches.target import Target
 from fastlock.embedded import Server, ServerBinary
@@ -254,6 +255,14 @@ def proxy(request: pytest.FixtureRequest, server: Server) -> Iterator[FaultProxy
         request.getfixturevalue("no_leaks")  # made before, so that it looks after this proxy has let go all it holds
     with FaultProxy(server.unix_url) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the law and of the leases, turned by the test."""
+    clock = Clock()
+    monkeypatch.setattr(_lease, "now", clock)
+    return clock
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import redis
 from support.faces import Face
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, replace, stall, swallow
+from support.party import until
 from support.wire import Wire
 
 import fastlock.asyncio
@@ -325,6 +326,42 @@ async def test_a_connection_that_is_just_failing_is_left_at_once(
     assert failing not in client._wire.connections and client._wire.idle == client._wire.connections
     if lock.lease is not None:
         await face.get(lock.release())
+
+
+@threads_only
+@two_servers
+async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Those that are busy are told from the others by counting; and who waits next has messages again."""
+    client, holder = face.client(server.unix_url), face.client(server.unix_url).lock(NAME)
+    wire = client._wire
+
+    def listening() -> set[str]:
+        return {each["id"] for each in probe.client_list(_type="pubsub")}
+
+    async def cut() -> None:
+        before = listening()
+        probe.client_kill_filter(_type="pubsub")
+        await until(face, lambda: not before & listening(), "the cut")
+
+    async def take_turn() -> None:
+        lock = client.lock(NAME)
+        await face.get(lock.acquire())
+        await face.get(lock.release())
+
+    wire.idle += [wire._open() for _ in range(3)]  # so that none that listens is needed for other commands
+    await face.get(holder.acquire())
+    waiting = face.start(take_turn)
+    await until(face, listening, "somebody who listens")
+    broken = wire._ear
+    await cut()
+    await until(face, lambda: wire._ear is not broken, "somebody who listens again")
+    await face.get(holder.release())
+    await waiting.get(PATIENT)
+    assert wire.away == 1 and wire._ear not in wire.idle
+    wire._ear.fail(ConnectionError("found by who leaves a queue"))
+    assert wire.away == 0 and wire.connections == wire.idle
 
 
 # ---------------------------------------------------------------------------------------- more threads than connections

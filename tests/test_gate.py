@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from support.play import Clock, joined
 
-import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock._commands import QUEUE_KEPT_MS
 from fastlock._gate import ENOUGH, FENCES, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Waiter
@@ -23,14 +22,6 @@ from fastlock._lease import ENDED, Lease
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 MS = 10_000
 GIVEN = b"a token that was given"
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the leases."""
-    clock = Clock()
-    monkeypatch.setattr(leases, "now", clock)
-    return clock
 
 
 @pytest.fixture

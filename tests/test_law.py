@@ -31,7 +31,6 @@ from support.play import (
 )
 
 import fastlock._law as law
-import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _steps
@@ -39,14 +38,6 @@ from fastlock._lease import Lease
 from fastlock._session import Session
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the law and of the leases."""
-    clock = Clock()
-    monkeypatch.setattr(leases, "now", clock)
-    return clock
 
 
 # ------------------------------------------------------------------------------------------------------------- acquire

@@ -25,7 +25,6 @@ from support.play import (
 )
 
 import fastlock._law as law
-import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _steps
@@ -35,14 +34,6 @@ from fastlock._session import Session
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' command")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the law and of the leases."""
-    clock = Clock()
-    monkeypatch.setattr(leases, "now", clock)
-    return clock
 
 
 def many(clock: Clock, count: int = 3, ms: int = 10_000) -> Any:

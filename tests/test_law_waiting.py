@@ -28,7 +28,6 @@ from support.play import (
 )
 
 import fastlock._law as law
-import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _steps
@@ -37,14 +36,6 @@ from fastlock._lease import Lease
 from fastlock._session import Session
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the law and of the leases."""
-    clock = Clock()
-    monkeypatch.setattr(leases, "now", clock)
-    return clock
 
 
 GRANTED, QUEUED = [[1, 0, 0]], [[0, 5000, 1]]

@@ -27,14 +27,6 @@ SOURCE = Path(fastlock.__file__).parent / "_lease.py"
 TOKEN = b"0123456789abcdef" * 2
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock that leases look at."""
-    clock = Clock()
-    monkeypatch.setattr(leases, "now", clock)
-    return clock
-
-
 def test_a_lease_is_valid_until_its_deadline_and_not_a_moment_longer(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, clock() + 2.0, fence=7)
     assert (lease.name, lease.key, lease.token, lease.fence) == ("name", b"name", TOKEN, 7)
