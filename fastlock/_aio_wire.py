@@ -194,6 +194,7 @@ class Wire:
         self.stats = Stats()
         self.gates = Gates(threading.RLock(), self.stats)  # of no use, but faster than what does nothing
         self.crowd = self.gates.by_key  # names for which somebody waits
+        self.alarms: dict[float, Any] = {}  # of the compiled hot path, by the time that they give
         self._ticks: asyncio.TimerHandle | None = None
 
     async def release(self, lock: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None) -> None:

@@ -51,6 +51,7 @@ cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Py
 cdef clockid_t CLOCK = _BOOTTIME or 0
 cdef double ENDED = _ENDED, SPIN = _SPIN, LAST_LOOK = _LAST_LOOK
 cdef Py_ssize_t ACQUIRE = _ACQUIRE, ACQUIRE_ENDLESS = _ACQUIRE_ENDLESS, RELEASE = _RELEASE, KEPT = _KEPT
+cdef Py_ssize_t ALARMS = 16  # of a client at most: who gives yet another time has a timer of its own
 cdef object _thread = threading.local()
 
 
@@ -399,6 +400,42 @@ cdef class _Exchange:
 
 
 @cython.final
+cdef class _Alarm:
+    """Ends the waits of tasks that gave the same time. One timer for them all: they come in order, and nearly all are
+    served before. A timer each costs as much as the rest of a wait."""
+
+    cdef object loop, timer
+    cdef readonly dict sleepers  # and when the time of each is over
+    cdef double last
+
+    def __cinit__(self, loop):
+        self.loop = loop
+        self.sleepers = {}
+
+    cdef bint add(self, _Take take, double at, double now) except -1:
+        """Whether it is called then: it is not if it came out of order."""
+        if at < self.last:
+            return False
+        self.last = at
+        self.sleepers[take] = at
+        if self.timer is None:
+            self.timer = self.loop.call_later(at - now, self)
+        return True
+
+    def __call__(self):
+        """The time of the first is over, if it still waits."""
+        self.timer = None
+        cdef double now = _time()
+        while self.sleepers:
+            take = next(iter(self.sleepers))
+            if self.sleepers[take] > now:
+                self.timer = self.loop.call_later(self.sleepers[take] - now, self)
+                return
+            del self.sleepers[take]
+            take(None)
+
+
+@cython.final
 cdef class _Take(_Exchange):
     """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `Terms.taking`."""
 
@@ -406,7 +443,8 @@ cdef class _Take(_Exchange):
     cdef double start
     cdef bytes token
     cdef Waiter waiter  # behind whom others of this client wait for the same name
-    cdef object timer  # that ends it, where its time is limited
+    cdef _Alarm alarm  # that ends it, where its time is limited
+    cdef object timer  # or this one
 
     def __cinit__(self, Terms lock not None, bint must):
         self.lock = lock
@@ -429,12 +467,27 @@ cdef class _Take(_Exchange):
         )
         self.sent = pipe.sent
         if lock.blocking_timeout is not None:
-            self.timer = pipe.loop.call_later(lock.blocking_timeout, self, LATE)
+            self._limit(lock.blocking_timeout, self.start + <double>lock.blocking_timeout, self.start)
+
+    cdef _limit(self, length, double at, double now):
+        """Have it called when its time is over. `length`: by which those are known who have the same time."""
+        cdef dict alarms = self.lock._wire.alarms
+        self.alarm = alarms.get(length)
+        if self.alarm is None and len(alarms) < ALARMS:
+            self.alarm = alarms[length] = _Alarm(self.pipe.loop)
+        if self.alarm is None or not self.alarm.add(self, at, now):
+            self.alarm, self.timer = None, self.pipe.loop.call_later(at - now, self, None)
+
+    cdef _unlimit(self):
+        alarm, self.alarm = self.alarm, None
+        if alarm is not None:
+            (<_Alarm>alarm).sleepers.pop(self, None)
+        elif self.timer is not None:
+            self.timer.cancel()
 
     cdef _end(self, answer):
         cdef Lease lease
-        if self.timer is not None:
-            self.timer.cancel()
+        self._unlimit()
         if self.waiter is not None:
             lease = _handed(self.lock, self.owner, self.waiter)
             if lease is None:
@@ -463,16 +516,15 @@ cdef class _Take(_Exchange):
         self.future = self.pipe.loop.create_future()
         waiter.wake = self
         if (until := _until(self.lock, self.start)) is not None:
-            self.timer = self.pipe.loop.call_later(until - _time(), self, None)
+            self._limit(-self.lock.blocking_timeout, until, _time())
 
     def __call__(self, answer):
         """The waiter is called, or the time is over."""
         if not self.future.done():
-            self.future.set_result(answer)
+            self.future.set_result(LATE if self.waiter is None else answer)
 
     cdef _leave(self):
-        if self.timer is not None:
-            self.timer.cancel()
+        self._unlimit()
         if self.waiter is not None:
             self.lock._wire.torn(self._op(), self.waiter)
         else:

@@ -571,6 +571,73 @@ async def test_what_is_contended_tasks_leave_to_the_law(
     assert not wire.crowd
 
 
+def sleepers(client: Any) -> list[Any]:
+    """Who is to be called when its time is over, by the timers that tasks share."""
+    return [sleeper for alarm in client._wire.alarms.values() for sleeper in alarm.sleepers]
+
+
+@valkey
+@both_loops
+async def test_each_limited_wait_ends_whatever_the_limits_of_others(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """More limits than timers to be shared, and two tasks for each; some are cancelled, some served before."""
+    client = face.client(server.unix_url)
+    await client.server_info()
+    probe.set(NAME, "another")
+    limits = [0.05 + number / 1000 for number in range(24)] * 2
+    locks = [client.lock(NAME, blocking_timeout=limit) for limit in limits]
+    tasks = [asyncio.ensure_future(lock.acquire()) for lock in locks]
+    await until(lambda: client.get_stats()["waits"] == len(tasks))
+    assert len(client._wire.alarms) == (16 if fastlock.IMPLEMENTATION == "cython" else 0)
+    for task in tasks[5:10]:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in outcomes[5:10]] == [asyncio.CancelledError] * 5
+    assert outcomes[:5] + outcomes[10:] == [False] * (len(tasks) - 5)
+    assert not client._wire.crowd and not sleepers(client)
+    probe.delete(NAME)
+    served = [client.lock(NAME, blocking_timeout=60) for _ in range(8)]
+
+    async def turn(lock: Any) -> None:
+        assert await lock.acquire()
+        await lock.release()
+
+    for _ in range(5):
+        await asyncio.gather(*(turn(lock) for lock in served))
+        assert not sleepers(client)
+
+
+@valkey
+@both_loops
+async def test_who_comes_late_into_a_line_of_waits_is_called_in_its_own_time(
+    face: Face, server: Server, probe: redis.Redis, proxy: FaultProxy, no_leaks: Any
+) -> None:
+    """Its first command took long, so that others who came later waited already: its time is over before theirs."""
+    client = face.client(proxy.url)
+    await client.server_info()
+    probe.set(NAME, "another")
+    ended: list[str] = []
+
+    async def wait(who: str) -> None:
+        assert not await client.lock(NAME, blocking_timeout=0.5).acquire()
+        ended.append(who)
+
+    stalled = proxy.arm(stall(), after=NAME.encode(), times=1)
+    early, started = asyncio.ensure_future(wait("early")), now()
+    await asyncio.to_thread(stalled.wait)
+    await until(lambda: now() > started + 0.05)  # a loop may count in milliseconds only
+    before = joined(client._wire.gates, NAME, NAME.encode(), 0, False, None)
+    late = asyncio.ensure_future(wait("late"))
+    await until(lambda: len(client._wire.crowd[NAME.encode()].waiters) == 2)
+    stalled.resume()
+    await until(lambda: len(client._wire.crowd[NAME.encode()].waiters) == 3)
+    await asyncio.gather(early, late)
+    assert ended == ["early", "late"]
+    client._wire.gates.leave(before, now())
+    probe.delete(NAME)
+
+
 @both_loops
 async def test_what_was_awaited_cannot_be_awaited_again_and_closing_it_changes_nothing(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
