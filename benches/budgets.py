@@ -150,6 +150,7 @@ CONTENTION = (
     Budget("handover, time per grant, times a pair of a caller in C", "handover", 1.5, False, _period, _periods),
     Budget("crowd, 100 tasks of one process, times redis.asyncio", "crowd", 50, True, _ratio("fastlock")),
     Budget("crowd, commands sent per grant", "crowd", 1.2, False, _of("fastlock", lambda row: row.sent_per_grant)),
+    Budget("crowd-uvloop, 100 tasks of one process, times redis.asyncio", "crowd-uvloop", 50, True, _ratio("fastlock")),
     Budget("crowd-threads, times redis-py", "crowd-threads", 10, True, _ratio("fastlock")),
     Budget(
         "crowd-threads, grants of the least served thread", "crowd-threads", 1, True,

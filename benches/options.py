@@ -22,7 +22,8 @@ are removed."""
 
 SCENARIO_NAMES = (
     *("pair", "threads", "tasks", "tasks-uvloop", "batch"),
-    *("hot", "zipf", "handover", "crowd", "crowd-threads", "flash-sale", "crash", "storm", "waiters", "load"),
+    *("hot", "zipf", "handover", "crowd", "crowd-uvloop", "crowd-threads", "flash-sale", "crash", "storm"),
+    *("waiters", "load"),
 )
 """As in ``plan``, which is not loaded for --help."""
 

@@ -242,7 +242,7 @@ def _left_out(stages: Sequence[Stage], seats: Sequence[Seat], wishes: Wishes) ->
         return {}
     found = {}
     for stage in stages:
-        long = stage.sweep or stage.name in ("storm", "crash", "crowd", "crowd-threads")
+        long = stage.sweep or stage.name in ("storm", "crash", *contests.CROWDS)
         for seat in seats:
             left_out = (*LEFT_OUT, *(LEFT_OUT_OF_LONG if long else ()))
             if seat.rival in left_out and not seat.cannot(stage.name, stage.face):
@@ -289,7 +289,8 @@ def _contested(scenario: contests.Scenario, wishes: Wishes, rounds: int, given: 
         raise Refusal(f"--rate: more than {MOST_ARRIVALS:,} arrivals in a run of {seconds:g} seconds")
     longer = contests.ARRIVING if scenario.kind == "waiters" and not wishes.seconds else 0.0
     turns = tuple((x, Turn(seconds + longer * found.lanes, found)) for x, found in swept)
-    return Stage(scenario.name, scenario.title, scenario.kind, "grants", contest.face, rounds, turns, parameters)
+    loop = contest.loop if contest.face == "tasks" else ""
+    return Stage(scenario.name, scenario.title, scenario.kind, "grants", contest.face, rounds, turns, parameters, loop)
 
 
 def _changed(scenario: contests.Scenario, wishes: Wishes, mine: set[str]) -> Contest:

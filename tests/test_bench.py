@@ -392,6 +392,7 @@ def test_budgets_of_contention() -> None:
     assert judged("hot", {None: hot}, lanes=16, hold_ms=1) == [(0.95, False), (1.3, True), (0.95, True), (3.1, False)]
     crowd = {"fastlock": contested("fastlock", 1, ratio=Spread(50, 50, 50), sent_per_grant=1.3)}
     assert judged("crowd", {None: crowd}) == [(50, True), (1.3, False)]
+    assert judged("crowd-uvloop", {None: crowd}) == [(50, True)]
     threads = {"fastlock": contested("fastlock", 1, ratio=Spread(9, 9, 9), fairness=fair(5, 0))}
     assert judged("crowd-threads", {None: threads}) == [(9, False), (0, False)]
     crash = {"fastlock": contested("fastlock", 0, recovery_us=timed(1_000, 50_001))}

@@ -362,11 +362,18 @@ def log() -> Iterator[Log]:
     log.close()
 
 
+def written(*lanes: Lane) -> None:
+    for lane in lanes:
+        lane.write()
+
+
 def test_log_is_read_after_its_writer_is_dead(log: Log) -> None:
     def write() -> None:
         mapped = Log(log.path, log.shape.size)
         mapped.shape = log.shape
-        Lane(mapped, 1, LEASE).granted(1, 10, 20, 30)
+        lane = Lane(mapped, 1, LEASE)
+        lane.granted(1, 10, 20, 30)
+        lane.write()
         os.kill(os.getpid(), signal.SIGKILL)
 
     child = multiprocessing.get_context("fork").Process(target=write)
@@ -385,6 +392,7 @@ def test_cells_see_a_second_holder(log: Log) -> None:
     one.released(40, 50)
     other.leaving(0)
     other.released(60, 70)
+    written(one, other)
     assert (log.tally(1)[MET], log.tally(0)[LOST], log.tally(1)[LOST]) == (1, 1, 0)
     assert len(analysis.overlaps(log.grants(2), promise)) == 1
 
@@ -395,6 +403,7 @@ def test_cells_forgive_what_happens_after_the_end_of_a_lease(log: Log) -> None:
     other.granted(0, 120, 120, 130)
     one.leaving(0)
     one.released(140, 150)
+    written(one, other)
     assert (log.tally(1)[MET], log.tally(0)[LOST], log.tally(0)[LATE]) == (0, 0, 1)
 
 
@@ -402,6 +411,7 @@ def test_cells_of_another_name_do_not_matter(log: Log) -> None:
     one, other = Lane(log, 0, LEASE), Lane(log, 1, LEASE)
     one.granted(0, 10, 10, 20)
     other.granted(1, 10, 10, 30)
+    written(one, other)
     assert (log.tally(0)[MET], log.tally(1)[MET]) == (0, 0)
 
 
@@ -413,6 +423,7 @@ def test_lane_stops_before_its_log_is_full(log: Log) -> None:
         lane.leaving(0)
         lane.released(number + 1, number + 1)
     assert lane.stopped and lane.full
+    written(lane)
     assert len(list(log.grants(2))) == log.shape.capacity
 
 
@@ -442,6 +453,7 @@ def play(log: Log, kind: str, contest: Contest, due: list[int], seconds: float) 
         lanes.thread_lane(job, Raises)
     else:
         asyncio.run(lanes.task_lane(job, RaisesToTasks))  # type: ignore[arg-type]
+    written(job.lane)
     return job
 
 

@@ -34,7 +34,7 @@ class Contest:
     on after the end of the run. rate: arrivals per second over all lanes (open loop), 0: each lane comes again at once
     (closed loop). laps: of a lane at most, 0: as many as fit. books: holders also keep a number in shared memory. role:
     ``storm`` (a holder lets go once all wait) or ``crash`` (it is killed). volatile_keys: others that the server has to
-    expire one day, which must not keep it from ending a lease in time.
+    expire one day, which must not keep it from ending a lease in time. loop: of the tasks, if it is not asyncio's own.
     """
 
     face: str
@@ -52,6 +52,7 @@ class Contest:
     books: bool = False
     role: str = ""
     volatile_keys: int = 0
+    loop: str = ""
 
     @property
     def cells(self) -> int:
@@ -99,8 +100,9 @@ class Contest:
         found = asdict(self)
         times = {f"{key}_ms": 1e3 * found.pop(key) for key in ("hold", "lease", "patience")}
         names: int | str = found.pop("names") or "unique"
-        if not self.volatile_keys:  # results in which no scenario had any stay comparable
-            del found["volatile_keys"]
+        for key in ("volatile_keys", "loop"):  # results in which no scenario had any stay comparable
+            if not found[key]:
+                del found[key]
         return {**found, "names": names, **times}
 
 
@@ -135,6 +137,9 @@ SCENARIOS = {
         Scenario("handover", "contention", "two processes, one name, back and forth", Contest("threads", 2, 2, 1)),
         Scenario("crowd", "contention", "many tasks of one process want one name",
                  Contest("tasks", 1, 100, 1, patience=1.5), seconds=0.5, quick_seconds=0.1, quick_patience=0.5),
+        Scenario("crowd-uvloop", "contention", "the same on uvloop",
+                 Contest("tasks", 1, 100, 1, patience=1.5, loop="uvloop"), seconds=0.5, quick_seconds=0.1,
+                 quick_patience=0.5),
         Scenario("crowd-threads", "contention", "many threads of one process want one name",
                  Contest("threads", 1, 16, 1, patience=1.5), seconds=0.5, quick_seconds=0.1, quick_patience=0.5),
         Scenario("flash-sale", "contention", "buyers of a few articles; each reads the stock, thinks, writes it",
@@ -154,16 +159,18 @@ SCENARIOS = {
     )
 }  # fmt: skip
 
+CROWDS = ("crowd", "crowd-uvloop", "crowd-threads")
+
 CHANGES = {
     "processes": tuple(SCENARIOS),
     "threads": tuple(SCENARIOS),
     "tasks": tuple(SCENARIOS),
     "names": ("hot", "zipf", "flash-sale", "load", "crash"),
     "zipf": ("hot", "zipf", "flash-sale"),
-    "hold": ("hot", "zipf", "handover", "crowd", "crowd-threads", "flash-sale", "storm", "waiters", "load"),
+    "hold": ("hot", "zipf", "handover", *CROWDS, "flash-sale", "storm", "waiters", "load"),
     "waiters": ("storm", "waiters"),
     "rate": ("hot", "zipf", "flash-sale", "load"),
-    "try": ("hot", "zipf", "handover", "crowd", "crowd-threads", "flash-sale", "waiters", "load"),
+    "try": ("hot", "zipf", "handover", *CROWDS, "flash-sale", "waiters", "load"),
 }
 """Which option of the command line changes which scenarios."""
 

@@ -8,6 +8,7 @@ that was due: a stall is not left out because the stalled could not ask.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import random
 import select
@@ -79,13 +80,18 @@ class Job:
     def begin(self, start: int) -> None:
         """The clock time at which it begins is known."""
         length = int(self.seconds * 1e9)
+        contest = self.contest
+        self.closed = not (self.arrivals or contest.laps or contest.rate)
+        self.patient = contest.patience if contest.blocking and not contest.cut else None
         self.start, self.end = start, start + length
         self.last = self.end + (FOREVER if self.contest.laps else length if self.contest.rate else 0)
 
     def next(self) -> int | None:
         """When the next acquire is due (0: now), or None: that was all. Those due are worked off for as long again."""
-        if self.lane.stopped or self.over or clock() >= self.last or self.failed >= TIRED:
+        if clock() >= self.last or self.lane.stopped or self.over or self.failed >= TIRED:
             return None
+        if self.closed:
+            return 0
         if self.contest.laps and self.done >= self.contest.laps:
             return None
         if not self.arrivals:
@@ -94,10 +100,8 @@ class Job:
 
     def patience(self, called: int) -> float | None:
         """How long this acquire may wait, in seconds; who was cut off by the end of the run does not come again."""
-        if not self.contest.blocking:
-            return None
-        if not self.contest.cut:
-            return self.contest.patience
+        if self.patient is not None or not self.contest.blocking:
+            return self.patient
         return max(0.001, (self.contest.deadline(called, self.end) - called) / 1e9)
 
     def gave_up(self, name: int, due: int, called: int, now: int) -> None:
@@ -138,7 +142,7 @@ def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = tim
     sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
         name = job.name()
-        if due > (now := clock()):
+        if due and due > (now := clock()):
             sleep((due - now) / 1e9)
         called = clock()
         wait = job.patience(called)
@@ -172,7 +176,7 @@ async def task_lane(job: Job, make: MakeAsyncLock) -> None:
     await sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
         name = job.name()
-        if due > (now := clock()):
+        if due and due > (now := clock()):
             await sleep((due - now) / 1e9)
         called = clock()
         wait = job.patience(called)
@@ -210,7 +214,9 @@ class _ExactSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """asyncio's own loop, exact where it is not by itself."""
+def new_loop(kind: str = "") -> asyncio.AbstractEventLoop:
+    """asyncio's own loop, exact where it is not by itself; or that of the module ``kind``."""
+    if kind:
+        return importlib.import_module(kind).new_event_loop()  # type: ignore[no-any-return]
     epoll = selectors.DefaultSelector is getattr(selectors, "EpollSelector", None)
     return asyncio.SelectorEventLoop(_ExactSelector() if epoll else None)

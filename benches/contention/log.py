@@ -1,8 +1,8 @@
 """The log of a contest in shared memory: when it starts, who holds which name, and every grant of every lane.
 
 Law: a file mapped by all processes of a rival, of 64-bit words. Each lane writes its own part only; the cells of a name
-are written by whoever holds it. A grant is written as it is made and completed as it is given back, so that those of a
-killed process are there too. Times are CLOCK_MONOTONIC in nanoseconds, one clock for all processes.
+are written by whoever holds it. What a lane has noted is written when its run is over; of a process that is to be
+killed, when it holds what it shall die with. Times are CLOCK_MONOTONIC in nanoseconds, one clock for all processes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from time import monotonic_ns as clock
 from typing import NamedTuple
 
@@ -154,81 +156,87 @@ def _folder(size: int) -> str | None:
 
 
 class Lane:
-    """One caller's part of a log: what it writes, and what it looks at while it holds a name.
+    """One caller's part of a log: what it notes, and what it looks at while it holds a name.
 
     ``promise``: nanoseconds after the call for which its lease surely lasts. Whoever is granted a name finds its cell
-    empty, and himself in it when he leaves; else there was more than one holder, or a lease that ended meanwhile.
+    empty, and himself in it when he leaves; else there was more than one holder, or a lease that ended meanwhile. Notes
+    are written into the log by ``write``, after the run: what a caller does between two grants is time of the lock's.
     """
 
-    __slots__ = ("_at", "_books", "_end", "_number", "_promise", "_seen", "_shape", "_tally", "_words", "errors")
+    __slots__ = (
+        *("_books", "_cells", "_failures", "_lost", "_met", "_number", "_open", "_promise", "_refused", "_room"),
+        *("_rows", "_seen", "_shape", "_words", "errors"),
+    )
 
     def __init__(self, log: Log, number: int, promise: int, books: bool = False) -> None:
         self._words, self._shape = log.words, log.shape
         self._number, self._promise, self._books = number, promise, books
-        self._tally = log.shape.tallies + TALLY * number
-        self._at = log.shape.records + number * log.shape.capacity * RECORD
-        self._end = self._at + log.shape.capacity * RECORD
-        self._seen = 0
+        self._cells, self._room = log.shape.cells, log.shape.capacity
+        self._rows: list[tuple[int, ...]] = []
+        self._open: tuple[int, int, int, int] | None = None  # of the name that it holds
+        self._met = self._lost = self._refused = self._failures = self._seen = 0
         self.errors: list[str] = []
 
     @property
     def stopped(self) -> bool:
         """Whether the parent wants everybody to stop, or there is no more room."""
-        return bool(self._words[STOP]) or self._at >= self._end
+        return bool(self._words[STOP]) or len(self._rows) >= self._room
 
     @property
     def full(self) -> bool:
         """Whether there is no more room."""
-        return self._at >= self._end
+        return len(self._rows) >= self._room
 
     def granted(self, name: int, intended: int, called: int, granted: int) -> None:
-        """It holds the name: look at its cell, take it, write the record."""
-        words, cell, at = self._words, self._shape.cells + CELL * name, self._at
-        words[self._tally + ATTEMPTS] += 1
+        """It holds the name: look at its cell, take it."""
+        words, cell = self._words, self._cells + CELL * name
         if words[cell] and granted < words[cell + UNTIL]:
-            words[self._tally + MET] += 1
+            self._met += 1
         words[cell] = self._number + 1
         words[cell + UNTIL] = called + self._promise
-        self._seen = words[cell + BOOKS]
-        words[at], words[at + 1], words[at + 2], words[at + 3] = name, intended, called, granted
-        words[at + 4] = words[at + 5] = 0
-        words[self._tally + COUNT] += 1
+        if self._books:
+            self._seen = words[cell + BOOKS]
+        self._open = name, intended, called, granted
 
     def leaving(self, name: int) -> None:
         """It is about to release: look at the cell again and leave it."""
-        words, cell = self._words, self._shape.cells + CELL * name
+        words, cell = self._words, self._cells + CELL * name
         if self._books:
             words[cell + BOOKS] = self._seen + 1
         if words[cell] == self._number + 1:
             words[cell] = 0
-        elif clock() < words[self._at + 2] + self._promise:
-            words[self._tally + LOST] += 1
+        elif self._open is not None and clock() < self._open[2] + self._promise:
+            self._lost += 1
 
     def released(self, releasing: int, released: int) -> None:
-        """It has called release, and that has returned (0: it raised). The record is complete."""
-        words, at = self._words, self._at
-        words[at + 4], words[at + 5] = releasing, released
-        if releasing > words[at + 2] + self._promise:
-            words[self._tally + LATE] += 1
-        self._at = at + RECORD
+        """It has called release, and that has returned (0: it raised)."""
+        if self._open is not None:
+            self._rows.append((*self._open, releasing, released))
+            self._open = None
 
     def gave_up(self, name: int, intended: int, called: int, now: int) -> None:
         """It waited in vain: until now, or for what raised, or was never asked."""
-        words, at = self._words, self._at
-        words[self._tally + ATTEMPTS] += 1
-        words[at], words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5] = (
-            name, intended, called, -now, 0, 0,
-        )  # fmt: skip
-        words[self._tally + COUNT] += 1
-        self._at = at + RECORD
+        self._rows.append((name, intended, called, -now, 0, 0))
 
     def refused(self) -> None:
         """A try-lock found it held."""
-        self._words[self._tally + ATTEMPTS] += 1
-        self._words[self._tally + REFUSED] += 1
+        self._refused += 1
 
     def failed(self, error: Exception) -> None:
         """An acquire or a release raised; the first few errors are kept."""
-        self._words[self._tally + FAILURES] += 1
+        self._failures += 1
         if len(self.errors) < 3:
             self.errors.append(told(error))
+
+    def write(self) -> None:
+        """Into the log, all of it: also of a name that it holds still, as whoever is going to be killed does."""
+        held = [] if self._open is None else [(*self._open, 0, 0)]
+        rows, words, shape = (self._rows + held)[: self._room], self._words, self._shape
+        at = shape.records + self._number * shape.capacity * RECORD
+        words[at : at + RECORD * len(rows)] = memoryview(array("q", chain.from_iterable(rows)))
+        tally = shape.tallies + TALLY * self._number
+        words[tally + ATTEMPTS] = len(rows) + self._refused
+        words[tally + FAILURES], words[tally + REFUSED] = self._failures, self._refused
+        words[tally + MET], words[tally + LOST] = self._met, self._lost
+        words[tally + LATE] = sum(row[4] > row[2] + self._promise for row in rows)
+        words[tally + COUNT] = len(rows)

@@ -52,7 +52,7 @@ class Face(Protocol):
 class ThreadFace:
     """A thread for each lane, made before the start."""
 
-    def __init__(self, rival: Rival, url: str, label: str) -> None:
+    def __init__(self, contest: Contest, rival: Rival, url: str, label: str) -> None:
         self._client = rival.open_threads(url, label)
         assert self._client.lock is not None, "this rival plays batches only"
         self._make: MakeLock = self._client.lock
@@ -106,14 +106,15 @@ class Loop:
     """An event loop in a thread of its own, which never stops between two runs, as that of a service does not: what a
     lock has to tell the server after a wait in vain goes out then."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         started = threading.Event()
+        self._kind = kind
         self._thread = threading.Thread(target=self._live, args=(started,), daemon=True)
         self._thread.start()
         started.wait()
 
     def _live(self, started: threading.Event) -> None:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: new_loop(self._kind)) as runner:
             runner.run(self._until_told(started))
 
     async def _until_told(self, started: threading.Event) -> None:
@@ -134,8 +135,8 @@ class Loop:
 class TaskFace:
     """A task for each lane, on a loop that lives as long as the client."""
 
-    def __init__(self, rival: Rival, url: str, label: str) -> None:
-        self._loop = Loop()
+    def __init__(self, contest: Contest, rival: Rival, url: str, label: str) -> None:
+        self._loop = Loop(contest.loop)
         try:
             self._client = self._loop.run(rival.open_tasks(url, label))
         except BaseException:
@@ -194,7 +195,7 @@ class TaskFace:
             self._loop.close()
 
 
-FACES: dict[str, Callable[[Rival, str, str], Face]] = {"threads": ThreadFace, "tasks": TaskFace}
+FACES: dict[str, Callable[[Contest, Rival, str, str], Face]] = {"threads": ThreadFace, "tasks": TaskFace}
 
 
 class Worker:
@@ -234,7 +235,7 @@ class Worker:
             self._victim = self._fork(holders, asked)
             return {}
         if self._face is None:
-            self._face = FACES[asked.face](self._rival, self._url, self._label)
+            self._face = FACES[asked.face](asked, self._rival, self._url, self._label)
         self._holder = holders[0] if holders else None
         if self._holder is not None:
             self._face.hold(self._holder)
@@ -254,6 +255,8 @@ class Worker:
         cpu = time.process_time_ns() - before
         now = self._face.sent()
         lanes = [job.lane for job in self._jobs]
+        for lane in [*lanes, *([self._holder.lane] if self._holder else [])]:
+            lane.write()
         errors = sorted({text for lane in lanes for text in lane.errors})
         if any(lane.full for lane in lanes):
             errors.append("a lane's log was full before the run was over")
@@ -313,9 +316,10 @@ class Worker:
 
     def _die_holding(self, holders: Sequence[Job], contest: Contest, parent: int) -> None:
         assert self._log is not None
-        face = FACES[contest.face](self._rival, self._url, self._label)
+        face = FACES[contest.face](contest, self._rival, self._url, self._label)
         for holder in holders:
             face.hold(holder)
+            holder.lane.write()
             self._log.words[READY] += 1
         while os.getppid() == parent:  # an orphan must not stay
             time.sleep(LOOK_SECONDS)
