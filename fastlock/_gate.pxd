@@ -21,13 +21,14 @@ cdef class Waiter:
 cdef class Gate:
     cdef public Gates gates
     cdef public bytes key, place
-    cdef public bint shared, asked, waited, elsewhere
+    cdef public bint shared, ahead, asked, waited, elsewhere
     cdef public object waiters, link, fence, error
     cdef public tuple stale
     cdef public Lease held
     cdef public double look_at, since, passes
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
+    cpdef bint last_pass(self)
     cpdef warn(self, double now)
 
     @cython.locals(left=double)
@@ -57,3 +58,6 @@ cdef class Gates:
 
     @cython.locals(gate=Gate)
     cpdef int release(self, Lease lease, double now)
+
+    @cython.locals(gate=Gate, heir=Waiter)
+    cpdef taken(self, Waiter waiter)

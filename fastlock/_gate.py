@@ -54,8 +54,8 @@ class Gate:
     """The waiters of one process for one name, in order of arrival; they share a place in the server's queue."""
 
     __slots__ = (
-        *("asked", "elsewhere", "error", "fence", "gates", "held", "key", "link", "look_at", "passes", "place"),
-        *("shared", "since", "stale", "waited", "waiters"),
+        *("ahead", "asked", "elsewhere", "error", "fence", "gates", "held", "key", "link", "look_at", "passes"),
+        *("place", "shared", "since", "stale", "waited", "waiters"),
     )
 
     def __init__(self, gates: Gates, key: bytes, place: bytes | None) -> None:
@@ -66,6 +66,7 @@ class Gate:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.asked = False  # the server was asked for this place, and may know it
         self.waited = False  # the server has put it into the queue: others want the name, and will again
+        self.ahead = False  # it was asked for while one of us holds
         self.link: Any = None  # the connection over which it was asked
         self.stale: tuple[Any, ...] = ()  # sessions that broke under that
         self.look_at = 0.0
@@ -83,15 +84,20 @@ class Gate:
         """When this waiter is to look, though nobody calls it."""
         if self.first() is not waiter:
             return math.inf
-        return self.look_at if self.held is None else self.held.deadline
+        return self.look_at if self.held is None or self.ahead else self.held.deadline
 
     def may_look(self, waiter: Waiter, now: float) -> bool:
-        """Whether it is first, and nobody of this process holds."""
+        """Whether it is first, and no lease of this process can come to it."""
         if self.first() is not waiter:  # nor does it clear what `lapsed` looks for to call the first
             return False
         if self.held is not None and self.held.deadline <= now:
             self.held = None
-        return self.held is None
+        self.ahead = self.held is not None and self.last_pass()
+        return self.held is None or self.ahead
+
+    def last_pass(self) -> bool:
+        """Whether what is held here goes to others next: so who is first joins their queue already."""
+        return self.elsewhere and not self.passes
 
     def queued(self, left: float, told: bool, sleep: float, now: float) -> None:
         """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
@@ -141,7 +147,7 @@ class Gate:
         self.gates.by_place.pop(self.place, None)
         if self.shared:
             self.place = new_token()
-        self.asked = self.waited = False
+        self.asked = self.ahead = self.waited = False
         self.look_at = 0.0
 
     def next_for(self, lease: Lease, now: float) -> Waiter | None:
@@ -176,12 +182,14 @@ class Gate:
             self.warn(now)
             return PASSED
         self.held = None
-        self.look_at = 0.0
         waiter = self.first()
         if waiter is None:
             self.gates.close(self)
             return HAND_OVER if self.elsewhere else PLAIN
-        waiter.call()
+        if not self.ahead:
+            self.look_at = 0.0
+            waiter.call()
+        self.ahead = False
         return HAND_OVER
 
 
@@ -221,7 +229,8 @@ class Gates:
                 self.by_key[waiter.key] = gate
             alone, held = not gate.waiters, gate.held
             gate.waiters[waiter] = None
-            waiter.called = alone and (held is None or held.deadline < now + LOOK)  # then it sets its clock by that
+            # it looks; or sets its clock by a lease that ends soon; or joins the queue before that is let go
+            waiter.called = alone and (held is None or held.deadline < now + LOOK or gate.last_pass())
             if held is not None or not alone:
                 self.count(waiter)
 
@@ -307,6 +316,16 @@ class Gates:
             gate = self.by_key.get(lease.key)
             return PLAIN if gate is None else gate.release(lease, now)
 
+    def taken(self, waiter: Waiter) -> None:
+        """The lease that was passed to this waiter has arrived. Only now is the next one called to join the queue: not
+        while this one wakes."""
+        gate = waiter.gate
+        if gate is not None and gate.last_pass():
+            with self.mutex:
+                heir = gate.first()
+                if heir is not None and gate.last_pass():
+                    heir.call()
+
     def leave(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
         """Wait no longer. Returns what is to be given back: a lease that was handed to it, a place in the queue."""
         with self.mutex:
@@ -325,7 +344,11 @@ class Gates:
             if lease is not None:
                 waiter.lease = None
                 return (None if gate.release(lease, now) == PASSED else lease), None
-            if heir is not None or (gate.held is not None and gate.held.deadline > now):
+            place = gate.place if gate.asked else None
+            if heir is not None:
                 return None, None
+            if gate.held is not None and gate.held.deadline > now:
+                gate.renew()
+                return None, place
             self.close(gate)
-            return None, gate.place if gate.asked else None
+            return None, place

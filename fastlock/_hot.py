@@ -60,6 +60,7 @@ def _handed(lock: Terms, owner: Any, waiter: Any) -> Lease | None:
     lease: Lease | None = waiter.lease
     if lease is None:
         return None
+    lock._wire.gates.taken(waiter)
     lock._wire.stats.acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:

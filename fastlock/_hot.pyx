@@ -103,6 +103,7 @@ cdef Lease _handed(Terms lock, owner, Waiter waiter):
     cdef Lease lease = waiter.lease
     if lease is None:
         return None
+    (<Gates>lock._wire.gates).taken(waiter)
     (<Stats>lock._wire.stats).acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:

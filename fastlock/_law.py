@@ -129,8 +129,9 @@ class Acquire(Ask):
                 if waiter.lease is None and gate.gates.ask(waiter, clock()):
                     yield from self._enter(waiter, gate, clock)
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
-                if lease is not None:  # for its undo
-                    self.token, self.sent, self.handed = lease.token, lease.deadline - self.ms / 1000, lease
+                if lease is not None:
+                    self.token, self.sent, self.handed = lease.token, lease.deadline - self.ms / 1000, lease  # to undo
+                    gate.gates.taken(waiter)
                 if lease is not None or self.polls or self._late(clock):
                     break
                 yield Wait(waiter, last)

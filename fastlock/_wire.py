@@ -368,7 +368,7 @@ class Wire:
             ticket.wake = wake
             waiter.wake = ticket.set_result
             gate = waiter.gate
-            first = gate.held is None and gate.first() is waiter
+            first = (gate.held is None or gate.ahead) and gate.first() is waiter
             at = min(gate.wake_at(waiter), now() + LOOK, math.inf if until is None else until)
         try:
             ear = self._ear

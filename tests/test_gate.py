@@ -216,6 +216,63 @@ def test_those_who_were_there_may_go_before_those_elsewhere_and_no_more(
     assert waiters[3].gate.wake_at(waiters[3]) == 0.0 and gates.ask(waiters[3], clock())
 
 
+def ahead(gates: Gates, clock: Clock) -> tuple[list[Waiter], Lease]:
+    """Somebody holds what goes to others next, and two wait behind it; the first of them was called."""
+    waiters = join(gates, 2)
+    lease = grant(gates, waiters[0], clock, elsewhere=1)
+    waiters += join(gates, 2)
+    assert passed(gates, lease, clock)
+    assert not waiters[2].called, "the one before it has not come by its lease"
+    gates.taken(waiters[1])
+    assert waiters[2].called and not waiters[3].called
+    held = waiters[1].lease
+    assert held is not None
+    return waiters[2:], held
+
+
+def test_who_comes_after_the_last_pass_joins_the_queue_before_the_lease_is_let_go(gates: Gates, clock: Clock) -> None:
+    (first, second), lease = ahead(gates, clock)
+    assert gates.ask(first, clock()) and not gates.ask(second, clock())
+    gate = first.gate
+    assert gate is not None and gates.by_place == {gate.place: gate}
+    gate.queued(5.0, True, 0.1, clock())
+    assert gate.wake_at(first) == clock() + LOOK, "and not at the end of the lease that is held here"
+    assert gates.release(lease, clock()) == HAND_OVER
+    assert not first.called and gate.wake_at(first) == clock() + LOOK, "it is in the queue"
+    gates.hear(gate.place)
+    assert first.called and not second.called
+
+
+def test_who_has_not_asked_yet_when_the_lease_is_let_go_does_so_then(gates: Gates, clock: Clock) -> None:
+    (first, _), lease = ahead(gates, clock)
+    first.called = False  # it is on its way
+    assert gates.release(lease, clock()) == HAND_OVER
+    assert first.called and gates.ask(first, clock())
+
+
+def test_who_asked_ahead_and_leaves_gives_its_place_to_the_next_or_back(gates: Gates, clock: Clock) -> None:
+    (first, second), lease = ahead(gates, clock)
+    assert gates.ask(first, clock())
+    gate = first.gate
+    assert gate is not None
+    place = gate.place
+    assert gates.leave(first, clock()) == (None, None)
+    assert second.called and gates.ask(second, clock()) and gate.place == place
+    assert gates.leave(second, clock()) == (None, place)
+    assert gate.place != place and not gates.by_place, "who comes now has another"
+    (late,) = join(gates, 1)
+    assert late.called and gates.ask(late, clock()), "though somebody holds"
+    assert gates.release(lease, clock()) == HAND_OVER
+
+
+def test_where_nobody_waits_elsewhere_nobody_asks_ahead(gates: Gates, clock: Clock) -> None:
+    waiters = join(gates, 2)
+    assert passed(gates, grant(gates, waiters[0], clock), clock)
+    (late,) = join(gates, 1)
+    gates.taken(waiters[1])
+    assert not late.called and not gates.ask(late, clock())
+
+
 def test_where_nobody_waits_elsewhere_those_who_come_later_have_it_too(gates: Gates, clock: Clock) -> None:
     (waiter,) = join(gates, 1)
     lease = grant(gates, waiter, clock)

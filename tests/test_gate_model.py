@@ -37,6 +37,7 @@ class Crowd(RuleBasedStateMachine):
         self.taken = False  # by one of them
         self.served: list[int] = []
         self.numbers: dict[Waiter, int] = {}
+        self.passes = math.inf  # left of what goes round
         self.last_fence = 0
 
     @initialize(shared=st.integers(1, 3))
@@ -70,8 +71,8 @@ class Crowd(RuleBasedStateMachine):
         waiter.called = False
         if not self.gates.ask(waiter, self.clock()):
             return
-        assert waiter is self.waiting[0] and self.holder is None
-        if self.taken:
+        assert waiter is self.waiting[0] and (self.holder is None or (self.known and self.passes == 0))
+        if self.taken or self.holder is not None:  # or it asks ahead of its turn
             waiter.gate.queued(5.0, True, 0.1, self.clock())
             return
         end = self.clock() + waiter.ms / 1000 if waiter.ms else math.inf
@@ -80,6 +81,7 @@ class Crowd(RuleBasedStateMachine):
         waiter.gate.granted(waiter, lease, self.elsewhere, self.clock())
         self.known = self.elsewhere > 0
         self.now_holds(waiter, lease)
+        self.passes = len(self.waiting) if self.elsewhere else math.inf
 
     @precondition(lambda self: self.holder is not None)
     @rule()
@@ -92,12 +94,22 @@ class Crowd(RuleBasedStateMachine):
             assert self.waiting and self.waiting[0].called
             handed, self.waiting[0].lease = self.waiting[0].lease, None
             assert handed is not None and handed.token == lease.token
-            self.now_holds(self.waiting[0], handed)
+            self.passed_on(handed)
             return
         assert all(waiter.lease is None for waiter in self.waiting)
         assert what == (HAND_OVER if self.waiting or self.known else PLAIN)
         if self.elsewhere:
             self.elsewhere, self.taken = self.elsewhere - 1, True
+        elif self.waiting and self.waiting[0].gate.asked:  # it asked ahead, and is first of all
+            self.gates.hear(self.waiting[0].gate.place)
+
+    def passed_on(self, lease: Lease) -> None:
+        """To the first, who is awake by now: who comes next is called where it has to join the queue."""
+        waiter = self.waiting[0]
+        self.now_holds(waiter, lease)
+        self.passes -= 1
+        self.gates.taken(waiter)
+        assert not self.waiting or self.passes or not self.known or self.waiting[0].called
 
     @precondition(lambda self: self.holder is not None and self.waiting)
     @rule()
@@ -115,7 +127,8 @@ class Crowd(RuleBasedStateMachine):
             assert self.waiting and self.waiting[0].called
             handed, self.waiting[0].lease = self.waiting[0].lease, None
             assert handed is not None
-            self.now_holds(self.waiting[0], handed)
+            self.passes -= 1
+            self.passed_on(handed)
         else:
             assert given_back is handed
 
@@ -128,7 +141,8 @@ class Crowd(RuleBasedStateMachine):
         handed, place_left = self.gates.leave(gone, self.clock())
         assert handed is None
         held = self.holder is not None
-        assert (place_left is not None) is (not self.waiting and not held and asked)
+        assert (place_left is not None) is (not self.waiting and asked)
+        assert not held or place_left is None or place_left != gate.place
 
     @precondition(lambda self: self.holder is not None and self.lease is not None and self.lease.deadline < math.inf)
     @rule(released=st.booleans())

@@ -22,6 +22,10 @@ HOLDS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "lapse in a crowd": ((3, 1), {"lapse": 2}),
     "lapse in strict order": ((STRICT, STRICT), {"lapse": 2, "cut": 1}),
     "another library": ((1, 1), {"take": 2}),
+    "ahead": ((2, 1), {"come": 2}),
+    "ahead in a crowd": ((3, 2), {"come": 1, "cancel": 1}),
+    "ahead of a lapse": ((2, 1), {"come": 1, "lapse": 1, "cut": 1}),
+    "ahead of an end": ((2, 1), {"come": 1, "crash": 1, "cut": 1, "cancel": 1}),
     "everything": ((2, 1), {"crash": 1, "cut": 1, "cancel": 1, "lapse": 1, "take": 1}),
 }
 FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
@@ -38,6 +42,7 @@ FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "late": ((1, 1), {"lapse": 1}),
     "undo": ((1, STRICT, 1), {"cancel": 1}),
     "owe": ((1, 1), {"cut": 1, "cancel": 1}),
+    "ahead": ((2, 1), {"come": 1, "cancel": 1}),
 }
 
 

@@ -26,7 +26,7 @@ ENOUGH = 1500  # walks, among which one must find a planted mistake
 EVENTS = {
     *("asks", "executes", "hears", "looks", "lets go", "lets go in a batch", "lets go late"),
     *("lets go to one who gives up", "the first gives up", "the last gives up", "is cut", "dies", "expires"),
-    *("another library takes it", "another library releases it"),
+    *("another library takes it", "another library releases it", "another comes"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -2,7 +2,8 @@
 
 A client is a process: some callers that want one name, each once. Messages are hints: who hears one asks the server.
 The environment may crash a client, cut its connections (some of what was sent was executed, replies and messages are
-lost), make a caller give up, let a lease or a grant run out, and take a free name for a client of another library.
+lost), make a caller give up, let a lease or a grant run out, have one more caller come, and take a free name for a
+client of another library.
 Checked: at most one believes that it holds; and where nothing more can happen, every caller got the lock or gave up,
 and key and queue are gone. What the real scripts, law and gates do is held against this by support/replay.py.
 """
@@ -19,7 +20,7 @@ Command = tuple[str, int]  # what, and by which token or place
 Event = tuple[Any, ...]
 
 FREE, OTHER = (-1, 0), (-2, 0)  # holders that are no client: nobody, and a client of another library
-NONE = -1
+NONE, TWICE = -1, -2  # instead of the token that is held
 STRICT = 0  # instead of a number of callers: one, who waits in strict order
 # What the first of those who have no lease yet does: BEHIND waits for another of its client, or is nobody.
 START, SET, EXTEND, ENTER, QUEUED, BEHIND, DEAD = range(7)
@@ -40,6 +41,7 @@ MISTAKES = {
     "late": "a grant whose lease is over when it is heard counts as one",
     "undo": "what undoes a grant does not ask who waits, if the token is not marked",
     "owe": "what was left behind on a connection that was cut is not said again",
+    "ahead": "who has asked while another of its client holds, and gives up, leaves its place behind",
 }
 
 
@@ -67,7 +69,7 @@ class Client(NamedTuple):
 
 class State(NamedTuple):
     clients: tuple[Client, ...]
-    budget: tuple[int, ...]  # crashes, cuts, cancels, lapses, takes
+    budget: tuple[int, ...]  # crashes, cuts, cancels, lapses, takes, callers who come later
     key: Identity = FREE
     marked: bool = False
     moment: bool = False  # granted, and not confirmed: runs out soon
@@ -76,12 +78,12 @@ class State(NamedTuple):
 
 
 Step = tuple[bool, Event, State]
-CRASH, CUT, CANCEL, LAPSE, TAKE = range(5)
+CRASH, CUT, CANCEL, LAPSE, TAKE, COME = range(6)
 
 
 def begin(callers: tuple[int, ...], **budget: int) -> State:
-    """One client for each number of callers; how often crash, cut, cancel, lapse and take may happen."""
-    limits = tuple(budget.get(name, 0) for name in ("crash", "cut", "cancel", "lapse", "take"))
+    """One client for each number of callers; how often crash, cut, cancel, lapse, take and come may happen."""
+    limits = tuple(budget.get(name, 0) for name in ("crash", "cut", "cancel", "lapse", "take", "come"))
     clients = (Client(waiting=count or 1, queues=count != 1, alone=count == STRICT) for count in callers)
     return State(tuple(clients), limits)
 
@@ -170,7 +172,8 @@ class Process:
     def holds(self, client: Client, token: int, contended: bool = False) -> Client:
         place = client.place if "renew" in self.wrong else max(client.place, token + 1)
         client = client._replace(pc=BEHIND, waiting=client.waiting - 1, place=place, called=False)
-        return client._replace(held=token, contended=contended or client.waited, waited=False)
+        believed = token if client.held == NONE else TWICE
+        return client._replace(held=believed, contended=contended or client.waited, waited=False)
 
     def answered(self, client: Client, command: Command, reply: str) -> Client:
         """What comes of the reply to a command that kept no order with others."""
@@ -214,7 +217,7 @@ class Process:
         verb = verb or ("REL" if client.waiting or client.contended else "DEL")
         own = tuple(sorted((*client.own, (verb, client.held))))
         client = client._replace(own=own, held=NONE, contended=False)
-        return self.enters(client) if client.waiting else client
+        return self.enters(client) if client.waiting and client.pc == BEHIND else client
 
     def lets_go_late(self, client: Client, at: int) -> Client:
         """The holder of a lease that has run out does: who is next asks the server, if it has not looked by itself."""
@@ -242,6 +245,8 @@ class Process:
             return self.enters(left) if self.forsaken(left) else left
         if left.waiting and "forget" not in self.wrong:
             return self.enters(left)
+        if client.held != NONE and "ahead" in self.wrong:
+            return left._replace(pc=BEHIND)
         left = left._replace(pc=QUEUED if left.waiting else BEHIND, out=(*out, ("LEAVE", client.place)))
         own_token = client.alone or not client.queues  # the server has heard of it: it is undone too
         return left._replace(own=(*left.own, ("UNDO", 0))) if own_token else left
@@ -313,8 +318,11 @@ class Protocol(Server, Process):
         if client.held != NONE:
             for what, verb in (("lets go", ""), ("lets go in a batch", "BATCH")):
                 yield step(what, self.lets_go(client, verb))
-                if client.waiting:
-                    yield step(what, client._replace(waiting=client.waiting - 1))
+                if client.waiting and client.pc == BEHIND:
+                    passed = client._replace(waiting=client.waiting - 1)
+                    yield step(what, passed)
+                    if passed.waiting:
+                        yield step(what, self.enters(passed))
         for at, (token, _) in enumerate(client.lapsed):
             yield step("lets go late", self.lets_go_late(client, at), token)
             if "pass lapsed" in self.wrong and self.forsaken(client):
@@ -335,19 +343,32 @@ class Protocol(Server, Process):
         if s.budget[CANCEL]:
             for what, became in self.cancels(client):
                 yield False, (what, i), spent(s._replace(clients=put(s.clients, i, became)), CANCEL)
+        if s.budget[COME] and client.queues and not client.alone:
+            for became in self.comes(client._replace(waiting=client.waiting + 1)):
+                yield False, ("another comes", i), spent(s._replace(clients=put(s.clients, i, became)), COME)
         if s.budget[LAPSE] and s.key[0] == i and (lapsed := runs_out(client, s.key[1], s.moment)) is not None:
             yield False, ("expires",), spent(expired(s._replace(clients=put(s.clients, i, lapsed))), LAPSE)
+
+    def comes(self, client: Client) -> Iterator[Client]:
+        """One more of it waits; the first may ask for its turn also while another of it holds, and sees what is
+        over."""
+        yield client
+        if (client.waiting == 1 and client.pc == BEHIND) or self.forsaken(client):
+            yield self.enters(client)
 
     def cancels(self, client: Client) -> Iterator[tuple[str, Client]]:
         if client.waiting:
             yield "the first gives up", self.gives_up(client)
         if client.waiting > 1:
             yield "the last gives up", client._replace(waiting=client.waiting - 1)
-        if client.waiting and client.held != NONE:
+        if client.waiting and client.held != NONE and client.pc == BEHIND:
             what, left = "lets go to one who gives up", client._replace(waiting=client.waiting - 1)
             yield what, self.lets_go(left, "UNDO")
             if left.waiting:
-                yield what, left._replace(waiting=left.waiting - 1)
+                passed = left._replace(waiting=left.waiting - 1)
+                yield what, passed
+                if passed.waiting:
+                    yield what, self.enters(passed)
 
     def partly(self, s: State, i: int, client: Client) -> Iterator[tuple[tuple[Command, ...], State]]:
         """What may have been executed of all that client i has sent when its connections end, and what came of it."""

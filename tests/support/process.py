@@ -167,6 +167,13 @@ class Process:
             else:
                 self.start(caller, caller.op.rest(steps.BEHIND, self.clock))
 
+    def another(self) -> None:
+        """One more caller comes, where others of it wait or hold."""
+        self.callers.append(caller(strict=False))
+        op = self.callers[-1].op
+        assert op.local(self.gates, self.clock()) is steps.BEHIND
+        self.start(self.callers[-1], op.rest(steps.BEHIND, self.clock))
+
     def start(self, caller: Caller, operation: Any) -> None:
         caller.steps = operation
         self.advance(caller, None)

@@ -24,7 +24,7 @@ NOBODY = (-3, 0)  # who holds, or waits, and should not be there
 THEIRS = b"a token of another library"  # which nobody can mark
 MOMENT_MS, HELD_MS = 1000, 900_000  # what the server gives to who was granted a name, and what a walk makes of it
 CROWDS = ((1, 1, 1), (2, 1), (0, 2, 1), (3, 1), (2, 2), (1, 0, 0), (4, 2))
-FAULTS = ("crash", "cut", "cancel", "lapse", "take")
+FAULTS = ("crash", "cut", "cancel", "lapse", "take", "come")
 TROUBLE = 0.15  # of the events: what need not happen
 LONGEST_END = 2000  # events, after which a walk that is to end never will
 
@@ -201,6 +201,7 @@ class Replay:
             "lets go": lambda: each.let_go(each.holders()[0], late=dice.random() < 0.5),
             "lets go in a batch": lambda: each.let_go(each.holders()[0], batch=True, late=dice.random() < 0.5),
             "lets go late": lambda: each.let_go(next(who for who in each.lapsed() if each.token(who) == rest[0])),
+            "another comes": each.another,
             "lets go to one who gives up": lambda: self.let_go_to_one_who_gives_up(each),
             "is cut": lambda: each.cut(self.end(each, rest[0])),
             "dies": lambda: self.die(each, rest[0]),
@@ -251,6 +252,8 @@ class Replay:
 
     def could(self, event: Event) -> bool:
         """Whether it is for the environment to decide, and not for the gate, that this happens now."""
+        if event[0] == "another comes":
+            return KEY in self.processes[event[1]].gates.by_key
         return event[0] != "lets go to one who gives up" or self.processes[event[1]].could_pass()
 
     def left(self) -> list[str]:
