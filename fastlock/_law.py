@@ -116,7 +116,7 @@ class Acquire(Ask):
         """Wait: behind those of this client, and with the first of them in the server's queue."""
         waiter = waiter or self.waiter()
         last = None if self.until is None else self.until - LAST_LOOK
-        lease = None
+        lease = ask = answer = None
         try:
             if waiter.gate is None:
                 yield Join(waiter)
@@ -126,15 +126,19 @@ class Acquire(Ask):
                     raise copy.copy(gate.error)
                 if waiter.lease is None and gate.doubts(waiter, clock()):
                     yield from self._see(gate, clock)
-                if waiter.lease is None and gate.gates.ask(waiter, clock()):
-                    yield from self._enter(waiter, gate, clock)
+                if answer is None and waiter.lease is None and gate.gates.ask(waiter, clock()):
+                    ask = self._look(waiter, gate)
+                    yield from self._enter(waiter, ask, None, clock)
+                elif answer is not None:
+                    yield from self._enter(waiter, ask, answer, clock)
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
                 if lease is not None:
                     self.token, self.sent, self.handed = lease.token, lease.deadline - self.ms / 1000, lease  # to undo
                     gate.gates.taken(waiter)
                 if lease is not None or self.polls or self._late(clock):
                     break
-                yield Wait(waiter, last)
+                ask = self._look(waiter, gate) if gate.first() is waiter else None
+                answer = yield Wait(waiter, last, ask)
         except GeneratorExit:  # nobody drives these steps any more: nothing can be left
             self.leave(waiter, lease, clock)
             raise
@@ -180,13 +184,19 @@ class Acquire(Ask):
         last = None if self.until is None else self.until - LAST_LOOK
         yield Sleep(within(max(pause, SHORTEST_PAUSE), last, clock))
 
-    def _enter(self, waiter: Waiter, gate: Gate, clock: Clock) -> Steps:
-        """Ask the server for the place of a gate: the waiter gets the lease, or is to wait."""
+    def _look(self, waiter: Waiter, gate: Gate) -> Call:
+        """A look of the first at the server, by the place of its gate."""
         ask = Call([say.enter(self.key, gate.place, gate.gates.inbox, self.ms, self.fenced)])
         ask.ms, ask.until, ask.hears, ask.stale = self.ms, self.until, True, gate.stale
+        return ask
+
+    def _enter(self, waiter: Waiter, ask: Ask, answer: Any, clock: Clock) -> Steps:
+        """Ask the server for the place of a gate, or go on from its answer: the waiter gets the lease, or is to
+        wait."""
+        gate: Any = waiter.gate
         trial = Trial(clock)
         try:
-            reply = yield from called(ask, (yield ask), _entered, trial)
+            reply = yield from called(ask, (yield ask) if answer is None else answer, _entered, trial)
         except (errors.ConnectionError, errors.TimeoutError) as error:
             if self.until is None or clock() < self.until:  # else its own time ended, which says nothing to the others
                 gate.gates.failed(gate, copy.copy(error))

@@ -107,13 +107,15 @@ class Join:
 
 
 class Wait:
-    """Step: sleep until the waiter is called, or it is time for it to look, or to go."""
+    """Step: sleep until the waiter is called, or it is time for it to look, or to go. `ask`: its look, if it is first;
+    a wire may ask that at once when it is called, and gives the answer; None: it has not."""
 
-    __slots__ = ("until", "waiter")
+    __slots__ = ("ask", "until", "waiter")
 
-    def __init__(self, waiter: Waiter, until: float | None) -> None:
+    def __init__(self, waiter: Waiter, until: float | None, ask: Call | None = None) -> None:
         self.waiter = waiter
         self.until = until
+        self.ask = ask
 
 
 class Sleep:

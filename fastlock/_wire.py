@@ -344,7 +344,7 @@ class Wire:
         if kind is Sleep:
             self._closing.wait(step.seconds)
         elif kind is Wait:
-            self.wait(step.waiter, step.until)
+            return self.wait(step.waiter, step.until, step.ask)
         elif kind is Join:
             self.gates.join(step.waiter, now())
         elif kind is Undo or kind is Leave:
@@ -357,14 +357,15 @@ class Wire:
             return self._ask(step)
         return None
 
-    def wait(self, waiter: Any, until: float | None) -> None:
-        """Sleep until the waiter is called, or its time has come. The first of a gate listens to the server."""
-        ticket, wake = self.impl.Ticket(), threading.Lock()
+    def wait(self, waiter: Any, until: float | None, ask: Any = None) -> Any:
+        """Sleep until the waiter is called, or its time has come. The first of a gate listens to the server, and asks
+        as soon as it is called; returns the answer, or None."""
+        ticket, wake, form = self.impl.Ticket(), threading.Lock(), None
         wake.acquire()
         with self.gates.mutex:
             if waiter.called and not self.closed:
                 waiter.called = False
-                return
+                return None
             ticket.wake = wake
             waiter.wake = ticket.set_result
             gate = waiter.gate
@@ -375,13 +376,32 @@ class Wire:
             if self.closed:
                 raise errors.ClientClosedError("this client was closed")
             if first and ear is not None and ear.dead is None:
+                if ask is not None and not ask.stale:  # written now, as every microsecond counts then
+                    form = ear.impl.Template(*ask.calls[0])
                 ear.watch(ticket, wake, at - now())
             elif not ticket.ready:
                 wake.acquire(timeout=max(0.0, at - now()))
         finally:
-            waiter.wake, waiter.called = None, False
+            called, waiter.wake, waiter.called = waiter.called, None, False
         if self.closed:
             raise errors.ClientClosedError("this client was closed")
+        return self._look(ear, waiter, ask, form) if called and form is not None else None
+
+    def _look(self, ear: Any, waiter: Any, ask: Any, form: Any) -> Any:
+        """Who was called asks at once, if nothing is in the way. Returns the answer, or None: nothing was asked."""
+        if self.debts or ear.dead is not None or not self.gates.ask(waiter, now()):
+            return None
+        ask.sent, ask.link = now(), ear
+        try:
+            answer = ear.pipe.ask(form, b"", b"", 0, ear._patience(ask, ask.sent), self._spin())
+        except BaseException as error:
+            answer = ear.explain(ask, error)
+        else:
+            answer = None if answer is ear.busy else [answer]
+        return None if answer is STALE else answer
+
+    def _spin(self) -> float:
+        return SPIN if len(self.connections) - len(self.idle) - self.away <= 1 else 0.0
 
     def hear(self, push: Any) -> None:
         """A message from the server, as whoever reads finds it."""
@@ -420,7 +440,7 @@ class Wire:
         try:
             if self.debts:
                 self._pay(connection)
-            answer = connection.ask(ask, SPIN if len(self.connections) - len(self.idle) - self.away <= 1 else 0.0)
+            answer = connection.ask(ask, self._spin())
         finally:
             if owner and connection.dead is None:
                 self.idle.append(connection)

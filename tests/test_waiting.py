@@ -314,6 +314,37 @@ async def test_two_who_come_at_once_share_the_connection_for_messages(
     assert client._wire.away + len(client._wire.idle) == len(client._wire.connections), "none is lost"
 
 
+@two_servers
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+async def test_who_is_called_asks_at_once_where_it_listens_unless_another_does(
+    face: Face, server: Server, probe: redis.Redis, no_look: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two names, one connection for messages, read by who came first: the other cannot ask there on its own."""
+    client, other = face.client(server.unix_url), face.client(server.unix_url)
+    wire, asked = client._wire, list[Any]()
+    ask = wire._ask
+    monkeypatch.setattr(wire, "_ask", lambda step: asked.append(step) or ask(step))
+    holders, jobs = [], []
+    for name in ("one", "two"):
+        holders.append(other.lock(name, timeout=LONG))
+        holders[-1].acquire()
+        lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False)
+        jobs.append((lock, face.start(lock.acquire)))
+        await until(face, lambda name=name: asleep(wire, name.encode()), "somebody who listens")
+    for holder, (lock, job), looks in zip(holders[::-1], jobs[::-1], (1, 0), strict=True):
+        asked.clear()
+        holder.release()
+        assert await job.get(SOON) is True
+        assert len(asked) == looks
+        lock.release()
+
+
+def asleep(wire: Any, key: bytes) -> bool:
+    """Whether the first of those who wait for it sleeps until it is called."""
+    gate = wire.gates.by_key.get(key)
+    return gate is not None and gate.waited and gate.first().wake is not None
+
+
 # -------------------------------------------------------------------------------------------------- all sorts of terms
 
 
