@@ -116,7 +116,8 @@ class Acquire(Ask):
         """Wait: behind those of this client, and with the first of them in the server's queue."""
         waiter = waiter or self.waiter()
         last = None if self.until is None else self.until - LAST_LOOK
-        lease = ask = answer = None
+        lease = answer = None
+        ask: Any = None
         try:
             if waiter.gate is None:
                 yield Join(waiter)

@@ -13,7 +13,7 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from operator import gt
 from time import monotonic_ns as clock
 from typing import NamedTuple
 
@@ -164,15 +164,15 @@ class Lane:
     """
 
     __slots__ = (
-        *("_books", "_cells", "_failures", "_lost", "_met", "_number", "_open", "_promise", "_refused", "_room"),
-        *("_rows", "_seen", "_shape", "_words", "errors"),
+        *("_books", "_cells", "_failures", "_lost", "_met", "_notes", "_number", "_open", "_promise", "_refused"),
+        *("_room", "_seen", "_shape", "_words", "errors"),
     )
 
     def __init__(self, log: Log, number: int, promise: int, books: bool = False) -> None:
         self._words, self._shape = log.words, log.shape
         self._number, self._promise, self._books = number, promise, books
-        self._cells, self._room = log.shape.cells, log.shape.capacity
-        self._rows: list[tuple[int, ...]] = []
+        self._cells, self._room = log.shape.cells, RECORD * log.shape.capacity
+        self._notes: list[int] = []  # of all records, one after the other: nothing for the garbage collector to look at
         self._open: tuple[int, int, int, int] | None = None  # of the name that it holds
         self._met = self._lost = self._refused = self._failures = self._seen = 0
         self.errors: list[str] = []
@@ -180,12 +180,12 @@ class Lane:
     @property
     def stopped(self) -> bool:
         """Whether the parent wants everybody to stop, or there is no more room."""
-        return bool(self._words[STOP]) or len(self._rows) >= self._room
+        return bool(self._words[STOP]) or len(self._notes) >= self._room
 
     @property
     def full(self) -> bool:
         """Whether there is no more room."""
-        return len(self._rows) >= self._room
+        return len(self._notes) >= self._room
 
     def granted(self, name: int, intended: int, called: int, granted: int) -> None:
         """It holds the name: look at its cell, take it."""
@@ -211,12 +211,12 @@ class Lane:
     def released(self, releasing: int, released: int) -> None:
         """It has called release, and that has returned (0: it raised)."""
         if self._open is not None:
-            self._rows.append((*self._open, releasing, released))
+            self._notes += (*self._open, releasing, released)
             self._open = None
 
     def gave_up(self, name: int, intended: int, called: int, now: int) -> None:
         """It waited in vain: until now, or for what raised, or was never asked."""
-        self._rows.append((name, intended, called, -now, 0, 0))
+        self._notes += (name, intended, called, -now, 0, 0)
 
     def refused(self) -> None:
         """A try-lock found it held."""
@@ -230,13 +230,14 @@ class Lane:
 
     def write(self) -> None:
         """Into the log, all of it: also of a name that it holds still, as whoever is going to be killed does."""
-        held = [] if self._open is None else [(*self._open, 0, 0)]
-        rows, words, shape = (self._rows + held)[: self._room], self._words, self._shape
+        held = () if self._open is None else (*self._open, 0, 0)
+        notes = array("q", [*self._notes, *held][: self._room])
+        words, shape, count = self._words, self._shape, len(notes) // RECORD
         at = shape.records + self._number * shape.capacity * RECORD
-        words[at : at + RECORD * len(rows)] = memoryview(array("q", chain.from_iterable(rows)))
+        words[at : at + len(notes)] = memoryview(notes)
         tally = shape.tallies + TALLY * self._number
-        words[tally + ATTEMPTS] = len(rows) + self._refused
+        words[tally + ATTEMPTS] = count + self._refused
         words[tally + FAILURES], words[tally + REFUSED] = self._failures, self._refused
         words[tally + MET], words[tally + LOST] = self._met, self._lost
-        words[tally + LATE] = sum(row[4] > row[2] + self._promise for row in rows)
-        words[tally + COUNT] = len(rows)
+        words[tally + LATE] = sum(map(gt, notes[4::RECORD], (called + self._promise for called in notes[2::RECORD])))
+        words[tally + COUNT] = count

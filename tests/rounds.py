@@ -1,0 +1,104 @@
+"""How long a lease may go round within a client: what a longer or shorter ROUND costs and gains.
+
+    python -m tests.rounds [--seconds 1] [--rounds 3]
+
+Four processes of four threads want one name, held for a millisecond, or not at all. For each ROUND the median of the
+rates, the longest waits (p99), how even the threads were served, and the commands sent for each grant. The figures in
+docs/waiting.md are of this. On a machine that does something else they say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+import fastlock
+from fastlock import _gate
+from fastlock.embedded import Server
+
+PROCESSES, THREADS = 4, 4
+CHOICES = (0.0, 0.003, 0.01, 0.03, 0.1)  # seconds
+
+
+class Run(NamedTuple):
+    """What came of one run."""
+
+    rate: float
+    wait: float  # p99, in ms
+    evenness: float
+    commands: float
+
+
+def work(url: str, choice: float, hold: float, seconds: float, start: Any, found: Any) -> None:
+    """One process: its threads acquire, hold, release, again."""
+    _gate.ROUND = choice
+    client = fastlock.Client.from_url(url)
+    client.server_info()
+    waits: list[float] = []
+    grants = [0] * THREADS
+    start.wait()
+    end = time.monotonic() + seconds
+
+    def lane(number: int) -> None:
+        lock = client.lock("name")
+        while (called := time.monotonic()) < end:
+            lock.acquire()
+            waits.append(time.monotonic() - called)
+            grants[number] += 1
+            if hold:
+                time.sleep(hold)
+            lock.release()
+
+    threads = [threading.Thread(target=lane, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found.put((grants, waits, client.get_stats()["commands"]))
+
+
+def play(url: str, choice: float, hold: float, seconds: float) -> Run:
+    """One run over all processes."""
+    start, found = multiprocessing.Barrier(PROCESSES), multiprocessing.Queue()
+    arguments = (url, choice, hold, seconds, start, found)
+    processes = [multiprocessing.Process(target=work, args=arguments) for _ in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    parts = [found.get(timeout=seconds + 60) for _ in processes]
+    for process in processes:
+        process.join()
+    grants = [count for part, _, _ in parts for count in part]
+    waits = sorted(wait for _, part, _ in parts for wait in part)
+    commands = sum(count for _, _, count in parts)
+    longest = waits[int(len(waits) * 0.99)] * 1e3
+    return Run(sum(grants) / seconds, longest, min(grants) / max(grants), commands / sum(grants))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.rounds", description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with Server() as server:
+        for hold in (0.001, 0.0):
+            runs: dict[float, list[Run]] = {choice: [] for choice in CHOICES}
+            for _ in range(args.rounds):
+                for choice, found in runs.items():
+                    found.append(play(server.unix_url, choice, hold, args.seconds))
+            for choice, found in runs.items():
+                rate, wait, evenness, commands = (statistics.median(column) for column in zip(*found, strict=True))
+                print(
+                    f"hold {hold * 1e3:g} ms, ROUND {choice * 1e3:3g} ms: {rate:7,.0f} grants/s, p99 {wait:6.1f} ms, "
+                    f"min/max {evenness:.2f}, {commands:.2f} commands a grant",
+                    flush=True,
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
