@@ -171,6 +171,8 @@ class Link(asyncio.Protocol):
         self.wire.dropped(self)
         if self.hears:
             self.wire.gates.reconnected()
+        if self.wire.closed:
+            self.wire.end_alarms()
 
 
 class Wire:
@@ -465,7 +467,13 @@ class Wire:
             if link.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
                 await asyncio.wait([link.ask(Call([(b"PING",)]))], timeout=PARTING)
             link.fail(errors.ClientClosedError("this client was closed"))
+        self.end_alarms()
         await asyncio.sleep(0)  # the transport closes its socket in the next tick
+
+    def end_alarms(self) -> None:
+        """Nobody waits any more: no timer is left to the loop."""
+        for alarm in self.alarms.values():
+            alarm.cancel()
 
     def abandon(self) -> None:
         """Nobody holds the client any more, in whatever thread that came out: its loop closes the connection."""

@@ -134,7 +134,9 @@ class Gate:
         """Whether it is for this waiter to see if what goes round here still holds the name: it may have been deleted,
         or let go of by its token elsewhere."""
         held = self.held
-        return held is not None and held.deadline > now and self.since + LOOK <= now and self.first() is waiter
+        if held is None or self.ahead:  # who asks ahead finds out itself
+            return False
+        return held.deadline > now and self.since + LOOK <= now and self.first() is waiter
 
     def disowned(self, held: Lease) -> None:
         """It does not."""
@@ -339,11 +341,16 @@ class Gates:
             was_first = gate.first() is waiter
             gate.waiters.pop(waiter, None)
             heir = gate.first()
+            if lease is not None and lease.token == gate.place:  # interrupted while it was granted: not for the next
+                gate.renew()
             if was_first and heir is not None:
                 heir.call()
             if lease is not None:
                 waiter.lease = None
-                return (None if gate.release(lease, now) == PASSED else lease), None
+                passed = gate.release(lease, now) == PASSED
+                if not gate.waiters and gate.held is None:
+                    self.close(gate)
+                return (None if passed else lease), None
             place = gate.place if gate.asked else None
             if heir is not None:
                 return None, None

@@ -176,10 +176,10 @@ def _wait(lock: Terms, must: bool, waiter: Any, start: float) -> Lease | None:
         lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
         if lease is not None:
             return lease
-    except BaseException as error:
+        return wire.run(op, waiter)  # type: ignore[no-any-return]
+    except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
         wire.torn(op, waiter, error)
         raise
-    return wire.run(op, waiter)  # type: ignore[no-any-return]
 
 
 def give(lock: Terms) -> None:

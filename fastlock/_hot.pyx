@@ -9,6 +9,7 @@ and a thousand tasks share one: here every microsecond counts twice.
 import math
 import threading
 from asyncio import InvalidStateError, current_task
+from collections import OrderedDict
 
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
 from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
@@ -223,6 +224,7 @@ cdef _wait(Terms lock, bint must, Waiter waiter, double start):
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     cdef Lease lease
     wire = lock._wire
+    op = None
     try:
         (<Gates>wire.gates).join(waiter, start)
         wire.wait(waiter, _until(lock, start))
@@ -230,10 +232,11 @@ cdef _wait(Terms lock, bint must, Waiter waiter, double start):
         if lease is not None:
             PyErr_CheckSignals()
             return lease
-    except BaseException as error:
-        wire.torn(lock.taking(None, must), waiter, error)
+        op = lock.taking(None, must, start)
+        return wire.run(op, waiter)
+    except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
+        wire.torn(op or lock.taking(None, must), waiter, error)
         raise
-    return wire.run(lock.taking(None, must, start), waiter)
 
 
 def give(Terms lock not None):
@@ -405,13 +408,14 @@ cdef class _Alarm:
     """Ends the waits of tasks that gave the same time. One timer for them all: they come in order, and nearly all are
     served before. A timer each costs as much as the rest of a wait."""
 
-    cdef object loop, timer
-    cdef readonly dict sleepers  # and when the time of each is over
+    cdef object loop
+    cdef readonly object timer
+    cdef readonly object sleepers  # and when the time of each is over, in order
     cdef double last
 
     def __cinit__(self, loop):
         self.loop = loop
-        self.sleepers = {}
+        self.sleepers = OrderedDict()  # a dict takes ever longer to find its first where the first are taken out
 
     cdef bint add(self, _Take take, double at, double now) except -1:
         """Whether it is called then: it is not if it came out of order."""
@@ -422,6 +426,12 @@ cdef class _Alarm:
         if self.timer is None:
             self.timer = self.loop.call_later(at - now, self)
         return True
+
+    def cancel(self):
+        """The client is closed, or the time is given by nobody any more."""
+        timer, self.timer = self.timer, None
+        if timer is not None:
+            timer.cancel()
 
     def __call__(self):
         """The time of the first is over, if it still waits."""
@@ -434,6 +444,22 @@ cdef class _Alarm:
                 return
             del self.sleepers[take]
             take(None)
+
+
+cdef _Alarm _alarm(dict alarms, length, loop):
+    """That of those who give this time. None: there are too many others."""
+    alarm = alarms.get(length)
+    if alarm is not None:
+        return alarm
+    if len(alarms) >= ALARMS:
+        for other in alarms:
+            if not (<_Alarm>alarms[other]).sleepers:
+                alarms.pop(other).cancel()
+                break
+        else:
+            return None
+    alarm = alarms[length] = _Alarm(loop)
+    return alarm
 
 
 @cython.final
@@ -472,10 +498,7 @@ cdef class _Take(_Exchange):
 
     cdef _limit(self, length, double at, double now):
         """Have it called when its time is over. `length`: by which those are known who have the same time."""
-        cdef dict alarms = self.lock._wire.alarms
-        self.alarm = alarms.get(length)
-        if self.alarm is None and len(alarms) < ALARMS:
-            self.alarm = alarms[length] = _Alarm(self.pipe.loop)
+        self.alarm = _alarm(self.lock._wire.alarms, length, self.pipe.loop)
         if self.alarm is None or not self.alarm.add(self, at, now):
             self.alarm, self.timer = None, self.pipe.loop.call_later(at - now, self, None)
 

@@ -219,9 +219,9 @@ class Acquire(Ask):
         lease = Lease(self.name, self.key, gate.place, ask.end(), reply[2] if self.fenced else None)
         lease.contended = reply[1] > 0 or gate.waited
         if lease.valid:
-            waiter.lease = lease
             gate.gates.stats.recovered += trial.doubt
             with gate.gates.mutex:
+                waiter.lease = lease  # not before: who is interrupted here leaves its place, or what it was granted
                 gate.granted(waiter, lease, reply[1], ask.sent)
             return
         self.late_grants += 1

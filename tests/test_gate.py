@@ -243,6 +243,18 @@ def test_who_comes_after_the_last_pass_joins_the_queue_before_the_lease_is_let_g
     assert first.called and not second.called
 
 
+def test_who_is_interrupted_while_it_is_granted_leaves_the_next_another_place(gates: Gates, clock: Clock) -> None:
+    """It has the lease, and the gate does not know yet: its token is given back, so nobody may hold by it."""
+    first, second = join(gates, 2)
+    gate = first.gate
+    assert gate is not None and gates.ask(first, clock())
+    lease = first.lease = Lease("name", b"name", gate.place, clock() + MS / 1000)
+    assert gates.leave(first, clock()) == (lease, None)
+    assert second.called and gate.place != lease.token and gates.ask(second, clock())
+    lease = second.lease = Lease("name", b"name", gate.place, clock() + MS / 1000)
+    assert gates.leave(second, clock()) == (lease, None) and empty(gates)
+
+
 def test_who_has_not_asked_yet_when_the_lease_is_let_go_does_so_then(gates: Gates, clock: Clock) -> None:
     (first, _), lease = ahead(gates, clock)
     first.called = False  # it is on its way

@@ -610,6 +610,24 @@ async def test_each_limited_wait_ends_whatever_the_limits_of_others(
 
 @valkey
 @both_loops
+async def test_shared_timers_end_with_the_client_and_go_to_others_when_nobody_uses_them(
+    face: Face, server: Server, no_leaks: Any
+) -> None:
+    client = face.client(server.unix_url)
+    await client.server_info()
+    for limit in range(1000, 1040):
+        lock = client.lock(NAME, blocking_timeout=limit)
+        assert await lock.acquire()
+        await lock.release()
+    alarms = dict(client._wire.alarms)
+    await client.close()
+    if fastlock.IMPLEMENTATION == "cython":
+        assert list(alarms) == list(range(1024, 1040)), "the latest"
+    assert [alarm.timer for alarm in alarms.values()] == [None] * len(alarms) and not sleepers(client)
+
+
+@valkey
+@both_loops
 async def test_who_comes_late_into_a_line_of_waits_is_called_in_its_own_time(
     face: Face, server: Server, probe: redis.Redis, proxy: FaultProxy, no_leaks: Any
 ) -> None:

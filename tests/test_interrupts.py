@@ -50,6 +50,30 @@ def no_unheard_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 # -------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+@pytest.mark.parametrize("step", ["wait", "run", "drive"])
+async def test_ctrl_c_on_the_way_into_the_queue_leaves_nobody_there(
+    face: Face, server: Server, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """As a signal does at the entry of a function: who has joined is out again, or those behind would wait for it."""
+    client, holder = face.client(server.unix_url), face.client(server.unix_url).lock(NAME)
+    holder.acquire()
+    client.server_info()
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._wire, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.lock(NAME).acquire()
+    assert not client._wire.crowd and not client._wire.gates.by_place
+    holder.release()
+    lock = client.lock(NAME)
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
 @pytest.mark.parametrize("mode", ["pair", "wait", "lead", "with", "connect", "asyncio"])
 def test_ctrl_c_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
     """pair: acquire and release; wait: somebody else holds it; lead: one connection with other threads on it."""
