@@ -52,10 +52,11 @@ servers:
 	if [ "$${version%%.*}" -ge 7 ] 2>/dev/null; then echo "servers: redis-server $$version and those installed by pip"; \
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
-# Two sessions, as a process has one implementation: the second runs what depends on it, in Python.
+# Two sessions, as a process has one implementation: the second runs what depends on it, in Python; on two servers, as
+# what is said to a server is the same.
 define SESSIONS
 FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests $(ARGS)
-FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl $(ARGS)
+FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl --servers=valkey,redis $(ARGS)
 endef
 
 test: build servers

@@ -18,7 +18,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"), "localhost", "127.0.0.1")
 
 
-@pytest.fixture(params=[65536, 3], ids=["whole", "crumbs"])
+@pytest.fixture(params=[65536, 7], ids=["whole", "crumbs"])
 def front(request: pytest.FixtureRequest, authority: Authority, server: Server) -> Iterator[TlsFront]:
     with TlsFront(authority, server.path, records=request.param) as front:
         yield front
