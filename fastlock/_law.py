@@ -116,8 +116,8 @@ class Acquire(Ask):
         """Wait: behind those of this client, and with the first of them in the server's queue."""
         waiter = waiter or self.waiter()
         last = None if self.until is None else self.until - LAST_LOOK
-        lease = answer = None
-        ask: Any = None
+        lease = None
+        seen: Any = None
         try:
             if waiter.gate is None:
                 yield Join(waiter)
@@ -127,19 +127,18 @@ class Acquire(Ask):
                     raise copy.copy(gate.error)
                 if waiter.lease is None and gate.doubts(waiter, clock()):
                     yield from self._see(gate, clock)
-                if answer is None and waiter.lease is None and gate.gates.ask(waiter, clock()):
-                    ask = self._look(waiter, gate)
-                    yield from self._enter(waiter, ask, None, clock)
-                elif answer is not None:
+                if seen is not None:
+                    ask, answer = seen
                     yield from self._enter(waiter, ask, answer, clock)
+                elif waiter.lease is None and gate.gates.ask(waiter, clock()):
+                    yield from self._enter(waiter, self._look(gate), None, clock)
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
                 if lease is not None:
                     self.token, self.sent, self.handed = lease.token, lease.deadline - self.ms / 1000, lease  # to undo
                     gate.gates.taken(waiter)
                 if lease is not None or self.polls or self._late(clock):
                     break
-                ask = self._look(waiter, gate) if gate.first() is waiter else None
-                answer = yield Wait(waiter, last, ask)
+                seen = yield Wait(waiter, last, self._look)
         except GeneratorExit:  # nobody drives these steps any more: nothing can be left
             self.leave(waiter, lease, clock)
             raise
@@ -185,7 +184,7 @@ class Acquire(Ask):
         last = None if self.until is None else self.until - LAST_LOOK
         yield Sleep(within(max(pause, SHORTEST_PAUSE), last, clock))
 
-    def _look(self, waiter: Waiter, gate: Gate) -> Call:
+    def _look(self, gate: Gate) -> Call:
         """A look of the first at the server, by the place of its gate."""
         ask = Call([say.enter(self.key, gate.place, gate.gates.inbox, self.ms, self.fenced)])
         ask.ms, ask.until, ask.hears, ask.stale = self.ms, self.until, True, gate.stale

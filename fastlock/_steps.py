@@ -107,15 +107,15 @@ class Join:
 
 
 class Wait:
-    """Step: sleep until the waiter is called, or it is time for it to look, or to go. `ask`: its look, if it is first;
-    a wire may ask that at once when it is called, and gives the answer; None: it has not."""
+    """Step: sleep until the waiter is called, or it is time for it to look, or to go. `look`: makes its look, for the
+    gate; a wire may ask that at once when the first is called. Its answer: (what it has asked, the answer), or None."""
 
-    __slots__ = ("ask", "until", "waiter")
+    __slots__ = ("look", "until", "waiter")
 
-    def __init__(self, waiter: Waiter, until: float | None, ask: Call | None = None) -> None:
+    def __init__(self, waiter: Waiter, until: float | None, look: Callable[[Any], Call]) -> None:
         self.waiter = waiter
         self.until = until
-        self.ask = ask
+        self.look = look
 
 
 class Sleep:

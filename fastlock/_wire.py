@@ -344,7 +344,7 @@ class Wire:
         if kind is Sleep:
             self._closing.wait(step.seconds)
         elif kind is Wait:
-            return self.wait(step.waiter, step.until, step.ask)
+            return self.wait(step.waiter, step.until, step.look)
         elif kind is Join:
             self.gates.join(step.waiter, now())
         elif kind is Undo or kind is Leave:
@@ -357,10 +357,10 @@ class Wire:
             return self._ask(step)
         return None
 
-    def wait(self, waiter: Any, until: float | None, ask: Any = None) -> Any:
+    def wait(self, waiter: Any, until: float | None, look: Any = None) -> Any:
         """Sleep until the waiter is called, or its time has come. The first of a gate listens to the server, and asks
-        as soon as it is called; returns the answer, or None."""
-        ticket, wake, form = self.impl.Ticket(), threading.Lock(), None
+        as soon as it is called: see `Wait`."""
+        ticket, wake, ask, form = self.impl.Ticket(), threading.Lock(), None, None
         wake.acquire()
         with self.gates.mutex:
             if waiter.called and not self.closed:
@@ -376,8 +376,9 @@ class Wire:
             if self.closed:
                 raise errors.ClientClosedError("this client was closed")
             if first and ear is not None and ear.dead is None:
-                if ask is not None and not ask.stale:  # written now, as every microsecond counts then
-                    form = ear.impl.Template(*ask.calls[0])
+                if look is not None and not gate.stale:
+                    ask = look(gate)
+                    form = ear.impl.Template(*ask.calls[0])  # now, as every microsecond counts then
                 ear.watch(ticket, wake, at - now())
             elif not ticket.ready:
                 wake.acquire(timeout=max(0.0, at - now()))
@@ -388,7 +389,7 @@ class Wire:
         return self._look(ear, waiter, ask, form) if called and form is not None else None
 
     def _look(self, ear: Any, waiter: Any, ask: Any, form: Any) -> Any:
-        """Who was called asks at once, if nothing is in the way. Returns the answer, or None: nothing was asked."""
+        """Who was called asks at once, if nothing is in the way; None: nothing was asked."""
         if self.debts or ear.dead is not None or not self.gates.ask(waiter, now()):
             return None
         ask.sent, ask.link = now(), ear
@@ -397,8 +398,8 @@ class Wire:
         except BaseException as error:
             answer = ear.explain(ask, error)
         else:
-            answer = None if answer is ear.busy else [answer]
-        return None if answer is STALE else answer
+            answer = STALE if answer is ear.busy else [answer]
+        return None if answer is STALE else (ask, answer)
 
     def _spin(self) -> float:
         return SPIN if len(self.connections) - len(self.idle) - self.away <= 1 else 0.0
