@@ -3,8 +3,9 @@
 The first has a place in the server's queue and looks there: at once, when a message says that something has changed,
 when the holder's lease ends, and every second in any case. Messages are reasons to look and never believed, so one that
 is lost costs a second. The others sleep behind it; a lease that the first was granted goes round among them without a
-command, for a while. All methods are called with the mutex held, but for those of `Gates` that take it. Never here:
-commands, sockets, asyncio, threads, sleep.
+command, for a while; when it is to go to others next, the first of those who came later joins the queue ahead of that.
+All methods are called with the mutex held, but for those of `Gates` that take it. Never here: commands, sockets,
+asyncio, threads, sleep.
 """
 
 from __future__ import annotations

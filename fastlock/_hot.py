@@ -176,7 +176,8 @@ def _wait(lock: Terms, must: bool, waiter: Any, start: float) -> Lease | None:
         lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
         if lease is not None:
             return lease
-        return wire.run(op, waiter)  # type: ignore[no-any-return]
+        queued: Lease | None = wire.run(op, waiter)
+        return queued
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
         wire.torn(op, waiter, error)
         raise

@@ -51,7 +51,7 @@ def work(url: str, choice: float, hold: float, seconds: float, start: Any, found
             waits.append(time.monotonic() - called)
             grants[number] += 1
             if hold:
-                time.sleep(hold)
+                time.sleep(hold)  # what is measured: a holder at work
             lock.release()
 
     threads = [threading.Thread(target=lane, args=(number,)) for number in range(THREADS)]

@@ -217,6 +217,7 @@ class _ExactSelector(selectors.DefaultSelector):
 def new_loop(kind: str = "") -> asyncio.AbstractEventLoop:
     """asyncio's own loop, exact where it is not by itself; or that of the module ``kind``."""
     if kind:
-        return importlib.import_module(kind).new_event_loop()  # type: ignore[no-any-return]
+        loop: asyncio.AbstractEventLoop = importlib.import_module(kind).new_event_loop()
+        return loop
     epoll = selectors.DefaultSelector is getattr(selectors, "EpollSelector", None)
     return asyncio.SelectorEventLoop(_ExactSelector() if epoll else None)
