@@ -195,6 +195,7 @@ class Wire:
         self._met = False
         self.stats = Stats()
         self.gates = Gates(threading.RLock(), self.stats)  # of no use, but faster than what does nothing
+        self.gates.turns = True
         self.crowd = self.gates.by_key  # names for which somebody waits
         self.alarms: dict[float, Any] = {}  # of the compiled hot path, by the time that they give
         self._ticks: asyncio.TimerHandle | None = None
@@ -519,7 +520,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _end_wait(future: asyncio.Future[None], _: None) -> None:
+def _end_wait(future: asyncio.Future[None], _: object) -> None:
     _wake(future)
 
 

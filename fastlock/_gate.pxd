@@ -26,6 +26,7 @@ cdef class Gate:
     cdef public tuple stale
     cdef public Lease held
     cdef public double look_at, since, passes
+    cdef public int roused, stride
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
     cpdef bint last_pass(self)
@@ -35,6 +36,11 @@ cdef class Gate:
     cpdef Waiter next_for(self, Lease lease, double now)
 
     @cython.locals(waiter=Waiter)
+    cpdef rouse(self)
+
+    cpdef bint too_early(self, Waiter waiter)
+
+    @cython.locals(waiter=Waiter)
     cpdef int release(self, Lease lease, double now)
 
 
@@ -42,7 +48,7 @@ cdef class Gates:
     cdef public object mutex
     cdef public Stats stats
     cdef public bytes inbox
-    cdef public bint deaf
+    cdef public bint deaf, turns
     cdef public double swept
     cdef public dict by_key, by_place
     cdef object __weakref__

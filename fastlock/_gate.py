@@ -21,10 +21,12 @@ from fastlock._stats import Stats
 LOOK = 1.0  # seconds between two looks of the first in a place, whatever it heard
 ROUND = 0.01  # seconds for which a lease goes round before the server is asked who waits elsewhere
 FENCES = 1000  # reserved with each grant, one for each of those to whom it passes
+CROWD = 32  # tasks woken at most before their turn, and leases passed before it is tried again
 ENOUGH = 0.95  # part of the lease that the next one asks for, which must be left of what is passed to it
 
 # What a release is: it needs no command; nobody waits, as far as we know; somebody does; the lease was over before.
 PASSED, PLAIN, HAND_OVER, GONE = range(4)
+EARLY = True  # to whom is woken: before its turn
 
 
 class Waiter:
@@ -42,7 +44,7 @@ class Waiter:
         self.lease: Lease | None = None  # handed to it
         self.called = False
         self.counted = False  # as one that had to wait
-        self.wake: Callable[[None], object] | None = None  # ends its sleep
+        self.wake: Callable[[Any], object] | None = None  # ends its sleep
 
     def call(self) -> None:
         self.called = True
@@ -56,7 +58,7 @@ class Gate:
 
     __slots__ = (
         *("ahead", "asked", "elsewhere", "error", "fence", "gates", "held", "key", "link", "look_at", "passes"),
-        *("place", "shared", "since", "stale", "waited", "waiters"),
+        *("place", "roused", "shared", "since", "stale", "stride", "waited", "waiters"),
     )
 
     def __init__(self, gates: Gates, key: bytes, place: bytes | None) -> None:
@@ -76,6 +78,7 @@ class Gate:
         self.elsewhere = False
         self.passes = 0.0  # left before it is their turn
         self.fence: int | None = None  # of the lease that goes round
+        self.roused = self.stride = 0  # tasks woken before their turn, and how many of them at once: see `rouse`
         self.error: Exception | None = None  # that the first met, which is of no use to the others either
 
     def first(self) -> Waiter | None:
@@ -165,6 +168,29 @@ class Gate:
         fits = ENOUGH * waiter.ms <= left <= waiter.ms if waiter.ms else left == math.inf
         return waiter if fits else None
 
+    def rouse(self) -> None:
+        """The lease has passed to a task: wake some who come next along with it. Where nobody awaits anything while he
+        holds, one turn of the loop serves them all; else the first of them finds that out (`too_early`)."""
+        self.roused -= 1
+        if self.roused > 0:
+            return
+        self.stride = min(2 * self.stride, CROWD) if self.stride > 0 else self.stride + 1
+        self.roused = 0
+        for waiter in self.waiters:
+            if self.roused >= self.stride:
+                break
+            self.roused += 1
+            wake, waiter.wake = waiter.wake, None
+            if wake is not None:
+                wake(EARLY)
+
+    def too_early(self, waiter: Waiter) -> bool:
+        """Whether it was woken before its turn, for nothing: the holder awaits something."""
+        if waiter.called:
+            return False
+        self.roused, self.stride = 0, -CROWD
+        return True
+
     def release(self, lease: Lease, now: float) -> int:
         """The holder lets go: PASSED, PLAIN or HAND_OVER."""
         if self.held is None or self.held.token != lease.token:
@@ -182,6 +208,8 @@ class Gate:
             lease.deadline = ENDED
             self.gates.stats.local_handovers += 1
             waiter.call()
+            if self.gates.turns:
+                self.rouse()
             self.warn(now)
             return PASSED
         self.held = None
@@ -204,6 +232,7 @@ class Gates:
         self.stats = stats or Stats()
         self.inbox = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
         self.deaf = False  # whether messages may not come: then all look every `sleep` seconds
+        self.turns = False  # whether waiters run in turns, as the tasks of a loop do
         self.swept = 0.0  # when it was last looked for leases that are over
         self.by_key: dict[bytes, Gate] = {}
         self.by_place: dict[bytes, Gate] = {}

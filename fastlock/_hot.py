@@ -12,7 +12,7 @@ from asyncio import current_task
 from typing import Any
 
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
-from fastlock._gate import GONE, HAND_OVER, PASSED, Waiter
+from fastlock._gate import EARLY, GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, new_token, now
 from fastlock._steps import BEHIND, LATE
@@ -273,6 +273,31 @@ def _late(future: Any) -> None:
         future.set_result(LATE)
 
 
+class _Sleep:
+    """Of a task, until its waiter is called, or its time is over."""
+
+    def __init__(self, waiter: Any, loop: Any) -> None:
+        self.waiter, self.loop, self.late = waiter, loop, False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.future = self.loop.create_future()
+        self.waiter.wake = self
+
+    def __call__(self, answer: Any) -> None:
+        if self.future.done():
+            self.late = True
+        else:
+            self.future.set_result(answer)
+
+    def again(self) -> bool:
+        """Sleep on, if it was woken before its turn, for nothing."""
+        if self.late or not self.waiter.gate.too_early(self.waiter):
+            return False
+        self._begin()
+        return True
+
+
 async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     wire, until, timer = lock._wire, _until(lock, start), None
@@ -280,10 +305,10 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, 
         wire.gates.join(waiter, start)
         if not waiter.called:
             wire.tick()
-            future = loop.create_future()
-            waiter.wake = lambda _: future.done() or future.set_result(None)
-            timer = None if until is None else loop.call_later(until - now(), _late, future)
-            await future
+            sleep = _Sleep(waiter, loop)
+            timer = None if until is None else loop.call_later(until - now(), sleep, LATE)
+            while await sleep.future is EARLY and waiter.lease is None and sleep.again():
+                pass
     except BaseException:
         wire.torn(lock.taking(None, must), waiter)
         raise

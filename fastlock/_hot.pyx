@@ -12,7 +12,7 @@ from asyncio import InvalidStateError, current_task
 from collections import OrderedDict
 
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
-from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
+from fastlock._gate import EARLY as _EARLY, GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
 from fastlock._law import LAST_LOOK as _LAST_LOOK
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
@@ -46,7 +46,7 @@ cdef extern from "Python.h":
         iternextfunc tp_iternext
     void PyErr_SetObject(object kind, object value)
 
-cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE
+cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE, EARLY = _EARLY
 cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
@@ -472,6 +472,7 @@ cdef class _Take(_Exchange):
     cdef Waiter waiter  # behind whom others of this client wait for the same name
     cdef _Alarm alarm  # that ends it, where its time is limited
     cdef object timer  # or this one
+    cdef bint late  # that came after it was woken before its turn
 
     def __cinit__(self, Terms lock not None, bint must):
         self.lock = lock
@@ -511,12 +512,16 @@ cdef class _Take(_Exchange):
 
     cdef _end(self, answer):
         cdef Lease lease
-        self._unlimit()
         if self.waiter is not None:
             lease = _handed(self.lock, self.owner, self.waiter)
+            if lease is None and answer is EARLY and not self.late and self.waiter.gate.too_early(self.waiter):
+                self._sleep()
+                return None
+            self._unlimit()
             if lease is None:
                 self.others = self.lock._wire.run(self._op(), self.waiter)
             return lease
+        self._unlimit()
         if answer is None:
             lease = _granted(self.lock, self.owner, self.token, self.sent)
             if lease is not None:
@@ -537,14 +542,19 @@ cdef class _Take(_Exchange):
             self.others = self.lock._wire.run(self._op(), waiter)
             return
         self.lock._wire.tick()
-        self.future = self.pipe.loop.create_future()
-        waiter.wake = self
+        self._sleep()
         if (until := _until(self.lock, self.start)) is not None:
             self._limit(-self.lock.blocking_timeout, until, _time())
 
+    cdef _sleep(self):
+        self.future = self.pipe.loop.create_future()
+        self.waiter.wake = self
+
     def __call__(self, answer):
         """The waiter is called, or the time is over."""
-        if not self.future.done():
+        if self.future.done():
+            self.late = True
+        else:
             self.future.set_result(LATE if self.waiter is None else answer)
 
     cdef _leave(self):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from support.faultproxy import FaultProxy, stall, swallow
 from support.party import LONG, NAME, ORDER, QUEUE, SOON, Party, either, held, queued, until, wait_with, waits
 
 import fastlock
-from fastlock import _aio_wire, _wire
+from fastlock import _aio_wire, _gate, _wire
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -127,6 +128,126 @@ async def test_who_finds_a_name_free_leaves_it_to_who_came_first(
         assert await job.get(SOON) is True, f"number {number}"
         await queued(face, probe, 2 - number)
         await face.get(lock.release())
+
+
+# ------------------------------------------------------------------------------------------- tasks that are woken early
+
+
+@pytest.fixture
+def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop does not look every second for those who were forgotten."""
+    monkeypatch.setattr(_aio_wire, "LOOK", LONG)
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_one_turn_of_the_loop_serves_many_who_hold_for_no_turn(
+    face: Face, server: Server, probe: redis.Redis, no_ticks: None
+) -> None:
+    client = face.client(server.unix_url)
+    holder = await held(face, client)
+    loop, order = asyncio.get_running_loop(), []
+    turns, going = 0, True
+
+    def turn_of_loop() -> None:
+        nonlocal turns
+        turns += 1
+        if going:
+            loop.call_soon(turn_of_loop)
+
+    async def caller(number: int) -> None:
+        async with client.lock(NAME, timeout=LONG, blocking_timeout=SOON):
+            order.append((number, turns))
+
+    jobs = [face.start(lambda number=number: caller(number)) for number in range(300)]
+    await waits(face, client, 300)
+    turn_of_loop()
+    await face.get(holder.release())
+    for job in jobs:
+        await job.get(SOON)
+    going = False
+    assert [number for number, _ in order] == list(range(300))
+    served = order[-1][1] - order[0][1]
+    assert served < 100, f"{served} turns of the loop, of which the server takes some, and each would take 300"
+    await face.checkpoint()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_who_is_woken_for_nothing_sleeps_on_goes_in_time_or_is_cancelled(
+    face: Face, server: Server, probe: redis.Redis, no_ticks: None, seed: int
+) -> None:
+    """Holders that begin to await something, when many were woken behind them: in order, one at a time, nobody lost."""
+    chance = random.Random(seed)
+    client = face.client(server.unix_url)
+    order: list[int] = []
+    holders, late = 0, 0
+    long = chance.sample(range(200), 12)  # who hold for some turns of the loop, the others for none
+
+    async def caller(number: int) -> None:
+        nonlocal holders, late
+        limit = chance.choice([None, SOON, 0.02, 0.03]) if number > 20 else None
+        lock = client.lock(NAME, timeout=LONG, blocking_timeout=limit)
+        if not await lock.acquire():
+            late += 1
+            return
+        try:
+            holders += 1
+            assert holders == 1
+            order.append(number)
+            for _ in range(chance.randrange(1, 9) if number in long else 0):
+                await asyncio.sleep(chance.choice([0, 0.001]))
+        finally:
+            holders -= 1
+            await lock.release()
+
+    holder = await held(face, client)
+    jobs = [face.start(lambda number=number: caller(number)) for number in range(200)]
+    await waits(face, client, 200)
+    await face.get(holder.release())
+    gone = chance.sample(range(200), 20)
+    for number in gone:
+        await asyncio.sleep(0)
+        jobs[number].cancel()
+    cancelled = 0
+    for job in jobs:
+        try:
+            await job.get(SOON)
+        except asyncio.CancelledError:
+            cancelled += 1
+    assert order == sorted(order), "who came first is served first"
+    assert len(order) + late >= 200 - cancelled and waiting_now(client) == 0 and probe.exists(NAME) == 0
+    assert await face.get(client.lock(NAME).acquire(blocking=False)), "all of it was given back"
+    probe.delete(NAME)
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_who_is_woken_for_nothing_as_its_time_ends_goes(
+    face: Face, server: Server, probe: redis.Redis, no_ticks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one turn of the loop, so that it has one chance to see both."""
+    monkeypatch.setattr(_gate, "ROUND", LONG)
+    client = face.client(server.unix_url)
+    holder = await held(face, client)
+    limit, gone = 0.5, asyncio.Event()
+
+    async def blocks() -> None:
+        async with client.lock(NAME, timeout=LONG):
+            time.sleep(limit)  # in which no timer runs
+
+    async def holds(event: asyncio.Event | None) -> None:
+        async with client.lock(NAME, timeout=LONG):
+            if event is not None:
+                await event.wait()
+
+    jobs = [face.start(blocks), face.start(lambda: holds(None)), face.start(lambda: holds(gone))]
+    await waits(face, client, 3)
+    late = face.start(client.lock(NAME, timeout=LONG, blocking_timeout=limit).acquire)
+    await waits(face, client, 4)
+    await face.get(holder.release())
+    assert await late.get(SOON) is False
+    gone.set()
+    for job in jobs:
+        await job.get(SOON)
 
 
 # --------------------------------------------------------------------------------- who goes at the moment of its grant
