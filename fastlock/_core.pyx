@@ -520,7 +520,7 @@ cdef class Pipe:
                 break
             PyErr_CheckSignals()
             budget = 0
-        return self._received(size, start)
+        return self._received(size, start if spin else 0)
 
     def exchange(self, Ticket ticket not None, double timeout, double spin):
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
@@ -604,9 +604,10 @@ cdef class Pipe:
         return size if size >= 0 else -errno
 
     cdef bint _received(self, ssize_t size, int64_t start) except -1:
-        """Deliver what was read since `start`. False: nothing."""
+        """Deliver what was read since `start` (0: it was waited for otherwise). False: nothing."""
         if size > 0:
-            self.usual += (_now() - start - self.usual) // 4
+            if start:
+                self.usual += (_now() - start - self.usual) // 4
             self.feed(PyBytes_FromStringAndSize(self.chunk, size))
             return True
         if size == 0:

@@ -454,7 +454,8 @@ class Pipe:
                         waits = False  # the socket has waited for a slice of it
                     elif not _wait(self._sock, select.POLLIN, timeout - (time.monotonic() - start)):
                         return False
-            self._usual += (time.monotonic() - start - self._usual) / 4
+            if spin:
+                self._usual += (time.monotonic() - start - self._usual) / 4
             if data:
                 self.feed(data)
         except BaseException:  # interrupted: what was taken from the socket is in nobody's hands

@@ -30,6 +30,11 @@ cdef class Gate:
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
     cpdef bint last_pass(self)
+    cpdef double wake_at(self, Waiter waiter)
+    cpdef bint doubts(self, Waiter waiter, double now)
+    cpdef queued(self, double left, bint told, double sleep, double now)
+    cpdef granted(self, Waiter waiter, Lease lease, long long elsewhere, double now)
+    cpdef renew(self)
     cpdef warn(self, double now)
 
     @cython.locals(left=double)

@@ -11,7 +11,7 @@ import threading
 from asyncio import current_task
 from typing import Any
 
-from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE
+from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE, hand_over
 from fastlock._gate import EARLY, GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, new_token, now
@@ -68,22 +68,6 @@ def _handed(lock: Terms, owner: Any, waiter: Any) -> Lease | None:
     return lease
 
 
-def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
-    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
-    out."""
-    what = lock._wire.gates.release(lease, now())
-    if what == PASSED:
-        _gone(lock, owner, lease)
-        return None
-    if what == GONE:  # by another thread, a moment ago
-        lock.drop(lease)
-        raise lock._lost("release")
-    op = Releasing(lock, lease)
-    if what == HAND_OVER:
-        op.hand_over()
-    return op
-
-
 def _odd(lease: Lease) -> bool:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
     return lease.inherited or lease.deadline == ENDED
@@ -117,9 +101,18 @@ def _idle_one(wire: Any) -> Any:
 
 def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: int, limit: float | None = None) -> Any:
     patience = connection.patience if limit is None else min(limit, connection.patience)
-    spin = SPIN if len(wire.connections) - len(wire.idle) - wire.away <= 1 else 0.0
     pipe = connection.pipe
-    return pipe.ask(pipe.forms[verb], key, token, ms, patience, spin)
+    return pipe.ask(pipe.forms[verb], key, token, ms, patience, _spin(wire))
+
+
+def _spin(wire: Any) -> float:
+    return SPIN if len(wire.connections) - len(wire.idle) - wire.away <= 1 else 0.0
+
+
+def _call(wire: Any, connection: Any, args: tuple[bytes, ...]) -> Any:
+    """One command that is not of the dialect."""
+    form = connection.impl.Template(*args)
+    return connection.pipe.ask(form, b"", b"", 0, connection.patience, _spin(wire))
 
 
 def take(lock: Terms, must: bool) -> Lease | None:
@@ -191,21 +184,30 @@ def give(lock: Terms) -> None:
     if lease is None or _odd(lease):
         wire.run(lock.releasing())
         return
+    contended, told = lease.contended, None  # whether somebody waits elsewhere, as far as is known
     if wire.crowd:
-        if (op := _passed(lock, owner, lease)) is not None:
-            wire.run(op, BEHIND)
-        return
-    connection = None if lease.contended else _idle_one(wire)
+        what, told = wire.gates.release(lease, now()), BEHIND
+        if what == PASSED:
+            _gone(lock, owner, lease)
+            return
+        if what == GONE:  # by another thread, a moment ago
+            lock.drop(lease)
+            raise lock._lost("release")
+        contended = contended or what == HAND_OVER
+    connection = _idle_one(wire)
     if connection is None:
-        wire.run(lock.releasing())
+        wire.run(_release(lock, lease, contended), told)
         return
     op = None
     sent = now()
     try:
         try:
-            answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+            if contended:
+                answer = _call(wire, connection, hand_over(lease.key, lease.token))
+            else:
+                answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
         except BaseException as error:
-            op = _asked(Releasing(lock, lease), connection, sent)
+            op = _asked(_release(lock, lease, contended), connection, sent)
             answer = connection.explain(op, error)
         finally:
             if connection.dead is None:
@@ -214,15 +216,24 @@ def give(lock: Terms) -> None:
             _gone(lock, owner, lease)
             return
         if op is None:
-            op = _asked(Releasing(lock, lease), connection, sent)
+            op = _asked(_release(lock, lease, contended), connection, sent)
+            if contended and answer is not connection.busy:
+                answer = [answer]
         if answer is STALE or answer is connection.busy:
-            wire.run(op)
+            wire.run(op, told)
         else:
             wire.drive(op.rest(answer, now))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the server has let go
             lease.doubt_release(sent)
         raise
+
+
+def _release(lock: Terms, lease: Lease, contended: bool) -> Releasing:
+    op = Releasing(lock, lease)
+    if contended:
+        op.hand_over()
+    return op
 
 
 # asyncio
@@ -320,6 +331,22 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, 
         if lease is not None:
             return lease
     return await wire.run(lock.taking(None, must, start), waiter)  # type: ignore[no-any-return]
+
+
+def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
+    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
+    out."""
+    what = lock._wire.gates.release(lease, now())
+    if what == PASSED:
+        _gone(lock, owner, lease)
+        return None
+    if what == GONE:  # by another thread, a moment ago
+        lock.drop(lease)
+        raise lock._lost("release")
+    op = Releasing(lock, lease)
+    if what == HAND_OVER:
+        op.hand_over()
+    return op
 
 
 async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> None:

@@ -3,7 +3,8 @@
 
 `_hot.py` is the same in Python and says what may live here; names, parameters and behaviour are the same, kept so by
 the tests of locks, which run on both. A thread that holds the interpreter keeps the others from reading their replies,
-and a thousand tasks share one: here every microsecond counts twice.
+and a thousand tasks share one: here every microsecond counts twice. So is the way of a thread that waits and is granted
+a lease (`_sleep`, `_enter`), for which the fallback goes through `Wire.wait` and the law. Tasks: `_hot_tasks.pxi`.
 """
 
 import math
@@ -11,9 +12,11 @@ import threading
 from asyncio import InvalidStateError, current_task
 from collections import OrderedDict
 
-from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
+from fastlock import _wire
+from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE, hand_over
 from fastlock._gate import EARLY as _EARLY, GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
-from fastlock._law import LAST_LOOK as _LAST_LOOK
+from fastlock._errors import ClientClosedError
+from fastlock._law import LAST_LOOK as _LAST_LOOK, _entered as entered
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._terms import KEPT as _KEPT, Releasing
@@ -26,8 +29,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
-from fastlock._core cimport Pipe, Template
-from fastlock._gate cimport Gates, Waiter
+from fastlock._core cimport Pipe, Template, Ticket
+from fastlock._gate cimport Gate, Gates, Waiter
 from fastlock._lease cimport Lease, new_token
 from fastlock._stats cimport Stats
 from fastlock._terms cimport Terms
@@ -50,6 +53,7 @@ cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE, EARLY = 
 cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
+cdef object allocate_lock = threading.Lock
 cdef double ENDED = _ENDED, SPIN = _SPIN, LAST_LOOK = _LAST_LOOK
 cdef Py_ssize_t ACQUIRE = _ACQUIRE, ACQUIRE_ENDLESS = _ACQUIRE_ENDLESS, RELEASE = _RELEASE, KEPT = _KEPT
 cdef Py_ssize_t ALARMS = 16  # of a client at most: who gives yet another time has a timer of its own
@@ -112,22 +116,6 @@ cdef Lease _handed(Terms lock, owner, Waiter waiter):
     return lease
 
 
-cdef _passed(Terms lock, owner, Lease lease):
-    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
-    out."""
-    cdef int what = (<Gates>lock._wire.gates).release(lease, _time())
-    if what == PASSED:
-        _gone(lock, owner, lease)
-        return None
-    if what == GONE:  # by another thread, a moment ago
-        lock.drop(lease)
-        raise lock._lost("release")
-    op = Releasing(lock, lease)
-    if what == HAND_OVER:
-        op.hand_over()
-    return op
-
-
 cdef bint _odd(Lease lease) except -1:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
     return lease.inherited or lease.deadline == ENDED
@@ -151,8 +139,6 @@ cdef _asked(op, link, double sent):
     return op
 
 
-# threads
-
 cdef _idle_one(wire):
     cdef list idle = wire.idle
     if not idle or wire.debts:
@@ -160,15 +146,24 @@ cdef _idle_one(wire):
     return idle.pop()  # the latest used, whose memory is warm
 
 
+cdef double _spin(wire) except -1:
+    return SPIN if len(<list>wire.connections) - len(<list>wire.idle) - <int>wire.away <= 1 else 0.0
+
+
 cdef _ask(wire, connection, Py_ssize_t verb, bytes key, bytes token, long long ms, limit):
     cdef double patience = connection.patience if limit is None else min(<double>limit, <double>connection.patience)
-    cdef double spin = SPIN if len(<list>wire.connections) - len(<list>wire.idle) - <int>wire.away <= 1 else 0.0
+    cdef double spin = _spin(wire)
     cdef tuple forms
     pipe = connection.pipe
     if type(pipe) is Pipe:
         forms = (<Pipe>pipe).forms
         return (<Pipe>pipe).ask(<Template>forms[verb], key, token, ms, patience, spin)
     return pipe.ask(pipe.forms[verb], key, token, ms, patience, spin)
+
+
+cdef _call(wire, connection, tuple args):
+    """One command that is not of the dialect."""
+    return connection.pipe.ask(connection.impl.Template(*args), b"", b"", 0, connection.patience, _spin(wire))
 
 
 def take(Terms lock not None, bint must):
@@ -221,49 +216,155 @@ cdef _until(Terms lock, double start):
 
 
 cdef _wait(Terms lock, bint must, Waiter waiter, double start):
-    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
-    cdef Lease lease
+    """Sleep until a lease passes to this waiter, or it is the first and is granted one, or has to go."""
+    cdef Lease lease = None
     wire = lock._wire
+    until = _until(lock, start)
+    owner = thread_owner() if lock.thread_local else None
     op = None
     try:
         (<Gates>wire.gates).join(waiter, start)
-        wire.wait(waiter, _until(lock, start))
-        lease = _handed(lock, thread_owner() if lock.thread_local else None, waiter)
+        if _ear(wire) is None:
+            wire.wait(waiter, until)
+        elif waiter.gate.first() is not waiter:
+            _sleep(wire, waiter, until)
+        lease = _handed(lock, owner, waiter)
+        if lease is None:
+            op = lock.taking(None, must, start)
+            _enter(wire, op, waiter, until)
+            lease = _handed(lock, owner, waiter)
         if lease is not None:
             PyErr_CheckSignals()
             return lease
-        op = lock.taking(None, must, start)
         return wire.run(op, waiter)
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
         wire.torn(op or lock.taking(None, must), waiter, error)
         raise
 
 
+cdef _ear(wire):
+    """The connection on which messages come, if it is there and nothing is in the way."""
+    ear = wire.ear
+    if ear is None or ear.dead is not None or not ear.hears or not wire.away or wire.debts or wire.closed:
+        return None
+    return ear if type(ear.pipe) is Pipe else None
+
+
+cdef int _sleep(wire, Waiter waiter, until) except -1:
+    """As `Wire.wait`, with no look of its own."""
+    cdef Gate gate = waiter.gate
+    cdef Gates gates = wire.gates
+    cdef double at = _time(), time = at
+    cdef bint first = False
+    cdef Ticket ticket = Ticket.__new__(Ticket)
+    wake = allocate_lock()
+    wake.acquire()
+    at = min(at + <double>_wire.LOOK, math.inf if until is None else <double>until)
+    with gates.mutex:
+        if waiter.called and not wire.closed:
+            waiter.called = False
+            return 0
+        ticket.wake = wake
+        waiter.wake = ticket.set_result
+        first = (gate.held is None or gate.ahead) and gate.first() is waiter
+        at = min(at, gate.wake_at(waiter))
+    try:
+        ear = wire.ear
+        if wire.closed:
+            raise ClientClosedError("this client was closed")
+        if first and ear is not None and ear.dead is None:
+            ear.watch(ticket, wake, at - time)
+        elif not ticket.ready:
+            wake.acquire(True, max(0.0, at - time))
+    finally:
+        waiter.wake, waiter.called = None, False
+    if wire.closed:
+        raise ClientClosedError("this client was closed")
+    return 0
+
+
+cdef int _enter(wire, op, Waiter waiter, until) except -1:
+    """The way of the first that goes well: ask for the place of its gate, listen, and ask again when it is called. What
+    was seen last where it ends, the law has to judge."""
+    cdef Gates gates = wire.gates
+    cdef Gate gate = waiter.gate
+    cdef Lease lease
+    cdef double sent, patience
+    cdef bytes place = None
+    ask = form = None
+    while (ear := _ear(wire)) is not None and not gate.stale and gate.error is None and waiter.lease is None:
+        sent = _time()
+        if (until is not None and sent >= <double>until) or gate.doubts(waiter, sent):
+            break
+        if place is not gate.place:
+            place = gate.place
+            ask = op._look(gate)
+            form = Template(*ask.calls[0])
+        if gates.ask(waiter, sent):
+            patience = ear._patience(ask, sent)
+            ask.sent, ask.link = sent, ear
+            gate.link = ear
+            try:
+                reply = (<Pipe>ear.pipe).ask(form, b"", b"", 0, patience, _spin(wire))
+            except BaseException as error:
+                answer = ear.explain(ask, error)
+                op.seen = None if answer is STALE else (ask, answer)
+                break
+            if reply is ear.busy:
+                break
+            if not entered(reply) or (reply[0] and ask.end() <= _time()):
+                op.seen = ask, [reply]
+                break
+            if reply[0]:
+                lease = Lease(waiter.name, waiter.key, place, ask.end(), reply[2] if waiter.fenced else None)
+                lease.contended = reply[1] > 0 or gate.waited
+                with gates.mutex:
+                    waiter.lease = lease
+                    gate.granted(waiter, lease, reply[1], sent)
+                break
+            with gates.mutex:
+                gate.queued(math.inf if reply[1] < 0 else reply[1] / 1000.0, bool(reply[2]), op.sleep, _time())
+        _sleep(wire, waiter, until)
+    return 0
+
+
 def give(Terms lock not None):
     """Release the lease of the calling thread. Errors are those of `Terms.releasing`."""
     cdef double sent
     cdef Lease lease
+    cdef bint contended  # somebody waits elsewhere, as far as is known
+    cdef int what
     wire = lock._wire
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
     if lease is None or _odd(lease):
         wire.run(lock.releasing())
         return
+    contended, told = lease.contended, None
     if wire.crowd:
-        if (op := _passed(lock, owner, lease)) is not None:
-            wire.run(op, BEHIND)
-        return
-    connection = None if lease.contended else _idle_one(wire)
+        told = BEHIND
+        what = (<Gates>wire.gates).release(lease, _time())
+        if what == PASSED:
+            _gone(lock, owner, lease)
+            return
+        if what == GONE:  # by another thread, a moment ago
+            lock.drop(lease)
+            raise lock._lost("release")
+        contended = contended or what == HAND_OVER
+    connection = _idle_one(wire)
     if connection is None:
-        wire.run(lock.releasing())
+        wire.run(_release(lock, lease, contended), told)
         return
     op = None
     sent = _time()
     try:
         try:
-            answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0, None)
+            if contended:
+                answer = _call(wire, connection, hand_over(lease.key, lease.token))
+            else:
+                answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0, None)
         except BaseException as error:
-            op = _asked(Releasing(lock, lease), connection, sent)
+            op = _asked(_release(lock, lease, contended), connection, sent)
             answer = connection.explain(op, error)
         finally:
             if connection.dead is None:
@@ -272,9 +373,11 @@ def give(Terms lock not None):
             _gone(lock, owner, lease)
             return
         if op is None:
-            op = _asked(Releasing(lock, lease), connection, sent)
+            op = _asked(_release(lock, lease, contended), connection, sent)
+            if contended and answer is not connection.busy:
+                answer = [answer]
         if answer is STALE or answer is connection.busy:
-            wire.run(op)
+            wire.run(op, told)
         else:
             wire.drive(op.rest(answer, now))
     except BaseException as error:
@@ -283,356 +386,11 @@ def give(Terms lock not None):
         raise
 
 
-# asyncio
-
-cdef class _Exchange:
-    """What a task awaits: one command, and what is made of its answer, with no coroutine in between.
-
-    Nothing is sent before it is awaited. Where the hot path ends, a coroutine (`others`) goes on.
-    """
-
-    cdef Terms lock
-    cdef Pipe pipe
-    cdef object future, others, owner
-    cdef double sent
-    cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
-
-    cdef _begin(self):
-        """Ask, so that there is a future; or hand on."""
-        raise NotImplementedError
-
-    cdef _end(self, answer):
-        """The outcome; or hand on."""
-        raise NotImplementedError
-
-    cdef _op(self):
-        """The operation of the law that this is."""
-        raise NotImplementedError
-
-    cdef Pipe _open_pipe(self):
-        """The connection's, if there is one and the running task may use it."""
-        cdef Pipe pipe = self.lock._wire.open_pipe
-        if pipe is None or pipe.thread != PyThread_get_thread_ident():
-            return None
-        task = current_task(pipe.loop)
-        if task is None:  # another loop runs
-            return None
-        self.owner = task if self.lock.thread_local else None
-        return pipe
-
-    cdef _step(self, bint *over):
-        """What to wait for; or, when it is over, the outcome."""
-        if self.ended:
-            raise RuntimeError("cannot reuse what was already awaited")
-        self.ended = True  # unless there is something to wait for
-        if self.others is None:
-            future, outcome = self.future, None
-            if future is None:
-                self._begin()
-            else:
-                outcome = self._end(self._reply())
-            if self.others is None:
-                over[0] = self.future is future  # nothing new to wait for
-                if over[0]:
-                    return outcome
-                self.future._asyncio_future_blocking = True  # as a future's own iterator does it
-                self.ended = False
-                return self.future
-        cdef PyObject *result
-        self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
-        outcome = <object>result
-        Py_DECREF(outcome)  # the reference that came with it
-        return outcome
-
-    cdef _reply(self):
-        try:
-            return self.future.result()
-        except InvalidStateError:
-            self.ended = False  # for who awaits it
-            raise RuntimeError("it is being awaited already") from None
-
-    def __await__(self):
-        return self
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return self.send(None)
-
-    def send(self, value):
-        """As a coroutine's."""
-        cdef bint over = False
-        outcome = self._step(&over)
-        if over:
-            raise StopIteration(outcome)
-        return outcome
-
-    def throw(self, kind, value=None, trace=None):
-        """As a coroutine's: the task is cancelled, or ends."""
-        error = kind if value is None else value
-        if not isinstance(error, BaseException):
-            error = kind() if value is None else kind(value)
-        if self.ended:
-            raise RuntimeError("cannot reuse what was already awaited")
-        self.ended = True
-        if self.others is not None:
-            step = self.others.throw(error)
-            self.ended = False
-            return step
-        self._leave()
-        raise error
-
-    def close(self):
-        """As a coroutine's: nobody awaits it any more."""
-        if self.ended:
-            return
-        self.ended = True
-        if self.others is not None:
-            self.others.close()
-        else:
-            self._leave()
-
-    def __del__(self):
-        """Dropped half-way: as a coroutine, it closes."""
-        if not self.ended and (self.future is not None or self.others is not None):
-            self.close()
-
-    cdef _leave(self):
-        if self.future is not None:
-            self.pipe.link.leave(self._op(), self.sent)
+cdef _release(Terms lock, Lease lease, bint contended):
+    op = Releasing(lock, lease)
+    if contended:
+        op.hand_over()
+    return op
 
 
-@cython.final
-cdef class _Alarm:
-    """Ends the waits of tasks that gave the same time. One timer for them all: they come in order, and nearly all are
-    served before. A timer each costs as much as the rest of a wait."""
-
-    cdef object loop
-    cdef readonly object timer
-    cdef readonly object sleepers  # and when the time of each is over, in order
-    cdef double last
-
-    def __cinit__(self, loop):
-        self.loop = loop
-        self.sleepers = OrderedDict()  # a dict takes ever longer to find its first where the first are taken out
-
-    cdef bint add(self, _Take take, double at, double now) except -1:
-        """Whether it is called then: it is not if it came out of order."""
-        if at < self.last:
-            return False
-        self.last = at
-        self.sleepers[take] = at
-        if self.timer is None:
-            self.timer = self.loop.call_later(at - now, self)
-        return True
-
-    def cancel(self):
-        """The client is closed, or the time is given by nobody any more."""
-        timer, self.timer = self.timer, None
-        if timer is not None:
-            timer.cancel()
-
-    def __call__(self):
-        """The time of the first is over, if it still waits."""
-        self.timer = None
-        cdef double now = _time()
-        while self.sleepers:
-            take = next(iter(self.sleepers))
-            if self.sleepers[take] > now:
-                self.timer = self.loop.call_later(self.sleepers[take] - now, self)
-                return
-            del self.sleepers[take]
-            take(None)
-
-
-cdef _Alarm _alarm(dict alarms, length, loop):
-    """That of those who give this time. None: there are too many others."""
-    alarm = alarms.get(length)
-    if alarm is not None:
-        return alarm
-    if len(alarms) >= ALARMS:
-        for other in alarms:
-            if not (<_Alarm>alarms[other]).sleepers:
-                alarms.pop(other).cancel()
-                break
-        else:
-            return None
-    alarm = alarms[length] = _Alarm(loop)
-    return alarm
-
-
-@cython.final
-cdef class _Take(_Exchange):
-    """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `Terms.taking`."""
-
-    cdef bint must
-    cdef double start
-    cdef bytes token
-    cdef Waiter waiter  # behind whom others of this client wait for the same name
-    cdef _Alarm alarm  # that ends it, where its time is limited
-    cdef object timer  # or this one
-    cdef bint late  # that came after it was woken before its turn
-
-    def __cinit__(self, Terms lock not None, bint must):
-        self.lock = lock
-        self.must = must
-
-    cdef _begin(self):
-        cdef Terms lock = self.lock
-        cdef Pipe pipe = None if _special(lock) else self._open_pipe()
-        if pipe is None:
-            self.others = lock._wire.run(lock.taking(None, self.must))
-            return
-        self.pipe = pipe
-        self.start = _time()
-        if lock._wire.crowd and (waiter := _behind(lock, None, None)) is not None:
-            self._wait(waiter)
-            return
-        self.token = new_token()
-        self.future = pipe.request(
-            <Template>pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, self.token, lock.ms
-        )
-        self.sent = pipe.sent
-        if lock.blocking_timeout is not None:
-            self._limit(lock.blocking_timeout, self.start + <double>lock.blocking_timeout, self.start)
-
-    cdef _limit(self, length, double at, double now):
-        """Have it called when its time is over. `length`: by which those are known who have the same time."""
-        self.alarm = _alarm(self.lock._wire.alarms, length, self.pipe.loop)
-        if self.alarm is None or not self.alarm.add(self, at, now):
-            self.alarm, self.timer = None, self.pipe.loop.call_later(at - now, self, None)
-
-    cdef _unlimit(self):
-        alarm, self.alarm = self.alarm, None
-        if alarm is not None:
-            (<_Alarm>alarm).sleepers.pop(self, None)
-        elif self.timer is not None:
-            self.timer.cancel()
-
-    cdef _end(self, answer):
-        cdef Lease lease
-        if self.waiter is not None:
-            lease = _handed(self.lock, self.owner, self.waiter)
-            if lease is None and answer is EARLY and not self.late and self.waiter.gate.too_early(self.waiter):
-                self._sleep()
-                return None
-            self._unlimit()
-            if lease is None:
-                self.others = self.lock._wire.run(self._op(), self.waiter)
-            return lease
-        self._unlimit()
-        if answer is None:
-            lease = _granted(self.lock, self.owner, self.token, self.sent)
-            if lease is not None:
-                return lease
-        elif (waiter := _behind(self.lock, answer, self.token)) is not None:
-            self._wait(waiter)
-            return None
-        elif answer is LATE:
-            self.pipe.link.leave(self._op(), self.sent)
-        op = _asked(self._op(), self.pipe.link, self.sent)
-        self.others = self.lock._wire.drive(op.rest(answer, now))
-
-    cdef _wait(self, Waiter waiter):
-        """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
-        self.waiter = waiter
-        (<Gates>self.lock._wire.gates).join(waiter, self.start)
-        if waiter.called:
-            self.others = self.lock._wire.run(self._op(), waiter)
-            return
-        self.lock._wire.tick()
-        self._sleep()
-        if (until := _until(self.lock, self.start)) is not None:
-            self._limit(-self.lock.blocking_timeout, until, _time())
-
-    cdef _sleep(self):
-        self.future = self.pipe.loop.create_future()
-        self.waiter.wake = self
-
-    def __call__(self, answer):
-        """The waiter is called, or the time is over."""
-        if self.future.done():
-            self.late = True
-        else:
-            self.future.set_result(LATE if self.waiter is None else answer)
-
-    cdef _leave(self):
-        self._unlimit()
-        if self.waiter is not None:
-            self.lock._wire.torn(self._op(), self.waiter)
-        else:
-            _Exchange._leave(self)
-
-    cdef _op(self):
-        return self.lock.taking(None if self.waiter is not None else self.token, self.must, self.start)
-
-
-@cython.final
-cdef class _Give(_Exchange):
-    """Release the lease of the running task. Errors are those of `Terms.releasing`; `leaving` a `with`, they go where
-    `Terms.left` puts them, beside the `error` that ended its body."""
-
-    cdef bint leaving
-    cdef object error
-    cdef Lease lease
-
-    def __cinit__(self, Terms lock not None, bint leaving, error):
-        self.lock = lock
-        self.leaving = leaving
-        self.error = error
-
-    cdef _begin(self):
-        cdef Terms lock = self.lock
-        cdef Pipe pipe = self._open_pipe()
-        cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
-        if lease is not None and lock._wire.crowd and not _odd(lease):
-            op = _passed(lock, self.owner, lease)
-            if op is not None:
-                self.others = lock._wire.release(lock, op, BEHIND, self.leaving, self.error)
-            return
-        if lease is None or _odd(lease) or lease.contended:
-            self.others = lock._wire.release(lock, None, None, self.leaving, self.error)
-            return
-        self.pipe = pipe
-        self.lease = lease
-        self.future = pipe.request(<Template>pipe.forms[RELEASE], lease.key, lease.token, 0)
-        self.sent = pipe.sent
-
-    cdef _end(self, answer):
-        if answer == 1:
-            _gone(self.lock, self.owner, self.lease)
-        else:
-            op = _asked(self._op(), self.pipe.link, self.sent)
-            self.others = self.lock._wire.release(self.lock, op, answer, self.leaving, self.error)
-
-    cdef _op(self):
-        return Releasing(self.lock, self.lease)
-
-
-# How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a
-# traceback, which costs more than all the rest (3,000 instructions).
-
-cdef PySendResult _send(PyObject *self, PyObject *value, PyObject **result) except -1:
-    cdef bint over = False
-    result[0] = NULL
-    outcome = (<_Exchange>self)._step(&over)
-    Py_INCREF(outcome)
-    result[0] = <PyObject *>outcome
-    return PYGEN_RETURN if over else PYGEN_NEXT
-
-
-cdef PyObject *_next(PyObject *self) except? NULL:
-    cdef bint over = False
-    outcome = (<_Exchange>self)._step(&over)
-    if over:
-        PyErr_SetObject(StopIteration, outcome)
-        return NULL
-    Py_INCREF(outcome)
-    return <PyObject *>outcome
-
-
-aio_take, aio_give = _Take, _Give
-for _type in (_Take, _Give):
-    (<PyTypeObject *>_type).tp_as_async.am_send = <sendfunc>_send
-    (<PyTypeObject *>_type).tp_iternext = <iternextfunc>_next
+include "_hot_tasks.pxi"

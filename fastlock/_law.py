@@ -64,6 +64,7 @@ class Acquire(Ask):
     polled = False  # whether it has waited without a queue
     late_grants = 0  # to it, whose time was over before the reply came
     handed: Lease | None = None  # what waiting gave it
+    seen: Any = None  # the last look of the hot path, if the law is to judge its answer: (what was asked, the answer)
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
@@ -117,7 +118,7 @@ class Acquire(Ask):
         waiter = waiter or self.waiter()
         last = None if self.until is None else self.until - LAST_LOOK
         lease = None
-        seen: Any = None
+        seen, self.seen = self.seen, None
         try:
             if waiter.gate is None:
                 yield Join(waiter)

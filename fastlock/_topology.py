@@ -77,6 +77,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_text("host", self.host)
+        if "://" in self.host:  # not shown: it may hold a password
+            raise ValueError("host must be a name or an address, not a URL: that goes to `Client.from_url`")
         for name in ("connect_timeout", "reply_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -293,7 +293,7 @@ class Wire:
         self.stats = Stats()
         self.gates = Gates(threading.RLock(), self.stats)
         self.crowd = self.gates.by_key  # names for which somebody waits
-        self._ear: Connection | None = None  # on which messages come
+        self.ear: Connection | None = None  # on which messages come
         self.away = 0  # 1: it is missing among the idle ones
 
     def run(self, op: Any, answer: Any = None) -> Any:
@@ -372,7 +372,7 @@ class Wire:
             first = (gate.held is None or gate.ahead) and gate.first() is waiter
             at = min(gate.wake_at(waiter), now() + LOOK, math.inf if until is None else until)
         try:
-            ear = self._ear
+            ear = self.ear
             if self.closed:
                 raise errors.ClientClosedError("this client was closed")
             if first and ear is not None and ear.dead is None:
@@ -411,13 +411,13 @@ class Wire:
 
     def _listening(self) -> Connection:
         """The connection on which messages come: nobody's own while somebody waits."""
-        ear = self._ear
+        ear = self.ear
         if ear is None or ear.dead is not None:
             fresh, owner = self._more()
             with self._mutex:
-                ear = self._ear
+                ear = self.ear
                 if ear is None or ear.dead is not None:
-                    self._ear = ear = fresh
+                    self.ear = ear = fresh
                     self.away = int(owner)
                 elif owner:  # meanwhile another thread has found one
                     self.idle.append(fresh)
@@ -473,9 +473,9 @@ class Wire:
                     raise errors.ClientClosedError("this client is closed")
                 if self.idle:
                     return self.idle.pop(), True
-                if self.away and not self.crowd and self._ear is not None and self._ear.dead is None:
+                if self.away and not self.crowd and self.ear is not None and self.ear.dead is None:
                     self.away = 0
-                    return self._ear, True
+                    return self.ear, True
                 if len(self.connections) + self._opening < limit:
                     self._opening += 1
                     break
@@ -512,7 +512,7 @@ class Wire:
             if connection in self.connections:
                 self.connections.remove(connection)
                 self._broken += 1
-            if connection is self._ear:
+            if connection is self.ear:
                 self.away = 0
             if connection in self.idle:
                 self.idle.remove(connection)

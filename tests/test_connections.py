@@ -354,13 +354,13 @@ async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
     await face.get(holder.acquire())
     waiting = face.start(take_turn)
     await until(face, listening, "somebody who listens")
-    broken = wire._ear
+    broken = wire.ear
     await cut()
-    await until(face, lambda: wire._ear is not broken, "somebody who listens again")
+    await until(face, lambda: wire.ear is not broken, "somebody who listens again")
     await face.get(holder.release())
     await waiting.get(PATIENT)
-    assert wire.away == 1 and wire._ear not in wire.idle
-    wire._ear.fail(ConnectionError("found by who leaves a queue"))
+    assert wire.away == 1 and wire.ear not in wire.idle
+    wire.ear.fail(ConnectionError("found by who leaves a queue"))
     assert wire.away == 0 and wire.connections == wire.idle
 
 

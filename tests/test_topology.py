@@ -200,7 +200,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception]]] = [
     *(({name: value}, TypeError) for name in ("port", "db", "max_connections") for value in ("1", True, 1.0)),
     *(({name: -1}, ValueError) for name in ("port", "db", "max_connections")),
     *(({"port": 65536}, ValueError), ({"db": 2**31}, ValueError), ({"max_connections": 10_001}, ValueError)),
-    *(({"host": value}, ValueError) for value in ("", " ", "a b", "h\r\n", "h\0")),
+    *(({"host": value}, ValueError) for value in ("", " ", "a b", "h\r\n", "h\0", "redis://h:6379", "unix:///s")),
     *(({"host": value}, TypeError) for value in (b"h", 5)),
     *(({"path": value}, ValueError) for value in ("", "a\0b")),
     *(({"client_name": value}, ValueError) for value in ("a b", "a\n", "é", "\x7f")),

@@ -8,6 +8,7 @@ that was due: a stall is not left out because the stalled could not ask.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import itertools
 import random
@@ -26,6 +27,9 @@ CHOICES = 4096
 """Names that a lane draws beforehand; it begins again after these."""
 
 FOREVER = 1 << 60
+
+SET_TIMERSLACK = 29
+"""Of prctl(2): in nanoseconds."""
 
 TIRED = 3
 """Failures in a row after which a lane goes home: a server that has gone would be asked for ever."""
@@ -88,7 +92,7 @@ class Job:
 
     def next(self) -> int | None:
         """When the next acquire is due (0: now), or None: that was all. Those due are worked off for as long again."""
-        if clock() >= self.last or self.lane.stopped or self.over or self.failed >= TIRED:
+        if clock() >= self.last or self.over or self.failed >= TIRED or self.lane.stopped:
             return None
         if self.closed:
             return 0
@@ -99,9 +103,10 @@ class Job:
         return self.start + self.arrivals[self.done] if self.done < len(self.arrivals) else None
 
     def patience(self, called: int) -> float | None:
-        """How long this acquire may wait, in seconds; who was cut off by the end of the run does not come again."""
-        if self.patient is not None or not self.contest.blocking:
-            return self.patient
+        """How long this acquire may wait, in seconds, where that is not the same for all; who was cut off by the end of
+        the run does not come again."""
+        if not self.contest.blocking:
+            return None
         return max(0.001, (self.contest.deadline(called, self.end) - called) / 1e9)
 
     def gave_up(self, name: int, due: int, called: int, now: int) -> None:
@@ -138,14 +143,14 @@ class Job:
 
 def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = time.sleep) -> None:
     """Acquire, hold, release, again, until the job says that was all."""
-    lane, contest, keys = job.lane, job.contest, job.keys
+    lane, contest, keys, patient = job.lane, job.contest, job.keys, job.patient
     sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
         name = job.name()
         if due and due > (now := clock()):
             sleep((due - now) / 1e9)
         called = clock()
-        wait = job.patience(called)
+        wait = patient if patient is not None else job.patience(called)
         try:
             lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
             taken = lock.acquire()
@@ -172,14 +177,14 @@ def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = tim
 
 async def task_lane(job: Job, make: MakeAsyncLock) -> None:
     """The same for a task: kept line by line beside ``thread_lane``."""
-    lane, contest, keys, sleep = job.lane, job.contest, job.keys, asyncio.sleep
+    lane, contest, keys, patient, sleep = job.lane, job.contest, job.keys, job.patient, asyncio.sleep
     await sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
         name = job.name()
         if due and due > (now := clock()):
             await sleep((due - now) / 1e9)
         called = clock()
-        wait = job.patience(called)
+        wait = patient if patient is not None else job.patience(called)
         try:
             lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
             taken = await lock.acquire()
@@ -202,6 +207,14 @@ async def task_lane(job: Job, make: MakeAsyncLock) -> None:
             job.problem(error)
         lane.released(releasing, released)
     job.finish()
+
+
+def exact_sleeps() -> None:
+    """Have this process and its threads sleep for as long as they say: Linux adds up to 50 us to each sleep, so that it
+    can end several at once, a twentieth of a hold."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 class _ExactSelector(selectors.DefaultSelector):

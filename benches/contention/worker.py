@@ -22,7 +22,7 @@ from ..pipe import main, told
 from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
 from .analysis import promise
 from .contests import Contest
-from .lanes import Job, arrivals, choices, new_loop, popularity, task_lane, thread_lane
+from .lanes import Job, arrivals, choices, exact_sleeps, new_loop, popularity, task_lane, thread_lane
 from .log import PID, READY, START, STOP, Lane, Log, Shape
 
 Answer = dict[str, Any]
@@ -331,4 +331,5 @@ def verbs(worker: Worker) -> dict[str, Callable[..., Answer]]:
 
 
 if __name__ == "__main__":
+    exact_sleeps()
     sys.exit(main(sys.argv, lambda rival: verbs(Worker(rival))))

@@ -1,0 +1,369 @@
+# Part of _hot.pyx: acquire and release for tasks, as what they await. Never here: how a thread waits.
+
+cdef class _Exchange:
+    """What a task awaits: one command, and what is made of its answer, with no coroutine in between.
+
+    Nothing is sent before it is awaited. Where the hot path ends, a coroutine (`others`) goes on.
+    """
+
+    cdef Terms lock
+    cdef Pipe pipe
+    cdef object future, others, owner
+    cdef double sent
+    cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
+
+    cdef _begin(self):
+        """Ask, so that there is a future; or hand on."""
+        raise NotImplementedError
+
+    cdef _end(self, answer):
+        """The outcome; or hand on."""
+        raise NotImplementedError
+
+    cdef _op(self):
+        """The operation of the law that this is."""
+        raise NotImplementedError
+
+    cdef Pipe _open_pipe(self):
+        """The connection's, if there is one and the running task may use it."""
+        cdef Pipe pipe = self.lock._wire.open_pipe
+        if pipe is None or pipe.thread != PyThread_get_thread_ident():
+            return None
+        task = current_task(pipe.loop)
+        if task is None:  # another loop runs
+            return None
+        self.owner = task if self.lock.thread_local else None
+        return pipe
+
+    cdef _step(self, bint *over):
+        """What to wait for; or, when it is over, the outcome."""
+        if self.ended:
+            raise RuntimeError("cannot reuse what was already awaited")
+        self.ended = True  # unless there is something to wait for
+        if self.others is None:
+            future, outcome = self.future, None
+            if future is None:
+                self._begin()
+            else:
+                outcome = self._end(self._reply())
+            if self.others is None:
+                over[0] = self.future is future  # nothing new to wait for
+                if over[0]:
+                    return outcome
+                self.future._asyncio_future_blocking = True  # as a future's own iterator does it
+                self.ended = False
+                return self.future
+        cdef PyObject *result
+        self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
+        outcome = <object>result
+        Py_DECREF(outcome)  # the reference that came with it
+        return outcome
+
+    cdef _reply(self):
+        try:
+            return self.future.result()
+        except InvalidStateError:
+            self.ended = False  # for who awaits it
+            raise RuntimeError("it is being awaited already") from None
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """As a coroutine's."""
+        cdef bint over = False
+        outcome = self._step(&over)
+        if over:
+            raise StopIteration(outcome)
+        return outcome
+
+    def throw(self, kind, value=None, trace=None):
+        """As a coroutine's: the task is cancelled, or ends."""
+        error = kind if value is None else value
+        if not isinstance(error, BaseException):
+            error = kind() if value is None else kind(value)
+        if self.ended:
+            raise RuntimeError("cannot reuse what was already awaited")
+        self.ended = True
+        if self.others is not None:
+            step = self.others.throw(error)
+            self.ended = False
+            return step
+        self._leave()
+        raise error
+
+    def close(self):
+        """As a coroutine's: nobody awaits it any more."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.others is not None:
+            self.others.close()
+        else:
+            self._leave()
+
+    def __del__(self):
+        """Dropped half-way: as a coroutine, it closes."""
+        if not self.ended and (self.future is not None or self.others is not None):
+            self.close()
+
+    cdef _leave(self):
+        if self.future is not None:
+            self.pipe.link.leave(self._op(), self.sent)
+
+
+@cython.final
+cdef class _Alarm:
+    """Ends the waits of tasks that gave the same time. One timer for them all: they come in order, and nearly all are
+    served before. A timer each costs as much as the rest of a wait."""
+
+    cdef object loop
+    cdef readonly object timer
+    cdef readonly object sleepers  # and when the time of each is over, in order
+    cdef double last
+
+    def __cinit__(self, loop):
+        self.loop = loop
+        self.sleepers = OrderedDict()  # a dict takes ever longer to find its first where the first are taken out
+
+    cdef bint add(self, _Take take, double at, double now) except -1:
+        """Whether it is called then: it is not if it came out of order."""
+        if at < self.last:
+            return False
+        self.last = at
+        self.sleepers[take] = at
+        if self.timer is None:
+            self.timer = self.loop.call_later(at - now, self)
+        return True
+
+    def cancel(self):
+        """The client is closed, or the time is given by nobody any more."""
+        timer, self.timer = self.timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def __call__(self):
+        """The time of the first is over, if it still waits."""
+        self.timer = None
+        cdef double now = _time()
+        while self.sleepers:
+            take = next(iter(self.sleepers))
+            if self.sleepers[take] > now:
+                self.timer = self.loop.call_later(self.sleepers[take] - now, self)
+                return
+            del self.sleepers[take]
+            take(None)
+
+
+cdef _Alarm _alarm(dict alarms, length, loop):
+    """That of those who give this time. None: there are too many others."""
+    alarm = alarms.get(length)
+    if alarm is not None:
+        return alarm
+    if len(alarms) >= ALARMS:
+        for other in alarms:
+            if not (<_Alarm>alarms[other]).sleepers:
+                alarms.pop(other).cancel()
+                break
+        else:
+            return None
+    alarm = alarms[length] = _Alarm(loop)
+    return alarm
+
+
+@cython.final
+cdef class _Take(_Exchange):
+    """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `Terms.taking`."""
+
+    cdef bint must
+    cdef double start
+    cdef bytes token
+    cdef Waiter waiter  # behind whom others of this client wait for the same name
+    cdef _Alarm alarm  # that ends it, where its time is limited
+    cdef object timer  # or this one
+    cdef bint late  # that came after it was woken before its turn
+
+    def __cinit__(self, Terms lock not None, bint must):
+        self.lock = lock
+        self.must = must
+
+    cdef _begin(self):
+        cdef Terms lock = self.lock
+        cdef Pipe pipe = None if _special(lock) else self._open_pipe()
+        if pipe is None:
+            self.others = lock._wire.run(lock.taking(None, self.must))
+            return
+        self.pipe = pipe
+        self.start = _time()
+        if lock._wire.crowd and (waiter := _behind(lock, None, None)) is not None:
+            self._wait(waiter)
+            return
+        self.token = new_token()
+        self.future = pipe.request(
+            <Template>pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, self.token, lock.ms
+        )
+        self.sent = pipe.sent
+        if lock.blocking_timeout is not None:
+            self._limit(lock.blocking_timeout, self.start + <double>lock.blocking_timeout, self.start)
+
+    cdef _limit(self, length, double at, double now):
+        """Have it called when its time is over. `length`: by which those are known who have the same time."""
+        self.alarm = _alarm(self.lock._wire.alarms, length, self.pipe.loop)
+        if self.alarm is None or not self.alarm.add(self, at, now):
+            self.alarm, self.timer = None, self.pipe.loop.call_later(at - now, self, None)
+
+    cdef _unlimit(self):
+        alarm, self.alarm = self.alarm, None
+        if alarm is not None:
+            (<_Alarm>alarm).sleepers.pop(self, None)
+        elif self.timer is not None:
+            self.timer.cancel()
+
+    cdef _end(self, answer):
+        cdef Lease lease
+        if self.waiter is not None:
+            lease = _handed(self.lock, self.owner, self.waiter)
+            if lease is None and answer is EARLY and not self.late and self.waiter.gate.too_early(self.waiter):
+                self._sleep()
+                return None
+            self._unlimit()
+            if lease is None:
+                self.others = self.lock._wire.run(self._op(), self.waiter)
+            return lease
+        self._unlimit()
+        if answer is None:
+            lease = _granted(self.lock, self.owner, self.token, self.sent)
+            if lease is not None:
+                return lease
+        elif (waiter := _behind(self.lock, answer, self.token)) is not None:
+            self._wait(waiter)
+            return None
+        elif answer is LATE:
+            self.pipe.link.leave(self._op(), self.sent)
+        op = _asked(self._op(), self.pipe.link, self.sent)
+        self.others = self.lock._wire.drive(op.rest(answer, now))
+
+    cdef _wait(self, Waiter waiter):
+        """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+        self.waiter = waiter
+        (<Gates>self.lock._wire.gates).join(waiter, self.start)
+        if waiter.called:
+            self.others = self.lock._wire.run(self._op(), waiter)
+            return
+        self.lock._wire.tick()
+        self._sleep()
+        if (until := _until(self.lock, self.start)) is not None:
+            self._limit(-self.lock.blocking_timeout, until, _time())
+
+    cdef _sleep(self):
+        self.future = self.pipe.loop.create_future()
+        self.waiter.wake = self
+
+    def __call__(self, answer):
+        """The waiter is called, or the time is over."""
+        if self.future.done():
+            self.late = True
+        else:
+            self.future.set_result(LATE if self.waiter is None else answer)
+
+    cdef _leave(self):
+        self._unlimit()
+        if self.waiter is not None:
+            self.lock._wire.torn(self._op(), self.waiter)
+        else:
+            _Exchange._leave(self)
+
+    cdef _op(self):
+        return self.lock.taking(None if self.waiter is not None else self.token, self.must, self.start)
+
+
+cdef _passed(Terms lock, owner, Lease lease):
+    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
+    out."""
+    cdef int what = (<Gates>lock._wire.gates).release(lease, _time())
+    if what == PASSED:
+        _gone(lock, owner, lease)
+        return None
+    if what == GONE:  # by another thread, a moment ago
+        lock.drop(lease)
+        raise lock._lost("release")
+    op = Releasing(lock, lease)
+    if what == HAND_OVER:
+        op.hand_over()
+    return op
+
+
+@cython.final
+cdef class _Give(_Exchange):
+    """Release the lease of the running task. Errors are those of `Terms.releasing`; `leaving` a `with`, they go where
+    `Terms.left` puts them, beside the `error` that ended its body."""
+
+    cdef bint leaving
+    cdef object error
+    cdef Lease lease
+
+    def __cinit__(self, Terms lock not None, bint leaving, error):
+        self.lock = lock
+        self.leaving = leaving
+        self.error = error
+
+    cdef _begin(self):
+        cdef Terms lock = self.lock
+        cdef Pipe pipe = self._open_pipe()
+        cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
+        if lease is not None and lock._wire.crowd and not _odd(lease):
+            op = _passed(lock, self.owner, lease)
+            if op is not None:
+                self.others = lock._wire.release(lock, op, BEHIND, self.leaving, self.error)
+            return
+        if lease is None or _odd(lease) or lease.contended:
+            self.others = lock._wire.release(lock, None, None, self.leaving, self.error)
+            return
+        self.pipe = pipe
+        self.lease = lease
+        self.future = pipe.request(<Template>pipe.forms[RELEASE], lease.key, lease.token, 0)
+        self.sent = pipe.sent
+
+    cdef _end(self, answer):
+        if answer == 1:
+            _gone(self.lock, self.owner, self.lease)
+        else:
+            op = _asked(self._op(), self.pipe.link, self.sent)
+            self.others = self.lock._wire.release(self.lock, op, answer, self.leaving, self.error)
+
+    cdef _op(self):
+        return Releasing(self.lock, self.lease)
+
+
+# How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a
+# traceback, which costs more than all the rest (3,000 instructions).
+
+cdef PySendResult _send(PyObject *self, PyObject *value, PyObject **result) except -1:
+    cdef bint over = False
+    result[0] = NULL
+    outcome = (<_Exchange>self)._step(&over)
+    Py_INCREF(outcome)
+    result[0] = <PyObject *>outcome
+    return PYGEN_RETURN if over else PYGEN_NEXT
+
+
+cdef PyObject *_next(PyObject *self) except? NULL:
+    cdef bint over = False
+    outcome = (<_Exchange>self)._step(&over)
+    if over:
+        PyErr_SetObject(StopIteration, outcome)
+        return NULL
+    Py_INCREF(outcome)
+    return <PyObject *>outcome
+
+
+aio_take, aio_give = _Take, _Give
+for _type in (_Take, _Give):
+    (<PyTypeObject *>_type).tp_as_async.am_send = <sendfunc>_send
+    (<PyTypeObject *>_type).tp_iternext = <iternextfunc>_next
