@@ -22,6 +22,8 @@ _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with
 class BaseLock(Terms):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
 
+    __slots__ = ()  # a lock that waits is one of many
+
     def _me(self) -> Any:
         if not self.thread_local:
             return None
@@ -108,6 +110,8 @@ class BaseLock(Terms):
 
 class ClientLock(BaseLock):
     """A lock made by `fastlock.asyncio.Client.lock()`: entering it gives the Lease."""
+
+    __slots__ = ()
 
     def __aenter__(self) -> Awaitable[Lease]:
         """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""

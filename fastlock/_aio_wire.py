@@ -19,7 +19,7 @@ from typing import Any
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
-from fastlock._gate import LOOK, Gates
+from fastlock._gate import EARLY, LOOK, Gates
 from fastlock._lease import now
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
@@ -322,12 +322,13 @@ class Wire:
         if until is not None and until < at:
             at = until
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         waiter.wake = functools.partial(_end_wait, future)
         timer = loop.call_later(max(0.0, at - now()), _wake, future) if at < math.inf else None
         self.tick()
         try:
-            await future
+            if await future is EARLY and waiter.lease is None:
+                waiter.gate.too_early(waiter)  # it sleeps on, if the law sees nothing else
         finally:
             waiter.wake, waiter.called = None, False
             if timer is not None:
@@ -520,8 +521,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _end_wait(future: asyncio.Future[None], _: object) -> None:
-    _wake(future)
+def _end_wait(future: asyncio.Future[Any], answer: object) -> None:
+    if not future.done():
+        future.set_result(answer)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

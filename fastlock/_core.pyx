@@ -443,7 +443,7 @@ cdef class Pipe:
                 return False
             self._make_chunk()
             try:
-                read = self._received(c_recv(self.fd, self.chunk, CHUNK, MSG_DONTWAIT), _now())
+                read = self._received(c_recv(self.fd, self.chunk, CHUNK, MSG_DONTWAIT), 0)
             except (OSError, EOFError, ProtocolError):
                 return False
         return True
@@ -550,7 +550,7 @@ cdef class Pipe:
             sent = c_send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent == size and fastlock_swap(&self.sending, SENDING, QUIET):
                 mine = False  # from here on somebody else may send
-                start = _now()
+                start = _now() if spin else 0
                 got = self._wait_for_bytes(budget, end)
         try:
             if sent < size:

@@ -61,14 +61,18 @@ cdef class Gates:
     cpdef count(self, Waiter waiter)
     cpdef sweep(self, double now)
 
-    @cython.locals(gate=Gate, held=Lease, alone=bint)
     cpdef join(self, Waiter waiter, double now=*)
+
+    @cython.locals(gate=Gate, held=Lease, alone=bint)
+    cpdef joined(self, Waiter waiter, double now)
 
     @cython.locals(gate=Gate)
     cpdef bint ask(self, Waiter waiter, double now)
 
-    @cython.locals(gate=Gate)
     cpdef int release(self, Lease lease, double now)
+
+    @cython.locals(gate=Gate)
+    cpdef int released(self, Lease lease, double now)
 
     @cython.locals(gate=Gate, heir=Waiter)
     cpdef taken(self, Waiter waiter)

@@ -130,9 +130,10 @@ class Gate:
 
     def warn(self, now: float) -> None:
         """Have the next one set its clock by a lease that ends before it would look by itself."""
-        waiter = self.first()
-        if waiter is not None and self.held is not None and self.held.deadline < now + LOOK:
-            waiter.call()
+        if self.held is not None and self.held.deadline < now + LOOK:
+            waiter = self.first()
+            if waiter is not None:
+                waiter.call()
 
     def doubts(self, waiter: Waiter, now: float) -> bool:
         """Whether it is for this waiter to see if what goes round here still holds the name: it may have been deleted,
@@ -170,7 +171,7 @@ class Gate:
 
     def rouse(self) -> None:
         """The lease has passed to a task: wake some who come next along with it. Where nobody awaits anything while he
-        holds, one turn of the loop serves them all; else the first of them finds that out (`too_early`)."""
+        holds, one turn of the loop serves them all; else the first that has no lease then ends it (`too_early`)."""
         self.roused -= 1
         if self.roused > 0:
             return
@@ -185,7 +186,7 @@ class Gate:
                 wake(EARLY)
 
     def too_early(self, waiter: Waiter) -> bool:
-        """Whether it was woken before its turn, for nothing: the holder awaits something."""
+        """Whether it was woken before its turn, for nothing, and has nothing else to see: it sleeps on."""
         if waiter.called:
             return False
         self.roused, self.stride = 0, -CROWD
@@ -253,18 +254,22 @@ class Gates:
     def join(self, waiter: Waiter, now: float = -math.inf) -> None:
         """Wait behind those who do so already. Interrupted anywhere in it, `leave` puts all in order."""
         with self.mutex:
-            gate = self.by_key.get(waiter.key) if waiter.place is None else None
-            if gate is None:
-                gate = Gate(self, waiter.key, waiter.place)
-            waiter.gate = gate
-            if waiter.place is None:
-                self.by_key[waiter.key] = gate
-            alone, held = not gate.waiters, gate.held
-            gate.waiters[waiter] = None
-            # it looks; or sets its clock by a lease that ends soon; or joins the queue before that is let go
-            waiter.called = alone and (held is None or held.deadline < now + LOOK or gate.last_pass())
-            if held is not None or not alone:
-                self.count(waiter)
+            self.joined(waiter, now)
+
+    def joined(self, waiter: Waiter, now: float) -> None:
+        """As `join`, with the mutex held, or where no threads are."""
+        gate = self.by_key.get(waiter.key) if waiter.place is None else None
+        if gate is None:
+            gate = Gate(self, waiter.key, waiter.place)
+        waiter.gate = gate
+        if waiter.place is None:
+            self.by_key[waiter.key] = gate
+        alone, held = not gate.waiters, gate.held
+        gate.waiters[waiter] = None
+        # it looks; or sets its clock by a lease that ends soon; or joins the queue before that is let go
+        waiter.called = alone and (held is None or held.deadline < now + LOOK or gate.last_pass())
+        if held is not None or not alone:
+            self.count(waiter)
 
     def count(self, waiter: Waiter) -> None:
         """It has to wait."""
@@ -343,10 +348,14 @@ class Gates:
     def release(self, lease: Lease, now: float) -> int:
         """A holder lets go of a lease of a name for which there is, or was, a gate."""
         with self.mutex:
-            if lease.deadline == ENDED:  # it may be another's by now, by the same token
-                return GONE
-            gate = self.by_key.get(lease.key)
-            return PLAIN if gate is None else gate.release(lease, now)
+            return self.released(lease, now)
+
+    def released(self, lease: Lease, now: float) -> int:
+        """As `release`, with the mutex held, or where no threads are."""
+        if lease.deadline == ENDED:  # it may be another's by now, by the same token
+            return GONE
+        gate = self.by_key.get(lease.key)
+        return PLAIN if gate is None else gate.release(lease, now)
 
     def taken(self, waiter: Waiter) -> None:
         """The lease that was passed to this waiter has arrived. Only now is the next one called to join the queue: not

@@ -313,7 +313,7 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, 
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     wire, until, timer = lock._wire, _until(lock, start), None
     try:
-        wire.gates.join(waiter, start)
+        wire.gates.joined(waiter, start)
         if not waiter.called:
             wire.tick()
             sleep = _Sleep(waiter, loop)
@@ -324,6 +324,7 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, 
         wire.torn(lock.taking(None, must), waiter)
         raise
     finally:
+        waiter.wake = None
         if timer is not None:
             timer.cancel()
     if waiter.lease is not None:
@@ -336,7 +337,7 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, 
 def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
     """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
     out."""
-    what = lock._wire.gates.release(lease, now())
+    what = lock._wire.gates.released(lease, now())
     if what == PASSED:
         _gone(lock, owner, lease)
         return None

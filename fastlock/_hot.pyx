@@ -296,11 +296,11 @@ cdef int _enter(wire, op, Waiter waiter, until) except -1:
         sent = _time()
         if (until is not None and sent >= <double>until) or gate.doubts(waiter, sent):
             break
-        if place is not gate.place:
-            place = gate.place
-            ask = op._look(gate)
-            form = Template(*ask.calls[0])
         if gates.ask(waiter, sent):
+            if place is not gate.place:  # not before: while it is not first, the place is another's, and may be granted
+                place = gate.place
+                ask = op._look(gate)
+                form = Template(*ask.calls[0])
             patience = ear._patience(ask, sent)
             ask.sent, ask.link = sent, ear
             gate.link = ear

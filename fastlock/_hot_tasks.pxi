@@ -185,9 +185,8 @@ cdef class _Take(_Exchange):
     cdef double start
     cdef bytes token
     cdef Waiter waiter  # behind whom others of this client wait for the same name
-    cdef _Alarm alarm  # that ends it, where its time is limited
-    cdef object timer  # or this one
-    cdef bint late  # that came after it was woken before its turn
+    cdef object timer  # an _Alarm, or a timer of its own, that ends it, where its time is limited
+    cdef bint late  # it did, after it was woken before its turn
 
     def __cinit__(self, Terms lock not None, bint must):
         self.lock = lock
@@ -214,16 +213,16 @@ cdef class _Take(_Exchange):
 
     cdef _limit(self, length, double at, double now):
         """Have it called when its time is over. `length`: by which those are known who have the same time."""
-        self.alarm = _alarm(self.lock._wire.alarms, length, self.pipe.loop)
-        if self.alarm is None or not self.alarm.add(self, at, now):
-            self.alarm, self.timer = None, self.pipe.loop.call_later(at - now, self, None)
+        self.timer = _alarm(self.lock._wire.alarms, length, self.pipe.loop)
+        if self.timer is None or not (<_Alarm>self.timer).add(self, at, now):
+            self.timer = self.pipe.loop.call_later(at - now, self, None)
 
     cdef _unlimit(self):
-        alarm, self.alarm = self.alarm, None
-        if alarm is not None:
-            (<_Alarm>alarm).sleepers.pop(self, None)
-        elif self.timer is not None:
-            self.timer.cancel()
+        timer, self.timer = self.timer, None
+        if type(timer) is _Alarm:
+            (<_Alarm>timer).sleepers.pop(self, None)
+        elif timer is not None:
+            timer.cancel()
 
     cdef _end(self, answer):
         cdef Lease lease
@@ -252,7 +251,8 @@ cdef class _Take(_Exchange):
     cdef _wait(self, Waiter waiter):
         """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
         self.waiter = waiter
-        (<Gates>self.lock._wire.gates).join(waiter, self.start)
+        self.late = False
+        (<Gates>self.lock._wire.gates).joined(waiter, self.start)
         if waiter.called:
             self.others = self.lock._wire.run(self._op(), waiter)
             return
@@ -286,7 +286,7 @@ cdef class _Take(_Exchange):
 cdef _passed(Terms lock, owner, Lease lease):
     """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
     out."""
-    cdef int what = (<Gates>lock._wire.gates).release(lease, _time())
+    cdef int what = (<Gates>lock._wire.gates).released(lease, _time())
     if what == PASSED:
         _gone(lock, owner, lease)
         return None

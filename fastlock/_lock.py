@@ -19,6 +19,8 @@ _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `as
 class BaseLock(Terms):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered."""
 
+    __slots__ = ()  # a lock that waits is one of many
+
     def _me(self) -> Any:
         return hot.thread_owner() if self.thread_local else None
 
@@ -96,6 +98,8 @@ class BaseLock(Terms):
 
 class ClientLock(BaseLock):
     """A lock made by `Client.lock()`: entering it gives the Lease."""
+
+    __slots__ = ()
 
     def __enter__(self) -> Lease:
         """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""

@@ -3,8 +3,8 @@
 from fastlock._checks cimport as_ms, as_name
 
 cdef class Terms:
-    cdef public object name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
-    cdef public object fence, fair
+    cdef public object name, timeout, sleep, blocking_timeout
+    cdef public bint blocking, thread_local, raise_on_release_error, fence, fair
     cdef public object _client, _wire
     cdef public bytes key
     cdef public long long ms

@@ -161,6 +161,24 @@ async def test_who_waits_keeps_its_place_when_its_connections_are_killed(
     await served(face, *waiting)
 
 
+@pytest.mark.parametrize("server", ["valkey", "redis", "floor"], indirect=True)
+async def test_who_waits_is_served_by_a_server_that_is_out_of_memory(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """It refuses what may take more, but no script that has begun to write: each begins with what takes less."""
+    holder = await held(face, face.client(server.unix_url))
+    waiting = wait_with(face, face.client(server.unix_url))
+    await queued(face, probe, 1)
+    probe.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            probe.set("other", 1)
+        await face.get(holder.release())
+        await served(face, waiting)
+    finally:
+        probe.config_set("maxmemory", 0)
+
+
 def hearing(probe: redis.Redis) -> set[str]:
     """The connections to which messages go."""
     return {client["id"] for client in probe.client_list(_type="pubsub")}

@@ -4,7 +4,7 @@
 --          4: how long the queue is kept after its last use, in milliseconds, 5: the same of the counter
 -- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, told}: queued, the holder's lease has so many
 --          milliseconds left (-1: without end), told = 1: the holder was told that somebody waits, 0: it cannot be
--- cost     3 commands when granted before, 4 when acquired (2 more for a fence), 7 when queued
+-- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 once more
 local FENCES = 1000 -- the number returned, and those after it for callers of the same client
 redis.replicate_commands() -- TIME before a write needs it on Redis 6.2; since 7.0 it changes nothing
 local me = ARGV[2] .. ARGV[1]
@@ -12,11 +12,8 @@ local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' then
   return held -- an error of its own when something else than a lock stands there
 end
-local granted = mine(held, ARGV[1]) -- and out of the queue already
-if granted or (not held and not grant(me)) then
-  if not granted then
-    redis.call('ZREM', KEYS[2], me)
-  end
+if mine(held, ARGV[1]) or (not held and not grant(me)) then
+  redis.call('ZREM', KEYS[2], me) -- also if it is out already: a script that has begun to write is not refused memory
   local waiting, value = redis.call('ZCARD', KEYS[2]), ARGV[1]
   if waiting > 0 and markable(value) then
     value = marked(value)

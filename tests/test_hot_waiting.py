@@ -1,0 +1,214 @@
+"""Threads that wait in the hot path: what their looks at the server meet, and that they look for no place of another's.
+
+The same in Python, where the law does all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, replace, stall, swallow
+from support.party import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
+
+from fastlock import _hot, _law, _wire
+from fastlock._errors import LockNotOwnedError, ResponseError
+from fastlock.embedded import Server
+
+pytestmark = [
+    pytest.mark.usefixtures("no_leaks", "no_waiters"),
+    pytest.mark.parametrize("face", ["threads"], indirect=True),
+    pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True),
+]
+FAULTS = {
+    "lost": swallow(),
+    "forgotten": replace(b"-NOSCRIPT No matching script.\r\n"),
+    "odd": replace(b":5\r\n"),
+    "odd list": replace(b"*3\r\n:1\r\n$1\r\nx\r\n:0\r\n"),
+    "refused": replace(b"-ERR no\r\n"),
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was asked the long way, of any client."""
+    steps: list[Any] = []
+    ask = _wire.Wire._ask
+    monkeypatch.setattr(_wire.Wire, "_ask", lambda wire, step: steps.append(step) or ask(wire, step))
+    return steps
+
+
+async def listening(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redis, **terms: Any) -> Any:
+    """A client through the proxy that has a connection for messages: who waits there needs no other way."""
+    client = face.client(proxy.url, **{"reply_timeout": LONG, **terms})
+    holder = await held(face, other)
+    lock, job = wait_with(face, client)
+    await queued(face, probe, 1)
+    await face.get(holder.release())
+    assert await job.get(SOON) is True
+    await face.get(lock.release())
+    return client
+
+
+async def test_who_waits_asks_and_is_granted_in_two_looks(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, asked: list[Any], impl: str
+) -> None:
+    other = face.client(server.unix_url)
+    client = await listening(face, proxy, other, probe)
+    holder = await held(face, other)
+    asked.clear()
+    before = client.get_stats()["commands"]
+    lock, job = wait_with(face, client)
+    await queued(face, probe, 1)
+    await face.get(holder.release())
+    assert await job.get(SOON) is True
+    assert client.get_stats()["commands"] == before + 3, "SET, and two looks"
+    assert len([ask for ask in asked if ask.hears]) == (0 if impl == "cython" else 1)
+    await face.get(lock.release())
+    assert client.get_stats()["remote_handovers"] == 2
+
+
+@pytest.mark.parametrize("look", ["first", "second"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_look_that_meets_a_fault_is_for_the_law_to_judge(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, fault: str, look: str
+) -> None:
+    other = face.client(server.unix_url)
+    client = await listening(face, proxy, other, probe)
+    holder = await held(face, other)
+    if look == "first":
+        armed = proxy.arm(FAULTS[fault], command="EVALSHA")
+    lock, job = wait_with(face, client)
+    if look == "second":
+        await queued(face, probe, 1)
+        armed = proxy.arm(FAULTS[fault], command="EVALSHA")
+        await face.get(holder.release())
+    armed.wait()
+    if fault == "refused":
+        with pytest.raises(ResponseError, match="no"):
+            await job.get(SOON)
+        await queued(face, probe, 0)
+    elif look == "first":
+        await queued(face, probe, 1)
+    if look == "first":
+        await face.get(holder.release())
+    if fault != "refused":
+        assert await job.get(SOON) is True and lock.lease.valid
+        assert probe.get(NAME) == lock.lease.token
+        await face.get(lock.release())
+    if fault in ("lost", "odd", "odd list"):  # what broke is ended before the same place is asked for again
+        ((_, then),) = [
+            pair
+            for link in proxy.links
+            for pair in itertools.pairwise(link.commands)
+            if pair[0][:2] == [b"CLIENT", b"KILL"]
+        ]
+        assert then[0] == b"EVALSHA" and NAME.encode() in then
+    await until(face, lambda: not probe.exists(NAME), "all of it was given back")
+
+
+async def test_a_look_that_comes_back_after_the_callers_time_leaves_the_queue(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    other = face.client(server.unix_url)
+    client = await listening(face, proxy, other, probe)
+    holder = await held(face, other)
+    armed = proxy.arm(stall(), command="EVALSHA")
+    _, job = wait_with(face, client, blocking_timeout=0.2)
+    armed.wait()
+    assert await job.get(SOON) is False
+    armed.resume()
+    await queued(face, probe, 0)
+    await face.get(holder.release())
+
+
+async def test_a_grant_that_comes_back_after_its_lease_is_asked_for_again(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    other = face.client(server.unix_url)
+    client = await listening(face, proxy, other, probe)
+    holder = await held(face, other)
+    lock, job = wait_with(face, client, timeout=0.1)
+    await queued(face, probe, 1)
+    armed = proxy.arm(stall(), command="EVALSHA")
+    await face.get(holder.release())
+    armed.wait()
+    await until(face, lambda: not probe.exists(NAME), "the end of the lease")
+    armed.resume()
+    assert await job.get(SOON) is True and client.get_stats()["late_grants"] == 1
+    try:
+        await face.get(lock.release())
+    except LockNotOwnedError:  # on a machine that was busy elsewhere for the tenth of a second
+        assert not probe.exists(NAME)
+
+
+class Ticks:
+    """Seconds between two looks, which say how often they were asked for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.asked = seconds, 0
+
+    def __float__(self) -> float:
+        self.asked += 1
+        return self.seconds
+
+    def __radd__(self, time: float) -> float:
+        return time + float(self)
+
+
+async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
+    face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second wakes by its clock, and is put aside, while the first is granted their place and lets go: with that
+    place it would be let in once more, by its token, while the release is under way."""
+    other, client = face.client(server.unix_url), face.client(server.unix_url)
+    told, inside, most = threading.Event(), list[str](), 0
+    ticks = Ticks(0.005)
+    make, hand_over = _law.Acquire._look, _hot.hand_over
+
+    def look(op: Any, gate: Any) -> Any:
+        made = make(op, gate)
+        if threading.current_thread().name == "second" and not told.is_set():
+            told.wait(SOON)
+        return made
+
+    def slow_hand_over(*words: bytes) -> Any:
+        if threading.current_thread().name == "first":
+            told.set()
+            for _ in range(2000):
+                if "second" in inside or probe.zcard(QUEUE) == 2:
+                    break
+        return hand_over(*words)
+
+    def turn(who: str, own: Any, timeout: float) -> None:
+        nonlocal most
+        with own.lock(NAME, timeout=timeout):
+            inside.append(who)
+            most = max(most, len(inside))
+            if who != "first":
+                for _ in range(200):
+                    probe.ping()
+            inside.remove(who)
+
+    holder = await held(face, other)
+    threads = []
+    for number, (who, own, timeout) in enumerate([("first", client, 10), ("second", client, 20), ("third", other, 20)]):
+        threads.append(threading.Thread(target=turn, args=(who, own, timeout), name=who, daemon=True))
+        threads[-1].start()
+        if who == "second":
+            await until(face, lambda: len(client._wire.gates.by_key[NAME.encode()].waiters) == 2, "the second")
+        else:
+            await queued(face, probe, 1 + (who == "third"))
+        if number == 0:
+            monkeypatch.setattr(_law.Acquire, "_look", look)
+            monkeypatch.setattr(_hot, "hand_over", slow_hand_over)
+            monkeypatch.setattr(_wire, "LOOK", ticks)
+    await until(face, lambda: ticks.asked > 20, "some ticks")
+    await face.get(holder.release())
+    for thread in threads:
+        thread.join(SOON)
+    assert most == 1 and not probe.exists(NAME)
