@@ -253,6 +253,7 @@ cdef class _Take(_Exchange):
         self.waiter = waiter
         self.late = False
         (<Gates>self.lock._wire.gates).joined(waiter, self.start)
+        self.lock.key = waiter.key = waiter.gate.key  # one for all who wait: they are many
         if waiter.called:
             self.others = self.lock._wire.run(self._op(), waiter)
             return

@@ -32,7 +32,7 @@ from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 
-SPIN = 50e-6  # seconds: to poll the socket before sleeping, while a single thread waits; a wake-up may cost as much
+SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost
 PARTING = 1.0  # seconds: how long closing waits for what is in flight
 _BROKEN = (OSError, EOFError, ProtocolError)
 STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
