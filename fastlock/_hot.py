@@ -344,10 +344,7 @@ def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
     if what == GONE:  # by another thread, a moment ago
         lock.drop(lease)
         raise lock._lost("release")
-    op = Releasing(lock, lease)
-    if what == HAND_OVER:
-        op.hand_over()
-    return op
+    return _release(lock, lease, what == HAND_OVER)
 
 
 async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> None:

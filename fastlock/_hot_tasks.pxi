@@ -294,10 +294,7 @@ cdef _passed(Terms lock, owner, Lease lease):
     if what == GONE:  # by another thread, a moment ago
         lock.drop(lease)
         raise lock._lost("release")
-    op = Releasing(lock, lease)
-    if what == HAND_OVER:
-        op.hand_over()
-    return op
+    return _release(lock, lease, what == HAND_OVER)
 
 
 @cython.final
