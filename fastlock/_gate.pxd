@@ -54,6 +54,7 @@ cdef class Gates:
     cdef public Stats stats
     cdef public bytes inbox
     cdef public bint deaf, turns
+    cdef public object wake
     cdef public double swept
     cdef public dict by_key, by_place
     cdef object __weakref__

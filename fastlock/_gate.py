@@ -208,9 +208,12 @@ class Gate:
             self.held.contended = lease.contended
             lease.deadline = ENDED
             self.gates.stats.local_handovers += 1
-            waiter.call()
             if self.gates.turns:
+                waiter.call()
                 self.rouse()
+            else:
+                waiter.called = True
+                self.gates.wake, waiter.wake = waiter.wake, None
             self.warn(now)
             return PASSED
         self.held = None
@@ -234,6 +237,7 @@ class Gates:
         self.inbox = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
         self.deaf = False  # whether messages may not come: then all look every `sleep` seconds
         self.turns = False  # whether waiters run in turns, as the tasks of a loop do
+        self.wake: Callable[[Any], object] | None = None  # ends the sleep of the thread to which a lease has passed
         self.swept = 0.0  # when it was last looked for leases that are over
         self.by_key: dict[bytes, Gate] = {}
         self.by_place: dict[bytes, Gate] = {}
@@ -346,9 +350,14 @@ class Gates:
             self.lapsed(now)
 
     def release(self, lease: Lease, now: float) -> int:
-        """A holder lets go of a lease of a name for which there is, or was, a gate."""
+        """A holder lets go of a lease of a name for which there is, or was, a gate. Who has it next is woken when the
+        mutex is free, for which he would have to sleep again."""
         with self.mutex:
-            return self.released(lease, now)
+            what = self.released(lease, now)
+            wake, self.wake = self.wake, None
+        if wake is not None:
+            wake(None)
+        return what
 
     def released(self, lease: Lease, now: float) -> int:
         """As `release`, with the mutex held, or where no threads are."""
@@ -370,31 +379,38 @@ class Gates:
     def leave(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
         """Wait no longer. Returns what is to be given back: a lease that was handed to it, a place in the queue."""
         with self.mutex:
-            gate, lease = waiter.gate, waiter.lease
-            if gate is None:
-                return None, None
-            if lease is None and waiter not in gate.waiters:  # it left before, or was interrupted in joining
-                if not gate.waiters and gate.held is None:
-                    self.close(gate)
-                return None, None
-            was_first = gate.first() is waiter
-            gate.waiters.pop(waiter, None)
-            heir = gate.first()
-            if lease is not None and lease.token == gate.place:  # interrupted while it was granted: not for the next
-                gate.renew()
-            if was_first and heir is not None:
-                heir.call()
-            if lease is not None:
-                waiter.lease = None
-                passed = gate.release(lease, now) == PASSED
-                if not gate.waiters and gate.held is None:
-                    self.close(gate)
-                return (None if passed else lease), None
-            place = gate.place if gate.asked else None
-            if heir is not None:
-                return None, None
-            if gate.held is not None and gate.held.deadline > now:
-                gate.renew()
-                return None, place
-            self.close(gate)
+            left = self._left(waiter, now)
+            wake, self.wake = self.wake, None
+        if wake is not None:
+            wake(None)
+        return left
+
+    def _left(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
+        gate, lease = waiter.gate, waiter.lease
+        if gate is None:
+            return None, None
+        if lease is None and waiter not in gate.waiters:  # it left before, or was interrupted in joining
+            if not gate.waiters and gate.held is None:
+                self.close(gate)
+            return None, None
+        was_first = gate.first() is waiter
+        gate.waiters.pop(waiter, None)
+        heir = gate.first()
+        if lease is not None and lease.token == gate.place:  # interrupted while it was granted: not for the next
+            gate.renew()
+        if was_first and heir is not None:
+            heir.call()
+        if lease is not None:
+            waiter.lease = None
+            passed = gate.release(lease, now) == PASSED
+            if not gate.waiters and gate.held is None:
+                self.close(gate)
+            return (None if passed else lease), None
+        place = gate.place if gate.asked else None
+        if heir is not None:
+            return None, None
+        if gate.held is not None and gate.held.deadline > now:
+            gate.renew()
             return None, place
+        self.close(gate)
+        return None, place

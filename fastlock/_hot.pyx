@@ -24,7 +24,10 @@ from fastlock._wire import SPIN as _SPIN, STALE as _STALE
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.pythread cimport (
+    PY_LOCK_INTR, PyThread_allocate_lock, PyThread_free_lock, PyThread_get_thread_ident, PyThread_release_lock,
+    PyThread_type_lock
+)
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
@@ -34,6 +37,9 @@ from fastlock._gate cimport Gate, Gates, Waiter
 from fastlock._lease cimport Lease, new_token
 from fastlock._stats cimport Stats
 from fastlock._terms cimport Terms
+
+cdef extern from "pythread.h" nogil:
+    int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
 
 cdef extern from "Python.h":
     ctypedef int PySendResult
@@ -250,32 +256,72 @@ cdef _ear(wire):
     return ear if type(ear.pipe) is Pipe else None
 
 
+@cython.final
+@cython.freelist(64)
+cdef class _Nap:
+    """The sleep of a thread that has nothing to read. It is woken without the interpreter: whom the system runs at once
+    in place of the caller would only sleep again until that lets go of it."""
+
+    cdef PyThread_type_lock lock
+    cdef bint over
+
+    def __cinit__(self):
+        self.lock = PyThread_allocate_lock()
+        if self.lock is NULL:
+            raise MemoryError
+        PyThread_acquire_lock_timed(self.lock, 0, 0)
+
+    def __dealloc__(self):
+        if self.lock is not NULL:
+            PyThread_free_lock(self.lock)
+
+    def __call__(self, answer):
+        """End it."""
+        self.over = True
+        with nogil:
+            PyThread_release_lock(self.lock)
+
+    cdef int sleep(self, double until) except -1:
+        cdef long long left
+        cdef int how = PY_LOCK_INTR
+        while not self.over and how == PY_LOCK_INTR:
+            left = <long long>(max(0.0, until - _time()) * 1e6)
+            with nogil:
+                how = PyThread_acquire_lock_timed(self.lock, left, 1)
+            if how == PY_LOCK_INTR:
+                PyErr_CheckSignals()
+        return 0
+
+
 cdef int _sleep(wire, Waiter waiter, until) except -1:
     """As `Wire.wait`, with no look of its own."""
     cdef Gate gate = waiter.gate
     cdef Gates gates = wire.gates
-    cdef double at = _time(), time = at
-    cdef bint first = False
-    cdef Ticket ticket = Ticket.__new__(Ticket)
-    wake = allocate_lock()
-    wake.acquire()
-    at = min(at + <double>_wire.LOOK, math.inf if until is None else <double>until)
+    cdef double time = _time(), at
+    cdef bint reads = False
+    cdef _Nap nap = _Nap.__new__(_Nap)
+    at = min(time + <double>_wire.LOOK, math.inf if until is None else <double>until)
     with gates.mutex:
         if waiter.called and not wire.closed:
             waiter.called = False
             return 0
-        ticket.wake = wake
-        waiter.wake = ticket.set_result
-        first = (gate.held is None or gate.ahead) and gate.first() is waiter
+        ear = wire.ear
+        if ear is not None and ear.dead is None and (gate.held is None or gate.ahead) and gate.first() is waiter:
+            reads = True
+            ticket, wake = Ticket.__new__(Ticket), allocate_lock()
+            wake.acquire()
+            ticket.wake = wake
+            waiter.wake = ticket.set_result
+        else:
+            waiter.wake = nap
         at = min(at, gate.wake_at(waiter))
     try:
-        ear = wire.ear
         if wire.closed:
             raise ClientClosedError("this client was closed")
-        if first and ear is not None and ear.dead is None:
+        if reads:
             ear.watch(ticket, wake, at - time)
-        elif not ticket.ready:
-            wake.acquire(True, max(0.0, at - time))
+        else:
+            nap.sleep(at)
     finally:
         waiter.wake, waiter.called = None, False
     if wire.closed:

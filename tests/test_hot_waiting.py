@@ -6,6 +6,7 @@ The same in Python, where the law does all of it.
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.party import LONG, NAME, QUEUE, SOON, held, queued, until, wait_wit
 
 from fastlock import _hot, _law, _wire
 from fastlock._errors import LockNotOwnedError, ResponseError
+from fastlock._lease import now
 from fastlock.embedded import Server
 
 pytestmark = [
@@ -144,6 +146,50 @@ async def test_a_grant_that_comes_back_after_its_lease_is_asked_for_again(
         await face.get(lock.release())
     except LockNotOwnedError:  # on a machine that was busy elsewhere for the tenth of a second
         assert not probe.exists(NAME)
+
+
+class Struck(Exception):
+    """What a handler of signals raises."""
+
+
+async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    """Its handler runs at once; where that raises, the thread is gone from among those who wait."""
+    holder, client = await held(face, face.client(server.unix_url)), face.client(server.unix_url)
+    first, job = wait_with(face, client)
+    await queued(face, probe, 1)
+    (gate,) = client._wire.gates.by_key.values()
+    main, hits, slept = threading.get_ident(), list[int](), list[bool]()
+    deadline = now() + SOON
+
+    def strike() -> None:
+        for hit in range(2):
+            while now() < deadline:
+                with client._wire.gates.mutex:
+                    asleep = [waiter.wake is not None for waiter in gate.waiters]
+                if len(hits) == hit and len(asleep) == 2 and all(asleep):
+                    slept.append(True)
+                    signal.pthread_kill(main, signal.SIGUSR1)
+                    break
+
+    def handle(*args: Any) -> None:
+        hits.append(1)
+        if len(hits) == 2:
+            raise Struck
+
+    before, thread = signal.signal(signal.SIGUSR1, handle), threading.Thread(target=strike, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(Struck):
+            client.lock(NAME, timeout=30, blocking_timeout=2 * SOON).acquire()
+    finally:
+        thread.join(SOON)
+        signal.signal(signal.SIGUSR1, before)
+    assert len(hits) == len(slept) == 2 and len(gate.waiters) == 1
+    await face.get(holder.release())
+    assert await job.get(SOON) is True and not gate.waiters
+    await face.get(first.release())
 
 
 class Ticks:
