@@ -19,11 +19,12 @@ from typing import Any
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
-from fastlock._gate import EARLY, LOOK, Gates
+from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
+from fastlock._turns import Turns
 from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
 
@@ -35,7 +36,7 @@ class Link(asyncio.Protocol):
         self.loop = loop
         self.pipe = wire.impl.Pipe()
         self.pipe.hear = wire.hear
-        self.pipe.serve(self, loop, threading.get_ident(), self._flush_soon)
+        self.pipe.serve(self, Turns(loop), threading.get_ident(), self._flush_soon)
         self._future = loop.create_future
         self.session: Any = None
         self.hears = False  # whether messages come here
@@ -195,10 +196,9 @@ class Wire:
         self._met = False
         self.stats = Stats()
         self.gates = Gates(threading.RLock(), self.stats)  # of no use, but faster than what does nothing
-        self.gates.turns = True
         self.crowd = self.gates.by_key  # names for which somebody waits
         self.alarms: dict[float, Any] = {}  # of the compiled hot path, by the time that they give
-        self._ticks: asyncio.TimerHandle | None = None
+        self.ticks: asyncio.TimerHandle | None = None
 
     async def release(self, lock: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None) -> None:
         """A release that the hot path hands on: from its start, or with `op` from its answer."""
@@ -322,13 +322,12 @@ class Wire:
         if until is not None and until < at:
             at = until
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        waiter.wake = functools.partial(_end_wait, future)
+        future: asyncio.Future[None] = loop.create_future()
+        waiter.wake = functools.partial(_wake, future)
         timer = loop.call_later(max(0.0, at - now()), _wake, future) if at < math.inf else None
         self.tick()
         try:
-            if await future is EARLY and waiter.lease is None:
-                waiter.gate.too_early(waiter)  # it sleeps on, if the law sees nothing else
+            await future
         finally:
             waiter.wake, waiter.called = None, False
             if timer is not None:
@@ -340,8 +339,8 @@ class Wire:
         """While anybody waits, see every second whether a lease that goes round here has lapsed."""
         if over:
             self.gates.lapsed(now())
-        if self.loop is not None and (over or self._ticks is None):
-            self._ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd and not self.closed else None
+        if self.loop is not None and (over or self.ticks is None):
+            self.ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd and not self.closed else None
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
@@ -521,11 +520,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _end_wait(future: asyncio.Future[Any], answer: object) -> None:
-    if not future.done():
-        future.set_result(answer)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
+def _wake(future: asyncio.Future[None], answer: object = None) -> None:
     if not future.done():
         future.set_result(None)

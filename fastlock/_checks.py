@@ -80,6 +80,8 @@ def as_ms(value: Any, what: str = "timeout") -> int:
 
 def as_wait(value: Any, what: str) -> float:
     """Seconds to wait, zero allowed. ValueError: negative, or over 31 years. Errors as `as_number`."""
+    if type(value) is float and 0 <= value <= MAX_WAIT:
+        return value
     seconds = as_number(value, what)
     if not 0 <= seconds <= MAX_WAIT:
         raise ValueError(f"{what} must be between 0 and {MAX_WAIT} seconds, not {value!r:.40}")

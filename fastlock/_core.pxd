@@ -32,7 +32,7 @@ cdef class Pipe:
     cdef Py_ssize_t partial
     cdef int sending
     cdef bint flushing
-    cdef object make_slot, flush_soon
+    cdef object flush_soon
     cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
     cdef int64_t announced  # by that header; -1: no size
     cdef Py_ssize_t skip  # bytes of a string that are still to come
@@ -49,12 +49,12 @@ cdef class Pipe:
     cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 
     cdef public tuple forms  # the dialect of its server, as templates
-    # of a pipe that serves tasks: its connection, their loop and thread, and when the first of a tick was queued
-    cdef public object link, loop
+    # of a pipe that serves tasks: its connection, who wakes them, their loop, thread, when the first of a tick came
+    cdef public object link, turns, loop
     cdef public unsigned long thread
     cdef public double sent
 
-    cpdef request(self, Template template, bytes name, bytes token, int64_t ms)
+    cpdef request(self, Template template, slot, bytes name, bytes token, int64_t ms)
     cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
     cdef int _encode(self, Template template, bytes name, bytes token, int64_t ms) except -1
     cdef int _pack(self, tuple args) except -1

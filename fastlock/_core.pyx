@@ -116,23 +116,21 @@ cdef class Pipe:
         self._encode(template, name, token, ms)
         self._push(slot)
 
-    def serve(self, link, loop, thread, flush_soon):
-        """Name whose tasks `request` makes futures for, and whom it tells when there is something to `take` again."""
+    def serve(self, link, turns, thread, flush_soon):
+        """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
         self.link = link
-        self.loop = loop
+        self.turns = turns
+        self.loop = turns.loop
         self.thread = thread
-        self.make_slot = loop.create_future
         self.flush_soon = flush_soon
 
-    cpdef request(self, Template template, bytes name, bytes token, int64_t ms):
-        """Queue one command in a new slot, and return that."""
-        slot = self.make_slot()
+    cpdef request(self, Template template, slot, bytes name, bytes token, int64_t ms):
+        """Queue one command, and tell who is to flush; its reply goes to `slot`."""
         self._make_room()
         self._encode(template, name, token, ms)
         self._push(slot)
         if not self.flushing:
             self.announce()
-        return slot
 
     def announce(self):
         """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""

@@ -145,8 +145,9 @@ class Pipe:
         self.broken = False
         self._deaf = False  # replies were lost: nobody may read on until the connection is closed
         self.forms: tuple[Template, ...] = ()  # the dialect of its server
-        # of a pipe that serves tasks: its connection, their loop and thread, and when the first of a tick was queued
+        # of a pipe that serves tasks: its connection, who wakes them, their loop, thread, when the first of a tick came
         self.link: Any = None
+        self.turns: Any = None
         self.loop: Any = None
         self.thread = 0
         self.sent = 0.0
@@ -158,21 +159,19 @@ class Pipe:
         data = template._encode(_bytes(name), _bytes(token), ms)
         self._queue(data, slot, 1)
 
-    def serve(self, link: Any, loop: Any, thread: int, flush_soon: Callable[[], object]) -> None:
-        """Name whose tasks `request` makes futures for, and whom it tells when there is something to `take` again."""
+    def serve(self, link: Any, turns: Any, thread: int, flush_soon: Callable[[], object]) -> None:
+        """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
         self.link = link
-        self.loop = loop
+        self.turns = turns
+        self.loop = turns.loop
         self.thread = thread
-        self._make_slot = loop.create_future
         self._flush_soon = flush_soon
 
-    def request(self, template: Template, name: bytes, token: bytes, ms: int) -> Any:
-        """Queue one command in a new slot, and return that."""
-        slot = self._make_slot()
+    def request(self, template: Template, slot: Any, name: bytes, token: bytes, ms: int) -> None:
+        """Queue one command, and tell who is to flush; its reply goes to `slot`."""
         self.put(template, slot, name, token, ms)
         if not self._flushing:
             self.announce()
-        return slot
 
     def announce(self) -> None:
         """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""

@@ -26,7 +26,6 @@ cdef class Gate:
     cdef public tuple stale
     cdef public Lease held
     cdef public double look_at, since, passes
-    cdef public int roused, stride
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
     cpdef bint last_pass(self)
@@ -41,11 +40,6 @@ cdef class Gate:
     cpdef Waiter next_for(self, Lease lease, double now)
 
     @cython.locals(waiter=Waiter)
-    cpdef rouse(self)
-
-    cpdef bint too_early(self, Waiter waiter)
-
-    @cython.locals(waiter=Waiter)
     cpdef int release(self, Lease lease, double now)
 
 
@@ -53,7 +47,7 @@ cdef class Gates:
     cdef public object mutex
     cdef public Stats stats
     cdef public bytes inbox
-    cdef public bint deaf, turns
+    cdef public bint deaf
     cdef public object wake
     cdef public double swept
     cdef public dict by_key, by_place
@@ -72,8 +66,10 @@ cdef class Gates:
 
     cpdef int release(self, Lease lease, double now)
 
-    @cython.locals(gate=Gate)
     cpdef int released(self, Lease lease, double now)
+
+    @cython.locals(gate=Gate)
+    cpdef int _released(self, Lease lease, double now)
 
     @cython.locals(gate=Gate, heir=Waiter)
     cpdef taken(self, Waiter waiter)

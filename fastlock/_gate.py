@@ -21,12 +21,10 @@ from fastlock._stats import Stats
 LOOK = 1.0  # seconds between two looks of the first in a place, whatever it heard
 ROUND = 0.01  # seconds for which a lease goes round before the server is asked who waits elsewhere
 FENCES = 1000  # reserved with each grant, one for each of those to whom it passes
-CROWD = 32  # tasks woken at most before their turn, and leases passed before it is tried again
 ENOUGH = 0.95  # part of the lease that the next one asks for, which must be left of what is passed to it
 
 # What a release is: it needs no command; nobody waits, as far as we know; somebody does; the lease was over before.
 PASSED, PLAIN, HAND_OVER, GONE = range(4)
-EARLY = True  # to whom is woken: before its turn
 
 
 class Waiter:
@@ -58,7 +56,7 @@ class Gate:
 
     __slots__ = (
         *("ahead", "asked", "elsewhere", "error", "fence", "gates", "held", "key", "link", "look_at", "passes"),
-        *("place", "roused", "shared", "since", "stale", "stride", "waited", "waiters"),
+        *("place", "shared", "since", "stale", "waited", "waiters"),
     )
 
     def __init__(self, gates: Gates, key: bytes, place: bytes | None) -> None:
@@ -78,7 +76,6 @@ class Gate:
         self.elsewhere = False
         self.passes = 0.0  # left before it is their turn
         self.fence: int | None = None  # of the lease that goes round
-        self.roused = self.stride = 0  # tasks woken before their turn, and how many of them at once: see `rouse`
         self.error: Exception | None = None  # that the first met, which is of no use to the others either
 
     def first(self) -> Waiter | None:
@@ -169,29 +166,6 @@ class Gate:
         fits = ENOUGH * waiter.ms <= left <= waiter.ms if waiter.ms else left == math.inf
         return waiter if fits else None
 
-    def rouse(self) -> None:
-        """The lease has passed to a task: wake some who come next along with it. Where nobody awaits anything while he
-        holds, one turn of the loop serves them all; else the first that has no lease then ends it (`too_early`)."""
-        self.roused -= 1
-        if self.roused > 0:
-            return
-        self.stride = min(2 * self.stride, CROWD) if self.stride > 0 else self.stride + 1
-        self.roused = 0
-        for waiter in self.waiters:
-            if self.roused >= self.stride:
-                break
-            self.roused += 1
-            wake, waiter.wake = waiter.wake, None
-            if wake is not None:
-                wake(EARLY)
-
-    def too_early(self, waiter: Waiter) -> bool:
-        """Whether it was woken before its turn, for nothing, and has nothing else to see: it sleeps on."""
-        if waiter.called:
-            return False
-        self.roused, self.stride = 0, -CROWD
-        return True
-
     def release(self, lease: Lease, now: float) -> int:
         """The holder lets go: PASSED, PLAIN or HAND_OVER."""
         if self.held is None or self.held.token != lease.token:
@@ -208,12 +182,8 @@ class Gate:
             self.held.contended = lease.contended
             lease.deadline = ENDED
             self.gates.stats.local_handovers += 1
-            if self.gates.turns:
-                waiter.call()
-                self.rouse()
-            else:
-                waiter.called = True
-                self.gates.wake, waiter.wake = waiter.wake, None
+            waiter.called = True
+            self.gates.wake, waiter.wake = waiter.wake, None
             self.warn(now)
             return PASSED
         self.held = None
@@ -236,8 +206,7 @@ class Gates:
         self.stats = stats or Stats()
         self.inbox = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
         self.deaf = False  # whether messages may not come: then all look every `sleep` seconds
-        self.turns = False  # whether waiters run in turns, as the tasks of a loop do
-        self.wake: Callable[[Any], object] | None = None  # ends the sleep of the thread to which a lease has passed
+        self.wake: Callable[[Any], object] | None = None  # ends the sleep of whom a lease has passed to
         self.swept = 0.0  # when it was last looked for leases that are over
         self.by_key: dict[bytes, Gate] = {}
         self.by_place: dict[bytes, Gate] = {}
@@ -353,14 +322,21 @@ class Gates:
         """A holder lets go of a lease of a name for which there is, or was, a gate. Who has it next is woken when the
         mutex is free, for which he would have to sleep again."""
         with self.mutex:
-            what = self.released(lease, now)
+            what = self._released(lease, now)
             wake, self.wake = self.wake, None
         if wake is not None:
             wake(None)
         return what
 
     def released(self, lease: Lease, now: float) -> int:
-        """As `release`, with the mutex held, or where no threads are."""
+        """As `release`, where no threads are."""
+        what = self._released(lease, now)
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake(None)
+        return what
+
+    def _released(self, lease: Lease, now: float) -> int:
         if lease.deadline == ENDED:  # it may be another's by now, by the same token
             return GONE
         gate = self.by_key.get(lease.key)

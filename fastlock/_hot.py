@@ -12,11 +12,12 @@ from asyncio import current_task
 from typing import Any
 
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE, hand_over
-from fastlock._gate import EARLY, GONE, HAND_OVER, PASSED, Waiter
+from fastlock._gate import GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, new_token, now
 from fastlock._steps import BEHIND, LATE
 from fastlock._terms import KEPT, Releasing, Terms
+from fastlock._turns import Turn
 from fastlock._wire import SPIN, STALE
 
 _thread = threading.local()
@@ -253,13 +254,14 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
         return await wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
     start = now()
     if wire.crowd and (waiter := _behind(lock)) is not None:
-        return await _aio_wait(lock, must, waiter, pipe.loop, task, start)
+        return await _aio_wait(lock, must, waiter, pipe.turns, task, start)
     token = new_token()
-    future = pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, token, lock.ms)
+    turn = Turn().begin(pipe.turns)
+    pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], turn, lock.key, token, lock.ms)
     sent = pipe.sent
-    timer = None if lock.blocking_timeout is None else pipe.loop.call_later(lock.blocking_timeout, _late, future)
+    timer = None if lock.blocking_timeout is None else pipe.loop.call_later(lock.blocking_timeout, turn, LATE)
     try:
-        answer = await future
+        answer = await turn
     except BaseException:
         pipe.link.leave(lock.taking(token, must), sent)
         raise
@@ -271,55 +273,23 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
         if lease is not None:
             return lease
     elif (waiter := _behind(lock, answer, token)) is not None:
-        return await _aio_wait(lock, must, waiter, pipe.loop, task, start)
+        return await _aio_wait(lock, must, waiter, pipe.turns, task, start)
     if answer is LATE:
         pipe.link.leave(lock.taking(token, must), sent)
     op = _asked(lock.taking(token, must, start), pipe.link, sent)
     return await wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
 
 
-def _late(future: Any) -> None:
-    """The caller's time is over."""
-    if not future.done():
-        future.set_result(LATE)
-
-
-class _Sleep:
-    """Of a task, until its waiter is called, or its time is over."""
-
-    def __init__(self, waiter: Any, loop: Any) -> None:
-        self.waiter, self.loop, self.late = waiter, loop, False
-        self._begin()
-
-    def _begin(self) -> None:
-        self.future = self.loop.create_future()
-        self.waiter.wake = self
-
-    def __call__(self, answer: Any) -> None:
-        if self.future.done():
-            self.late = True
-        else:
-            self.future.set_result(answer)
-
-    def again(self) -> bool:
-        """Sleep on, if it was woken before its turn, for nothing."""
-        if self.late or not self.waiter.gate.too_early(self.waiter):
-            return False
-        self._begin()
-        return True
-
-
-async def _aio_wait(lock: Terms, must: bool, waiter: Any, loop: Any, task: Any, start: float) -> Lease | None:
+async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     wire, until, timer = lock._wire, _until(lock, start), None
     try:
         wire.gates.joined(waiter, start)
         if not waiter.called:
             wire.tick()
-            sleep = _Sleep(waiter, loop)
-            timer = None if until is None else loop.call_later(until - now(), sleep, LATE)
-            while await sleep.future is EARLY and waiter.lease is None and sleep.again():
-                pass
+            waiter.wake = turn = Turn().begin(turns)
+            timer = None if until is None else turns.loop.call_later(until - now(), turn, LATE)
+            await turn
     except BaseException:
         wire.torn(lock.taking(None, must), waiter)
         raise
@@ -362,10 +332,11 @@ async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> N
     if lease is None or _odd(lease) or lease.contended:
         await wire.release(lock, None, None, leaving, error)
         return
-    future = pipe.request(pipe.forms[RELEASE], lease.key, lease.token, 0)
+    turn = Turn().begin(pipe.turns)
+    pipe.request(pipe.forms[RELEASE], turn, lease.key, lease.token, 0)
     sent = pipe.sent
     try:
-        answer = await future
+        answer = await turn
     except BaseException:
         pipe.link.leave(Releasing(lock, lease), sent)
         raise

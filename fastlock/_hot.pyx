@@ -9,12 +9,12 @@ a lease (`_sleep`, `_enter`), for which the fallback goes through `Wire.wait` an
 
 import math
 import threading
-from asyncio import InvalidStateError, current_task
+from asyncio import current_task
 from collections import OrderedDict
 
 from fastlock import _wire
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE, hand_over
-from fastlock._gate import EARLY as _EARLY, GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
+from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
 from fastlock._errors import ClientClosedError
 from fastlock._law import LAST_LOOK as _LAST_LOOK, _entered as entered
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
@@ -37,6 +37,7 @@ from fastlock._gate cimport Gate, Gates, Waiter
 from fastlock._lease cimport Lease, new_token
 from fastlock._stats cimport Stats
 from fastlock._terms cimport Terms
+from fastlock._turns cimport Turn
 
 cdef extern from "pythread.h" nogil:
     int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
@@ -55,7 +56,7 @@ cdef extern from "Python.h":
         iternextfunc tp_iternext
     void PyErr_SetObject(object kind, object value)
 
-cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE, EARLY = _EARLY
+cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE
 cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0

@@ -1,23 +1,24 @@
 # Part of _hot.pyx: acquire and release for tasks, as what they await. Never here: how a thread waits.
 
-cdef class _Exchange:
-    """What a task awaits: one command, and what is made of its answer, with no coroutine in between.
+cdef class _Exchange(Turn):
+    """What a task awaits: one command, and what is made of its answer, with no coroutine and no future in between.
 
     Nothing is sent before it is awaited. Where the hot path ends, a coroutine (`others`) goes on.
     """
 
     cdef Terms lock
     cdef Pipe pipe
-    cdef object future, others, owner
+    cdef object others, owner
     cdef double sent
     cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
+    cdef bint must  # of a _Take; here it takes no room
 
     cdef _begin(self):
-        """Ask, so that there is a future; or hand on."""
+        """Ask, and begin to wait; or hand on."""
         raise NotImplementedError
 
     cdef _end(self, answer):
-        """The outcome; or hand on."""
+        """The outcome; or wait once more; or hand on."""
         raise NotImplementedError
 
     cdef _op(self):
@@ -39,32 +40,28 @@ cdef class _Exchange:
         """What to wait for; or, when it is over, the outcome."""
         if self.ended:
             raise RuntimeError("cannot reuse what was already awaited")
-        self.ended = True  # unless there is something to wait for
         if self.others is None:
-            future, outcome = self.future, None
-            if future is None:
+            outcome = None
+            if self.turns is not None and not self.ready:
+                raise RuntimeError("it is being awaited already")
+            self.ended = True  # unless there is something to wait for
+            if self.turns is None:
                 self._begin()
             else:
-                outcome = self._end(self._reply())
+                outcome = self._end(self.result())
             if self.others is None:
-                over[0] = self.future is future  # nothing new to wait for
+                over[0] = self.turns is None or self.ready
                 if over[0]:
                     return outcome
-                self.future._asyncio_future_blocking = True  # as a future's own iterator does it
+                self.blocking = True  # as a future's own iterator does it
                 self.ended = False
-                return self.future
+                return self
+        self.ended = True
         cdef PyObject *result
         self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
         outcome = <object>result
         Py_DECREF(outcome)  # the reference that came with it
         return outcome
-
-    cdef _reply(self):
-        try:
-            return self.future.result()
-        except InvalidStateError:
-            self.ended = False  # for who awaits it
-            raise RuntimeError("it is being awaited already") from None
 
     def __await__(self):
         return self
@@ -110,11 +107,12 @@ cdef class _Exchange:
 
     def __del__(self):
         """Dropped half-way: as a coroutine, it closes."""
-        if not self.ended and (self.future is not None or self.others is not None):
+        if not self.ended and (self.turns is not None or self.others is not None):
             self.close()
 
     cdef _leave(self):
-        if self.future is not None:
+        self.ready = True  # what comes now is for nobody
+        if self.turns is not None:
             self.pipe.link.leave(self._op(), self.sent)
 
 
@@ -181,12 +179,10 @@ cdef _Alarm _alarm(dict alarms, length, loop):
 cdef class _Take(_Exchange):
     """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `Terms.taking`."""
 
-    cdef bint must
     cdef double start
     cdef bytes token
     cdef Waiter waiter  # behind whom others of this client wait for the same name
     cdef object timer  # an _Alarm, or a timer of its own, that ends it, where its time is limited
-    cdef bint late  # it did, after it was woken before its turn
 
     def __cinit__(self, Terms lock not None, bint must):
         self.lock = lock
@@ -204,8 +200,9 @@ cdef class _Take(_Exchange):
             self._wait(waiter)
             return
         self.token = new_token()
-        self.future = pipe.request(
-            <Template>pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], lock.key, self.token, lock.ms
+        self.begin(pipe.turns)
+        pipe.request(
+            <Template>pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], self, lock.key, self.token, lock.ms
         )
         self.sent = pipe.sent
         if lock.blocking_timeout is not None:
@@ -228,9 +225,6 @@ cdef class _Take(_Exchange):
         cdef Lease lease
         if self.waiter is not None:
             lease = _handed(self.lock, self.owner, self.waiter)
-            if lease is None and answer is EARLY and not self.late and self.waiter.gate.too_early(self.waiter):
-                self._sleep()
-                return None
             self._unlimit()
             if lease is None:
                 self.others = self.lock._wire.run(self._op(), self.waiter)
@@ -251,31 +245,27 @@ cdef class _Take(_Exchange):
     cdef _wait(self, Waiter waiter):
         """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
         self.waiter = waiter
-        self.late = False
         (<Gates>self.lock._wire.gates).joined(waiter, self.start)
         self.lock.key = waiter.key = waiter.gate.key  # one for all who wait: they are many
         if waiter.called:
             self.others = self.lock._wire.run(self._op(), waiter)
             return
-        self.lock._wire.tick()
-        self._sleep()
+        if self.lock._wire.ticks is None:
+            self.lock._wire.tick()
+        self.begin(self.pipe.turns)
+        waiter.wake = self
         if (until := _until(self.lock, self.start)) is not None:
             self._limit(-self.lock.blocking_timeout, until, _time())
 
-    cdef _sleep(self):
-        self.future = self.pipe.loop.create_future()
-        self.waiter.wake = self
-
     def __call__(self, answer):
         """The waiter is called, or the time is over."""
-        if self.future.done():
-            self.late = True
-        else:
-            self.future.set_result(LATE if self.waiter is None else answer)
+        if not self.ready:
+            self.set_result(LATE if self.waiter is None else answer)
 
     cdef _leave(self):
         self._unlimit()
         if self.waiter is not None:
+            self.ready = True
             self.lock._wire.torn(self._op(), self.waiter)
         else:
             _Exchange._leave(self)
@@ -325,7 +315,8 @@ cdef class _Give(_Exchange):
             return
         self.pipe = pipe
         self.lease = lease
-        self.future = pipe.request(<Template>pipe.forms[RELEASE], lease.key, lease.token, 0)
+        self.begin(pipe.turns)
+        pipe.request(<Template>pipe.forms[RELEASE], self, lease.key, lease.token, 0)
         self.sent = pipe.sent
 
     cdef _end(self, answer):

@@ -9,7 +9,8 @@ import hashlib
 from pathlib import Path
 
 TWINS = ("_core", "_hot")  # compiled from a .pyx; in Python `_fallback` and `_hot.py` are the same
-PYTHON = ("_checks", "_lease", "_stats", "_gate", "_batch", "_terms")  # from their .py; a .pxd names the types
+# From their .py; a .pxd names the types.
+PYTHON = ("_checks", "_lease", "_stats", "_gate", "_batch", "_terms", "_turns")
 
 
 def digest() -> str | None:

@@ -1,13 +1,19 @@
 # The types of _terms.py where it is compiled.
 
-from fastlock._checks cimport as_ms, as_name
+from fastlock._checks cimport as_ms, as_name, as_wait
+
+cdef extern from "<stdbool.h>":
+    ctypedef bint flag "bool"  # a byte, as there are many locks; Cython's own takes four
 
 cdef class Terms:
     cdef public object name, timeout, sleep, blocking_timeout
-    cdef public bint blocking, thread_local, raise_on_release_error, fence, fair
+    cdef public flag blocking, thread_local, raise_on_release_error, fence, fair
     cdef public object _client, _wire
     cdef public bytes key
     cdef public long long ms
     cdef public dict leases
     cdef public str _encoding
     cdef object __weakref__
+
+
+cdef _check_wait(blocking, blocking_timeout)

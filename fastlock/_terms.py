@@ -18,7 +18,7 @@ from typing import Any
 from fastlock import _checks as checks
 from fastlock import _law as law
 from fastlock import _steps as steps
-from fastlock._checks import as_ms, as_name
+from fastlock._checks import as_ms, as_name, as_wait
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._lease import ENDED, Lease, new_token, now
 
@@ -66,9 +66,9 @@ class Terms:
         self.fair = fair
         self._encoding = encoding
         if sleep is not SLEEP:
-            checks.as_wait(sleep, "sleep")
+            as_wait(sleep, "sleep")
         if blocking_timeout is not None:
-            self._check_wait(blocking, blocking_timeout)
+            _check_wait(blocking, blocking_timeout)
 
     def _me(self) -> Any:
         """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""
@@ -92,14 +92,6 @@ class Terms:
             if kept is lease:
                 self.leases.pop(owner, None)
 
-    @staticmethod
-    def _check_wait(blocking: Any, blocking_timeout: Any) -> None:
-        checks.as_wait(blocking_timeout, "blocking_timeout")
-        if not blocking:
-            raise ValueError(
-                "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
-            )
-
     def taking(self, token: bytes | None = None, must: bool = True, start: float | None = None) -> Taking:
         """The operation of an acquire on the lock's own terms. must: whether not to get it is an error; start: when it
         was begun, if that was before."""
@@ -117,9 +109,9 @@ class Terms:
         op = Taking(self, proof, must=False)
         op.polls = token is not None  # in a queue, two who give the same one would be taken for each other
         op.blocking = bool(self.blocking if blocking is None else blocking)
-        op.sleep = self.sleep if sleep is None else checks.as_wait(sleep, "sleep")
+        op.sleep = self.sleep if sleep is None else as_wait(sleep, "sleep")
         if blocking_timeout is not None:
-            self._check_wait(op.blocking, blocking_timeout)
+            _check_wait(op.blocking, blocking_timeout)
         elif op.blocking:
             blocking_timeout = self.blocking_timeout
         if blocking_timeout is not None:
@@ -183,6 +175,14 @@ class Terms:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
+
+
+def _check_wait(blocking: Any, blocking_timeout: Any) -> None:
+    as_wait(blocking_timeout, "blocking_timeout")
+    if not blocking:
+        raise ValueError(
+            "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
+        )
 
 
 class Taking(law.Acquire):

@@ -613,31 +613,28 @@ class Intruder:
         self._thread.join(30)
 
 
-class Loop:
-    """As much of an event loop as a pipe needs."""
+class Turns:
+    """As much of what wakes tasks as a pipe needs."""
 
-    def __init__(self) -> None:
-        self.log: list[Any] = []
-        self.made = itertools.count()
-
-    def create_future(self) -> Slot:
-        return Slot(self.log, next(self.made))
+    loop = "the loop"
 
 
-def test_requests_make_their_slots_and_tell_once_until_the_next_take(layer: ModuleType) -> None:
-    pipe, loop, told = layer.Pipe(), Loop(), list[int]()
+def test_requests_tell_once_until_the_next_take(layer: ModuleType) -> None:
+    pipe, turns, told, log = layer.Pipe(), Turns(), list[int](), list[Any]()
     assert pipe.forms == () and pipe.link is None
-    pipe.serve("the link", loop, 7, lambda: told.append(pipe.pending))
-    assert (pipe.link, pipe.loop, pipe.thread) == ("the link", loop, 7)
+    pipe.serve("the link", turns, 7, lambda: told.append(pipe.pending))
+    assert (pipe.link, pipe.turns, pipe.loop, pipe.thread) == ("the link", turns, "the loop", 7)
     pipe.forms = (layer.Template(b"GET", 0), layer.Template(b"SET", 0, 1, b"PX", 2))
     for turn in range(3):
-        slots = [pipe.request(pipe.forms[n % 2], b"a", b"b", 5) for n in range(4)]
+        slots = [Slot(log, 4 * turn + n) for n in range(4)]
+        for n, slot in enumerate(slots):
+            pipe.request(pipe.forms[n % 2], slot, b"a", b"b", 5)
         pipe.announce()
-        assert all(type(slot) is Slot for slot in slots) and told == [1] * (turn + 1)
+        assert told == [1] * (turn + 1)
         assert pipe.take() == (packed(b"GET", b"a") + packed(b"SET", b"a", b"b", b"PX", b"5")) * 2
         pipe.feed(b":0\r\n:1\r\n:2\r\n:3\r\n")
         assert [slot.done() for slot in slots] == [False] * 4 and pipe.pending == 0
-    assert loop.log == [(number, shown(number % 4)) for number in range(12)]
+    assert log == [(number, shown(number % 4)) for number in range(12)]
 
 
 @pytest.mark.parametrize("kind", ["command", "template", "many", "calls"])

@@ -16,7 +16,7 @@ from support.play import Clock, joined
 
 from fastlock import _commands as say
 from fastlock._commands import QUEUE_KEPT_MS
-from fastlock._gate import CROWD, EARLY, ENOUGH, FENCES, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Waiter
+from fastlock._gate import ENOUGH, FENCES, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Waiter
 from fastlock._lease import ENDED, Lease
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
@@ -275,60 +275,6 @@ def test_who_asked_ahead_and_leaves_gives_its_place_to_the_next_or_back(gates: G
     (late,) = join(gates, 1)
     assert late.called and gates.ask(late, clock()), "though somebody holds"
     assert gates.release(lease, clock()) == HAND_OVER
-
-
-def sleeping(waiters: list[Waiter]) -> list[list[Any]]:
-    """What wakes each of them, from now on."""
-    heard: list[list[Any]] = [[] for _ in waiters]
-    for waiter, answers in zip(waiters, heard, strict=True):
-        waiter.called, waiter.wake = False, answers.append
-    return heard
-
-
-def test_tasks_are_woken_ahead_of_their_turn_ever_more_at_once(gates: Gates, clock: Clock) -> None:
-    gates.turns = True
-    first, *others = join(gates, 100)
-    lease, heard = grant(gates, first, clock), sleeping(others)
-    awake = []
-    for waiter in others[:40]:
-        assert passed(gates, lease, clock)
-        lease = taken(waiter)
-        awake.append(sum(map(len, heard)) - len(awake) - 1)  # beside those who have had it
-    assert awake[:10] == [1, 2, 1, 4, 3, 2, 1, 8, 7, 6] and max(awake) == CROWD
-    assert all(answers in ([], [None], [EARLY]) for answers in heard), "nobody is woken twice"
-
-
-def test_who_was_woken_for_nothing_sleeps_on_and_nobody_is_woken_ahead_for_a_while(gates: Gates, clock: Clock) -> None:
-    gates.turns = True
-    first, *others = join(gates, 100)
-    lease, heard = grant(gates, first, clock), sleeping(others)
-    assert passed(gates, lease, clock) and heard[:3] == [[None], [EARLY], []]
-    assert first.gate.too_early(others[1])
-    lease, others[1].wake = taken(others[0]), heard[1].append
-    for number in range(1, 40):
-        assert passed(gates, lease, clock)
-        lease = taken(others[number])
-        ahead = sum(map(len, heard)) - number - 2  # of those who have not had it, beside the one who woke twice
-        assert (ahead > 0) == (number > CROWD), number
-
-
-def test_who_was_woken_early_and_is_called_as_well_has_something_to_see(gates: Gates, clock: Clock) -> None:
-    """As when the lease that went round goes back to the server while it is on its way."""
-    gates.turns = True
-    first, second, third, _ = join(gates, 4)
-    lease = grant(gates, first, clock)
-    sleeping([second, third])
-    assert passed(gates, lease, clock)
-    lease = taken(second)
-    clock.go(ROUND + 0.001)
-    assert gates.release(lease, clock()) == HAND_OVER and third.called
-    assert not first.gate.too_early(third)
-
-
-def test_threads_are_not_woken_ahead(gates: Gates, clock: Clock) -> None:
-    first, *others = join(gates, 9)
-    lease, heard = grant(gates, first, clock), sleeping(others)
-    assert passed(gates, lease, clock) and heard == [[None], *[[]] * 7]
 
 
 def test_where_nobody_waits_elsewhere_nobody_asks_ahead(gates: Gates, clock: Clock) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,7 +129,7 @@ async def test_who_finds_a_name_free_leaves_it_to_who_came_first(
         await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------- tasks that are woken early
+# --------------------------------------------------------------------------------- tasks in one iteration of their loop
 
 
 @pytest.fixture
@@ -140,50 +139,50 @@ def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_one_turn_of_the_loop_serves_many_who_hold_for_no_turn(
+async def test_one_iteration_of_the_loop_serves_many_who_hold_for_none(
     face: Face, server: Server, probe: redis.Redis, no_ticks: None
 ) -> None:
     client = face.client(server.unix_url)
     holder = await held(face, client)
     loop, order = asyncio.get_running_loop(), []
-    turns, going = 0, True
+    iterations, going = 0, True
 
-    def turn_of_loop() -> None:
-        nonlocal turns
-        turns += 1
+    def count() -> None:
+        nonlocal iterations
+        iterations += 1
         if going:
-            loop.call_soon(turn_of_loop)
+            loop.call_soon(count)
 
     async def caller(number: int) -> None:
         async with client.lock(NAME, timeout=LONG, blocking_timeout=SOON):
-            order.append((number, turns))
+            order.append((number, iterations))
 
     jobs = [face.start(lambda number=number: caller(number)) for number in range(300)]
     await waits(face, client, 300)
-    turn_of_loop()
+    count()
     await face.get(holder.release())
     for job in jobs:
         await job.get(SOON)
     going = False
     assert [number for number, _ in order] == list(range(300))
     served = order[-1][1] - order[0][1]
-    assert served < 100, f"{served} turns of the loop, of which the server takes some, and each would take 300"
+    assert served < 100, f"{served} iterations, of which the server takes some, and each would take 300"
     await face.checkpoint()
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_who_is_woken_for_nothing_sleeps_on_goes_in_time_or_is_cancelled(
+async def test_who_holds_for_no_iteration_or_some_goes_in_time_or_is_cancelled(
     face: Face, server: Server, probe: redis.Redis, no_ticks: None, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Holders that begin to await something, when many were woken behind them: in order, one at a time, nobody lost;
-    also where a lease goes back to the server meanwhile, which it does ever so often."""
+    """Holders that await nothing, and some that do: in order, one at a time, nobody lost; also where a lease goes back
+    to the server meanwhile, which it does ever so often."""
     chance = random.Random(seed)
     monkeypatch.setattr(_gate, "ROUND", chance.choice([0.0001, 0.001, _gate.ROUND]))
     client = face.client(server.unix_url)
     order: list[int] = []
     holders, late = 0, 0
-    long = chance.sample(range(200), 12)  # who hold for some turns of the loop, the others for none
+    long = chance.sample(range(200), 12)  # who hold for some iterations of the loop, the others for none
 
     async def caller(number: int) -> None:
         nonlocal holders, late
@@ -220,36 +219,6 @@ async def test_who_is_woken_for_nothing_sleeps_on_goes_in_time_or_is_cancelled(
     assert len(order) + late >= 200 - cancelled and waiting_now(client) == 0 and probe.exists(NAME) == 0
     assert await face.get(client.lock(NAME).acquire(blocking=False)), "all of it was given back"
     probe.delete(NAME)
-
-
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_who_is_woken_for_nothing_as_its_time_ends_goes(
-    face: Face, server: Server, probe: redis.Redis, no_ticks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one turn of the loop, so that it has one chance to see both."""
-    monkeypatch.setattr(_gate, "ROUND", LONG)
-    client = face.client(server.unix_url)
-    holder = await held(face, client)
-    limit, gone = 0.5, asyncio.Event()
-
-    async def blocks() -> None:
-        async with client.lock(NAME, timeout=LONG):
-            time.sleep(limit)  # in which no timer runs
-
-    async def holds(event: asyncio.Event | None) -> None:
-        async with client.lock(NAME, timeout=LONG):
-            if event is not None:
-                await event.wait()
-
-    jobs = [face.start(blocks), face.start(lambda: holds(None)), face.start(lambda: holds(gone))]
-    await waits(face, client, 3)
-    late = face.start(client.lock(NAME, timeout=LONG, blocking_timeout=limit).acquire)
-    await waits(face, client, 4)
-    await face.get(holder.release())
-    assert await late.get(SOON) is False
-    gone.set()
-    for job in jobs:
-        await job.get(SOON)
 
 
 # --------------------------------------------------------------------------------- who goes at the moment of its grant

@@ -1,0 +1,121 @@
+"""Wire: what tasks wait for, and how those whose wait is over are woken: many in one callback of their event loop.
+
+To a task a `Turn` is a future (asyncio calls what has these methods future-compatible). A future of asyncio's own is
+woken by a callback each, which costs a handover as much as all the rest of it; and where one lock goes from task to
+task, by an iteration of the loop each. Never here: commands, locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Self
+
+CROWD = 32  # woken in one callback, where each that wakes ends the wait of the next
+
+
+class Turns:
+    """Those of one event loop whose wait is over, in order."""
+
+    __slots__ = ("loop", "over", "soon", "woken")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.over: deque[Turn] = deque()
+        self.soon: asyncio.Handle | None = None  # by which the loop is going to run it
+        self.woken = loop.create_future()
+        self.woken.set_result(None)
+
+    def add(self, turn: Turn) -> None:
+        self.over.append(turn)
+        if self.soon is None:
+            self.soon = self.loop.call_soon(self.run)
+
+    def run(self) -> None:
+        """Wake those who are here, and up to a crowd of those who come meanwhile."""
+        self.soon = None
+        if len(self.over) > 1:  # and a handler of signals raises, or a task begins a loop within the loop
+            self.soon = self.loop.call_soon(self.run)
+        for _ in range(max(len(self.over), CROWD)):
+            if not self.over:
+                break
+            self.over.popleft().wake()
+        if not self.over and self.soon is not None:  # who comes next is woken after what was to be sent by then
+            self.soon.cancel()
+            self.soon = None
+
+
+class Turn:
+    """What a task waits for, once it has begun. As a slot: for a reply; as a waiter's `wake`: for its call."""
+
+    __slots__ = ("answer", "blocking", "callback", "context", "ready", "turns")
+
+    def begin(self, turns: Turns) -> Self:
+        """Wait, for the first time or once more."""
+        self.turns = turns
+        self.answer: Any = None
+        self.ready = False
+        self.blocking = False
+        self.callback: Callable[[Any], object] | None = None
+        self.context: Any = None
+        return self
+
+    def done(self) -> bool:
+        return self.ready
+
+    def set_result(self, answer: Any) -> None:
+        self.answer = answer
+        self.ready = True
+        if self.callback is not None:
+            self.turns.add(self)
+
+    def __call__(self, answer: Any) -> None:
+        if not self.ready:
+            self.set_result(answer)
+
+    def wake(self) -> None:
+        callback, self.callback = self.callback, None
+        if callback is not None:
+            context, self.context = self.context, None
+            # A task asks what it is woken with for its result, and throws that away; of a real future without a call
+            context.run(callback, self if type(self.answer) is asyncio.CancelledError else self.turns.woken)
+
+    # as a task sees a future
+
+    @property
+    def _asyncio_future_blocking(self) -> bool | None:
+        return self.blocking or None  # None: no future, but for whom it was just given to, to wait for
+
+    @_asyncio_future_blocking.setter
+    def _asyncio_future_blocking(self, blocking: bool) -> None:
+        self.blocking = blocking
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.turns.loop
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        self.context = contextvars.copy_context() if context is None else context
+        self.callback = callback
+        if self.ready:
+            self.turns.add(self)
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self.ready:
+            return False
+        self.set_result(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+        return True
+
+    def result(self) -> Any:
+        if type(self.answer) is asyncio.CancelledError:
+            raise self.answer
+        return self.answer
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.ready:
+            self.blocking = True
+            yield self
+        return self.result()

@@ -1,0 +1,299 @@
+"""What tasks wait for, and in which iteration of their loop they are woken. On both loops, with both kinds of asyncio's
+tasks: the compiled one, and the one in Python that debuggers put in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.tasks
+import contextvars
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from fastlock._turns import CROWD, Turn, Turns
+
+pytestmark = pytest.mark.usefixtures("impl")
+TASKS: dict[str, Any] = {"C": asyncio.Task, "Python": asyncio.tasks._PyTask}  # type: ignore[attr-defined]
+MARK = contextvars.ContextVar("MARK", default="nobody")
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop() if request.param == "asyncio" else uvloop.new_event_loop()
+    asyncio.set_event_loop(made)
+    yield made
+    asyncio.set_event_loop(None)
+    made.close()
+
+
+@pytest.fixture(params=TASKS)
+def task(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Makes a task of a coroutine."""
+    return lambda work: TASKS[request.param](work, loop=loop)
+
+
+class Counter:
+    """How many iterations a loop has made."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.number, self.going = loop, 0, True
+        self.loop.call_soon(self.count)
+
+    def count(self) -> None:
+        self.number += 1
+        if self.going:
+            self.loop.call_soon(self.count)
+
+
+async def waits(turn: Turn) -> Any:
+    return await turn
+
+
+async def idle(iterations: int = 3) -> None:
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+
+
+def test_a_task_waits_and_gets_the_answer_in_its_own_context(loop: asyncio.AbstractEventLoop, task: Any) -> None:
+    async def work() -> None:
+        turn, seen = Turn().begin(Turns(loop)), list[str]()
+
+        async def wait() -> Any:
+            MARK.set("the one who waits")
+            answer = await turn
+            seen.append(MARK.get())
+            return answer
+
+        waiting = task(wait())
+        await idle()
+        assert not waiting.done() and not turn.done()
+        turn.set_result("the answer")
+        assert turn.done() and not waiting.done(), "not before the loop comes to it"
+        assert await waiting == "the answer" and seen == ["the one who waits"] and MARK.get() == "nobody"
+        assert await task(waits(turn)) == "the answer", "which is there at once, the second time"
+        turn("another answer")
+        assert turn.result() == "the answer", "one is enough"
+
+    loop.run_until_complete(work())
+
+
+def test_a_task_is_told_whenever_it_asks(loop: asyncio.AbstractEventLoop) -> None:
+    """Of what was there before it asked, too."""
+
+    async def work() -> None:
+        turn, heard = Turn().begin(Turns(loop)), list[Any]()
+        turn.set_result(5)
+        turn.add_done_callback(heard.append)
+        assert heard == []
+        await idle(1)
+        assert [each.result() for each in heard] == [None] and turn.result() == 5
+        turn.begin(turn.turns)
+        assert not turn.done() and turn.result() is None and turn.get_loop() is loop
+
+    loop.run_until_complete(work())
+
+
+@pytest.mark.parametrize("message", [None, "a word"])
+def test_a_task_that_is_cancelled_wakes_with_that(loop: asyncio.AbstractEventLoop, task: Any, message: Any) -> None:
+    async def work() -> None:
+        turn = Turn().begin(Turns(loop))
+        waiting = task(waits(turn))
+        await idle()
+        assert waiting.cancel(message) and turn.done() and not turn.cancel()
+        turn("too late")
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await waiting
+        assert caught.value.args in ((), (message,)) and waiting.cancelled()
+
+    loop.run_until_complete(work())
+
+
+def test_who_is_cancelled_with_its_answer_on_the_way_is_cancelled_once(
+    loop: asyncio.AbstractEventLoop, task: Any
+) -> None:
+    async def work() -> None:
+        turn, heard = Turn().begin(Turns(loop)), list[Any]()
+
+        async def wait() -> None:
+            try:
+                await turn
+            except asyncio.CancelledError:
+                heard.append(turn.result())
+                await asyncio.sleep(0)
+                heard.append("goes on")
+
+        waiting = task(wait())
+        await idle()
+        turn.set_result("the answer")
+        waiting.cancel()
+        await waiting
+        assert heard == ["the answer", "goes on"]
+
+    loop.run_until_complete(work())
+
+
+def test_it_is_a_future_only_for_whom_it_was_given_to(loop: asyncio.AbstractEventLoop) -> None:
+    """Else asyncio would take it for one that is under way already, and begin nothing."""
+
+    async def work() -> None:
+        turn = Turn().begin(Turns(loop))
+        assert not asyncio.isfuture(turn)
+        steps = turn.__await__()
+        assert next(steps) is turn and asyncio.isfuture(turn)
+        turn._asyncio_future_blocking = False
+        assert not asyncio.isfuture(turn)
+        loop.call_soon(turn.set_result, 1)
+        assert await asyncio.wait_for(turn, 10) == 1 and await asyncio.gather(turn, waits(turn)) == [1, 1]
+        with pytest.raises(StopIteration):
+            next(steps)
+
+    loop.run_until_complete(work())
+
+
+def test_all_who_are_ready_wake_in_one_iteration_and_in_order(loop: asyncio.AbstractEventLoop, task: Any) -> None:
+    async def work() -> None:
+        turns, order = Turns(loop), list[tuple[int, int]]()
+        mine = [Turn().begin(turns) for _ in range(5 * CROWD)]
+
+        async def wait(number: int) -> None:
+            await mine[number]
+            order.append((number, counter.number))
+
+        tasks = [task(wait(number)) for number in range(len(mine))]
+        await idle()
+        counter = Counter(loop)
+        for turn in mine:
+            turn.set_result(None)
+        await asyncio.gather(*tasks)
+        counter.going = False
+        await idle()
+        assert [number for number, _ in order] == list(range(len(mine))) and len({at for _, at in order}) == 1
+
+    loop.run_until_complete(work())
+
+
+def test_each_who_wakes_the_next_does_so_in_the_same_iteration_up_to_a_crowd(
+    loop: asyncio.AbstractEventLoop, task: Any
+) -> None:
+    """More would keep the loop from all else: for ever, if each comes again."""
+
+    async def work() -> None:
+        turns, at = Turns(loop), list[int]()
+        ring = [Turn().begin(turns) for _ in range(7)]
+
+        async def wait(number: int) -> None:
+            while len(at) < 10 * CROWD:
+                await ring[number].begin(turns)
+                at.append(counter.number)
+                ring[(number + 1) % len(ring)](None)
+
+        tasks = [task(wait(number)) for number in range(len(ring))]
+        await idle()
+        counter = Counter(loop)
+        ring[0](None)
+        while len(at) < 10 * CROWD:
+            await asyncio.sleep(0)
+        counter.going = False
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        counts = [at.count(number) for number in dict.fromkeys(at)]
+        assert counts[:9] == [CROWD] * 9
+
+    loop.run_until_complete(work())
+
+
+class Queue:
+    """As much of an event loop, run by hand."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.handles = loop, list[asyncio.Handle]()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return self.loop.create_future()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
+        self.handles.append(asyncio.Handle(callback, args, self.loop))
+        return self.handles[-1]
+
+    def run_one(self) -> None:
+        handle = self.handles.pop(0)
+        if not handle.cancelled():
+            handle._run()
+
+    def run_all(self) -> None:
+        while self.handles:
+            self.run_one()
+
+
+def turns_by_hand(loop: asyncio.AbstractEventLoop, *callbacks: Callable[[Any], object]) -> tuple[Queue, list[Turn]]:
+    """One for each callback, which is called when it is woken."""
+    queue: Any = Queue(loop)
+    turns = Turns(queue)
+    mine = [Turn().begin(turns) for _ in callbacks]
+    for turn, callback in zip(mine, callbacks, strict=True):
+        turn.add_done_callback(callback)
+    return queue, mine
+
+
+def test_who_comes_next_is_woken_after_what_the_others_left_to_be_done(loop: asyncio.AbstractEventLoop) -> None:
+    """Else what they queued would wait for the end of the next batch, and client and server would work by turns."""
+    order: list[str] = []
+
+    def first(_: Any) -> None:
+        order.append("first")
+        queue.call_soon(order.append, "flush")
+        mine[2].set_result(None)
+
+    queue, mine = turns_by_hand(loop, first, *(lambda _, n=n: order.append(n) for n in ("second", "third", "next")))
+    for turn in mine[:2]:
+        turn.set_result(None)
+    queue.run_one()
+    mine[3].set_result(None)  # its reply is read, in the same iteration
+    queue.run_all()
+    assert order == ["first", "second", "third", "flush", "next"]
+
+
+class Struck(KeyboardInterrupt):
+    """What a handler of signals raises."""
+
+
+@pytest.mark.parametrize("error", [Struck, ZeroDivisionError])
+def test_what_one_callback_raises_the_others_wake(loop: asyncio.AbstractEventLoop, error: type[BaseException]) -> None:
+    turns, heard, told = Turns(loop), list[Any](), list[Any]()
+    loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
+
+    def struck(turn: Turn) -> None:
+        raise error
+
+    async def work() -> None:
+        mine = [Turn().begin(turns) for _ in range(4)]
+        for turn, callback in zip(mine, [heard.append, struck, heard.append, heard.append], strict=True):
+            turn.add_done_callback(callback)
+            turn.set_result(None)
+        await idle()
+
+    try:
+        loop.run_until_complete(work())
+    except Struck:
+        told.append(Struck)
+    loop.run_until_complete(idle())
+    assert told == [error] and len(heard) == 3
+
+
+def test_a_loop_within_the_loop_wakes_those_who_come_next(loop: asyncio.AbstractEventLoop) -> None:
+    """As in notebooks: a callback runs what is ready before it returns."""
+    order: list[str] = []
+
+    def nests(_: Any) -> None:
+        order.append("first")
+        queue.run_all()
+        order.append("the first goes on")
+
+    queue, mine = turns_by_hand(loop, nests, *(lambda _, n=n: order.append(n) for n in ("second", "third")))
+    for turn in mine:
+        turn.set_result(None)
+    queue.run_all()
+    assert order == ["first", "second", "third", "the first goes on"]
