@@ -38,7 +38,7 @@ cdef class Pipe:
     cdef Py_ssize_t skip  # bytes of a string that are still to come
     cdef object reader, gets, feed_, sock
     cdef int fd
-    cdef int64_t usual
+    cdef int64_t usual, heard  # nanoseconds that replies take, and when the last one came
     cdef unsigned int probes
     cdef object leader  # the ticket of the thread that reads
     cdef public object hear  # gets what the server says unasked

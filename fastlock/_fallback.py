@@ -137,7 +137,7 @@ class Pipe:
         self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never waits
         if sock is not None and not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
-        self._usual = 0.0
+        self._usual = self._heard = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
         self.hear: Callable[[Any], object] | None = None  # gets what the server says unasked
         self._pushes: list[Any] = []
@@ -427,12 +427,14 @@ class Pipe:
     def receive(self, timeout: float, spin: float) -> bool:
         """Read once and deliver. False: nothing came within `timeout` seconds.
 
-        Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time.
+        Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time; half as
+        long for who does not ask again at once.
         EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
         """
         self._probes += 1
         start = time.monotonic()
-        spinning = spin and (self._usual <= spin or not self._probes & 63)
+        budget = spin if start - self._heard <= spin else spin / 2  # as the core, and why
+        spinning = budget and (self._usual <= budget or not self._probes & 63)
         # A signal would make the socket wait anew for its slice, again and again; they come to the main thread
         main = threading.get_ident() == threading.main_thread().ident
         waits = not self._tls and not main and timeout >= _SLICE
@@ -448,13 +450,14 @@ class Pipe:
                 except _AGAIN:
                     lost = False
                     if spinning:
-                        spinning = time.monotonic() - start < spin
+                        spinning = time.monotonic() - start < budget
                     elif waits:
                         waits = False  # the socket has waited for a slice of it
                     elif not _wait(self._sock, select.POLLIN, timeout - (time.monotonic() - start)):
                         return False
             if spin:
-                self._usual += (time.monotonic() - start - self._usual) / 4
+                self._heard = time.monotonic()
+                self._usual += (self._heard - start - self._usual) / 4
             if data:
                 self.feed(data)
         except BaseException:  # interrupted: what was taken from the socket is in nobody's hands
