@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 LINTERS := $(VENV)/.linters
 CYTHON := $(wildcard fastlock/*.pyx fastlock/*.pxi fastlock/*.pxd)
 CORE := setup.py $(CYTHON) fastlock/_sources.py \
-	$(addprefix fastlock/,_checks.py _lease.py _stats.py _gate.py _batch.py _terms.py _turns.py)
+	$(addprefix fastlock/,_checks.py _lease.py _stats.py _gate.py _batch.py _terms.py _turns.py _common.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

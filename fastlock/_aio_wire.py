@@ -19,6 +19,7 @@ from typing import Any
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
+from fastlock._common import Common
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._stats import Stats
@@ -176,7 +177,7 @@ class Link(asyncio.Protocol):
             self.wire.end_alarms()
 
 
-class Wire:
+class Wire(Common):
     """The connection of one client, and how its tasks wait."""
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:

@@ -8,8 +8,9 @@ a lease (`_sleep`, `_enter`), for which the fallback goes through `Wire.wait` an
 """
 
 import math
+import sys
 import threading
-from asyncio import current_task
+from asyncio import current_task, tasks
 from collections import OrderedDict
 
 from fastlock import _wire
@@ -32,10 +33,10 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
+from fastlock._common cimport Common
 from fastlock._core cimport Pipe, Template, Ticket
 from fastlock._gate cimport Gate, Gates, Waiter
 from fastlock._lease cimport Lease, new_token
-from fastlock._stats cimport Stats
 from fastlock._terms cimport Terms
 from fastlock._turns cimport Turn
 
@@ -61,6 +62,8 @@ cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
 cdef object allocate_lock = threading.Lock
+# Until 3.12 `current_task` is Python, which asks this
+cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
 cdef double ENDED = _ENDED, SPIN = _SPIN, LAST_LOOK = _LAST_LOOK
 cdef Py_ssize_t ACQUIRE = _ACQUIRE, ACQUIRE_ENDLESS = _ACQUIRE_ENDLESS, RELEASE = _RELEASE, KEPT = _KEPT
 cdef Py_ssize_t ALARMS = 16  # of a client at most: who gives yet another time has a timer of its own
@@ -92,7 +95,7 @@ cdef Lease _granted(Terms lock, owner, bytes token, double sent):
     if _time() >= deadline:
         return None
     lease = Lease(lock.name, lock.key, token, deadline)
-    (<Stats>lock._wire.stats).acquires += 1
+    (<Common>lock._wire).stats.acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:
         lock.keep(lease)
@@ -102,10 +105,10 @@ cdef Lease _granted(Terms lock, owner, bytes token, double sent):
 cdef Waiter _behind(Terms lock, answer, bytes token):
     """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
     answers. None: not so, or the way is longer."""
-    wire = lock._wire
+    cdef Common wire = lock._wire
     if not lock.blocking or lock.fair or lock.blocking_timeout == 0:
         return None
-    if lock.key in <dict>wire.crowd if answer is None else type(answer) is bytes and answer != token:
+    if lock.key in wire.crowd if answer is None else type(answer) is bytes and answer != token:
         return Waiter(lock.name, lock.key, lock.ms, lock.fence)
     return None
 
@@ -115,8 +118,8 @@ cdef Lease _handed(Terms lock, owner, Waiter waiter):
     cdef Lease lease = waiter.lease
     if lease is None:
         return None
-    (<Gates>lock._wire.gates).taken(waiter)
-    (<Stats>lock._wire.stats).acquires += 1
+    (<Common>lock._wire).gates.taken(waiter)
+    (<Common>lock._wire).stats.acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:
         lock.keep(lease)
@@ -146,18 +149,17 @@ cdef _asked(op, link, double sent):
     return op
 
 
-cdef _idle_one(wire):
-    cdef list idle = wire.idle
-    if not idle or wire.debts:
+cdef _idle_one(Common wire):
+    if not wire.idle or wire.debts:
         return None
-    return idle.pop()  # the latest used, whose memory is warm
+    return wire.idle.pop()  # the latest used, whose memory is warm
 
 
-cdef double _spin(wire) except -1:
-    return SPIN if len(<list>wire.connections) - len(<list>wire.idle) - <int>wire.away <= 1 else 0.0
+cdef double _spin(Common wire) except -1:
+    return SPIN if len(wire.connections) - len(wire.idle) - wire.away <= 1 else 0.0
 
 
-cdef _ask(wire, connection, Py_ssize_t verb, bytes key, bytes token, long long ms, limit):
+cdef _ask(Common wire, connection, Py_ssize_t verb, bytes key, bytes token, long long ms, limit):
     cdef double patience = connection.patience if limit is None else min(<double>limit, <double>connection.patience)
     cdef double spin = _spin(wire)
     cdef tuple forms
@@ -168,7 +170,7 @@ cdef _ask(wire, connection, Py_ssize_t verb, bytes key, bytes token, long long m
     return pipe.ask(pipe.forms[verb], key, token, ms, patience, spin)
 
 
-cdef _call(wire, connection, tuple args):
+cdef _call(Common wire, connection, tuple args):
     """One command that is not of the dialect."""
     return connection.pipe.ask(connection.impl.Template(*args), b"", b"", 0, connection.patience, _spin(wire))
 
@@ -179,9 +181,9 @@ def take(Terms lock not None, bint must):
     cdef bytes token
     cdef Lease lease
     cdef Py_ssize_t verb = ACQUIRE if lock.ms else ACQUIRE_ENDLESS
-    wire = lock._wire
+    cdef Common wire = lock._wire
     if wire.crowd:
-        (<Gates>wire.gates).sweep(sent)
+        wire.gates.sweep(sent)
         if (waiter := _behind(lock, None, None)) is not None:
             return _wait(lock, must, waiter, sent)
     connection = None if _special(lock) else _idle_one(wire)
@@ -197,7 +199,7 @@ def take(Terms lock not None, bint must):
             answer = connection.explain(op, error)
         finally:
             if connection.dead is None:
-                (<list>wire.idle).append(connection)
+                wire.idle.append(connection)
         if answer is None:
             lease = _granted(lock, thread_owner() if lock.thread_local else None, token, sent)
             if lease is not None:
@@ -225,12 +227,12 @@ cdef _until(Terms lock, double start):
 cdef _wait(Terms lock, bint must, Waiter waiter, double start):
     """Sleep until a lease passes to this waiter, or it is the first and is granted one, or has to go."""
     cdef Lease lease = None
-    wire = lock._wire
+    cdef Common wire = lock._wire
     until = _until(lock, start)
     owner = thread_owner() if lock.thread_local else None
     op = None
     try:
-        (<Gates>wire.gates).join(waiter, start)
+        wire.gates.join(waiter, start)
         if _ear(wire) is None:
             wire.wait(waiter, until)
         elif waiter.gate.first() is not waiter:
@@ -249,7 +251,7 @@ cdef _wait(Terms lock, bint must, Waiter waiter, double start):
         raise
 
 
-cdef _ear(wire):
+cdef _ear(Common wire):
     """The connection on which messages come, if it is there and nothing is in the way."""
     ear = wire.ear
     if ear is None or ear.dead is not None or not ear.hears or not wire.away or wire.debts or wire.closed:
@@ -294,7 +296,7 @@ cdef class _Nap:
         return 0
 
 
-cdef int _sleep(wire, Waiter waiter, until) except -1:
+cdef int _sleep(Common wire, Waiter waiter, until) except -1:
     """As `Wire.wait`, with no look of its own."""
     cdef Gate gate = waiter.gate
     cdef Gates gates = wire.gates
@@ -330,7 +332,7 @@ cdef int _sleep(wire, Waiter waiter, until) except -1:
     return 0
 
 
-cdef int _enter(wire, op, Waiter waiter, until) except -1:
+cdef int _enter(Common wire, op, Waiter waiter, until) except -1:
     """The way of the first that goes well: ask for the place of its gate, listen, and ask again when it is called. What
     was seen last where it ends, the law has to judge."""
     cdef Gates gates = wire.gates
@@ -381,7 +383,7 @@ def give(Terms lock not None):
     cdef Lease lease
     cdef bint contended  # somebody waits elsewhere, as far as is known
     cdef int what
-    wire = lock._wire
+    cdef Common wire = lock._wire
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
     if lease is None or _odd(lease):
@@ -390,7 +392,7 @@ def give(Terms lock not None):
     contended, told = lease.contended, None
     if wire.crowd:
         told = BEHIND
-        what = (<Gates>wire.gates).release(lease, _time())
+        what = wire.gates.release(lease, _time())
         if what == PASSED:
             _gone(lock, owner, lease)
             return
@@ -415,7 +417,7 @@ def give(Terms lock not None):
             answer = connection.explain(op, error)
         finally:
             if connection.dead is None:
-                (<list>wire.idle).append(connection)
+                wire.idle.append(connection)
         if answer == 1:
             _gone(lock, owner, lease)
             return

@@ -27,10 +27,11 @@ cdef class _Exchange(Turn):
 
     cdef Pipe _open_pipe(self):
         """The connection's, if there is one and the running task may use it."""
-        cdef Pipe pipe = self.lock._wire.open_pipe
+        cdef Common wire = self.lock._wire
+        cdef Pipe pipe = wire.open_pipe
         if pipe is None or pipe.thread != PyThread_get_thread_ident():
             return None
-        task = current_task(pipe.loop)
+        task = running_task(pipe.loop)
         if task is None:  # another loop runs
             return None
         self.owner = task if self.lock.thread_local else None
@@ -196,7 +197,7 @@ cdef class _Take(_Exchange):
             return
         self.pipe = pipe
         self.start = _time()
-        if lock._wire.crowd and (waiter := _behind(lock, None, None)) is not None:
+        if (<Common>lock._wire).crowd and (waiter := _behind(lock, None, None)) is not None:
             self._wait(waiter)
             return
         self.token = new_token()
@@ -210,7 +211,7 @@ cdef class _Take(_Exchange):
 
     cdef _limit(self, length, double at, double now):
         """Have it called when its time is over. `length`: by which those are known who have the same time."""
-        self.timer = _alarm(self.lock._wire.alarms, length, self.pipe.loop)
+        self.timer = _alarm((<Common>self.lock._wire).alarms, length, self.pipe.loop)
         if self.timer is None or not (<_Alarm>self.timer).add(self, at, now):
             self.timer = self.pipe.loop.call_later(at - now, self, None)
 
@@ -245,22 +246,25 @@ cdef class _Take(_Exchange):
     cdef _wait(self, Waiter waiter):
         """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
         self.waiter = waiter
-        (<Gates>self.lock._wire.gates).joined(waiter, self.start)
+        (<Common>self.lock._wire).gates.joined(waiter, self.start)
         self.lock.key = waiter.key = waiter.gate.key  # one for all who wait: they are many
         if waiter.called:
             self.others = self.lock._wire.run(self._op(), waiter)
             return
-        if self.lock._wire.ticks is None:
+        if (<Common>self.lock._wire).ticks is None:
             self.lock._wire.tick()
         self.begin(self.pipe.turns)
         waiter.wake = self
         if (until := _until(self.lock, self.start)) is not None:
             self._limit(-self.lock.blocking_timeout, until, _time())
 
-    def __call__(self, answer):
-        """The waiter is called, or the time is over."""
+    cdef _called(self, answer):
+        """The waiter is, or the time is over."""
         if not self.ready:
             self.set_result(LATE if self.waiter is None else answer)
+
+    def __call__(self, answer):
+        self._called(answer)
 
     cdef _leave(self):
         self._unlimit()
@@ -277,7 +281,13 @@ cdef class _Take(_Exchange):
 cdef _passed(Terms lock, owner, Lease lease):
     """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
     out."""
-    cdef int what = (<Gates>lock._wire.gates).released(lease, _time())
+    cdef Gates gates = (<Common>lock._wire).gates
+    cdef int what = gates._released(lease, _time())
+    wake, gates.wake = gates.wake, None
+    if type(wake) is _Take:
+        (<_Take>wake)._called(None)
+    elif wake is not None:
+        wake(None)
     if what == PASSED:
         _gone(lock, owner, lease)
         return None
@@ -305,7 +315,7 @@ cdef class _Give(_Exchange):
         cdef Terms lock = self.lock
         cdef Pipe pipe = self._open_pipe()
         cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
-        if lease is not None and lock._wire.crowd and not _odd(lease):
+        if lease is not None and (<Common>lock._wire).crowd and not _odd(lease):
             op = _passed(lock, self.owner, lease)
             if op is not None:
                 self.others = lock._wire.release(lock, op, BEHIND, self.leaving, self.error)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 TWINS = ("_core", "_hot")  # compiled from a .pyx; in Python `_fallback` and `_hot.py` are the same
 # From their .py; a .pxd names the types.
-PYTHON = ("_checks", "_lease", "_stats", "_gate", "_batch", "_terms", "_turns")
+PYTHON = ("_checks", "_lease", "_stats", "_gate", "_batch", "_terms", "_turns", "_common")
 
 
 def digest() -> str | None:

@@ -26,6 +26,7 @@ from fastlock import _fallback
 from fastlock import _law as law
 from fastlock import _session as session
 from fastlock import _steps as steps
+from fastlock._common import Common
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._stats import Stats
@@ -267,7 +268,7 @@ class Connection:
         return Lost(error, self.patience, sent=True, session=self.session)
 
 
-class Wire:
+class Wire(Common):
     """The connections of one client, and how its threads wait."""
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:

@@ -14,6 +14,7 @@ from support.play import joined
 
 from fastlock import _commands as say
 from fastlock import _hot as hot
+from fastlock._common import Common
 from fastlock._errors import ClientClosedError, LockError
 from fastlock._gate import Gates
 from fastlock._law import LAST_LOOK
@@ -29,7 +30,7 @@ BUSY = object()
 pytestmark = pytest.mark.usefixtures("impl")
 
 
-class Wire:
+class Wire(Common):
     """A wire with one idle connection that gives this answer; what is handed on is kept, and has the outcome "on"."""
 
     def __init__(self, answer: Any) -> None:

@@ -84,6 +84,7 @@ class Job:
     def begin(self, start: int) -> None:
         """The clock time at which it begins is known."""
         length = int(self.seconds * 1e9)
+        self.wanted = itertools.cycle(self.names)
         contest = self.contest
         self.closed = not (self.arrivals or contest.laps or contest.rate)
         self.patient = contest.patience if contest.blocking and not contest.cut else None
@@ -92,7 +93,7 @@ class Job:
 
     def next(self) -> int | None:
         """When the next acquire is due (0: now), or None: that was all. Those due are worked off for as long again."""
-        if clock() >= self.last or self.over or self.failed >= TIRED or self.lane.stopped:
+        if self.over or clock() >= self.last or self.lane.stopped:
             return None
         if self.closed:
             return 0
@@ -120,11 +121,12 @@ class Job:
     def name(self) -> int:
         """The name wanted next; counts the turn."""
         self.done += 1
-        return self.names[(self.done - 1) % len(self.names)]
+        return next(self.wanted)
 
     def problem(self, error: Exception) -> None:
         """A call raised."""
         self.failed += 1
+        self.over = self.over or self.failed >= TIRED
         self.lane.failed(error)
 
     def raised(self, error: Exception, name: int, due: int, called: int) -> None:

@@ -164,16 +164,16 @@ class Lane:
     """
 
     __slots__ = (
-        *("_books", "_cells", "_failures", "_lost", "_met", "_notes", "_number", "_open", "_promise", "_refused"),
-        *("_room", "_seen", "_shape", "_words", "errors"),
+        *("_books", "_cells", "_failures", "_lost", "_mark", "_met", "_notes", "_number", "_promise", "_refused"),
+        *("_room", "_seen", "_shape", "_until", "_words", "errors"),
     )
 
     def __init__(self, log: Log, number: int, promise: int, books: bool = False) -> None:
         self._words, self._shape = log.words, log.shape
-        self._number, self._promise, self._books = number, promise, books
+        self._number, self._mark, self._promise, self._books = number, number + 1, promise, books
         self._cells, self._room = log.shape.cells, RECORD * log.shape.capacity
         self._notes: list[int] = []  # of all records, one after the other: nothing for the garbage collector to look at
-        self._open: tuple[int, int, int, int] | None = None  # of the name that it holds
+        self._until = 0  # then what it holds may be another's
         self._met = self._lost = self._refused = self._failures = self._seen = 0
         self.errors: list[str] = []
 
@@ -192,27 +192,25 @@ class Lane:
         words, cell = self._words, self._cells + CELL * name
         if words[cell] and granted < words[cell + UNTIL]:
             self._met += 1
-        words[cell] = self._number + 1
-        words[cell + UNTIL] = called + self._promise
+        words[cell] = self._mark
+        words[cell + UNTIL] = self._until = called + self._promise
         if self._books:
             self._seen = words[cell + BOOKS]
-        self._open = name, intended, called, granted
+        self._notes += (name, intended, called, granted)
 
     def leaving(self, name: int) -> None:
         """It is about to release: look at the cell again and leave it."""
         words, cell = self._words, self._cells + CELL * name
         if self._books:
             words[cell + BOOKS] = self._seen + 1
-        if words[cell] == self._number + 1:
+        if words[cell] == self._mark:
             words[cell] = 0
-        elif self._open is not None and clock() < self._open[2] + self._promise:
+        elif clock() < self._until:
             self._lost += 1
 
     def released(self, releasing: int, released: int) -> None:
         """It has called release, and that has returned (0: it raised)."""
-        if self._open is not None:
-            self._notes += (*self._open, releasing, released)
-            self._open = None
+        self._notes += (releasing, released)
 
     def gave_up(self, name: int, intended: int, called: int, now: int) -> None:
         """It waited in vain: until now, or for what raised, or was never asked."""
@@ -230,7 +228,7 @@ class Lane:
 
     def write(self) -> None:
         """Into the log, all of it: also of a name that it holds still, as whoever is going to be killed does."""
-        held = () if self._open is None else (*self._open, 0, 0)
+        held = (0, 0) if len(self._notes) % RECORD else ()
         notes = array("q", [*self._notes, *held][: self._room])
         words, shape, count = self._words, self._shape, len(notes) // RECORD
         at = shape.records + self._number * shape.capacity * RECORD
