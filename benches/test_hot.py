@@ -9,6 +9,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from fastlock import _commands, _hot
+from fastlock._common import Common
 from fastlock._lock import ClientLock
 from fastlock._stats import Stats
 
@@ -26,7 +27,9 @@ class Pipe:
 
 def test_take_and_give(benchmark: BenchmarkFixture) -> None:
     connection = SimpleNamespace(pipe=Pipe(), patience=5.0, dead=None, busy=object())
-    wire = SimpleNamespace(debts=[], idle=[connection], connections=[connection], away=0, crowd={}, stats=Stats())
+    wire = Common()
+    wire.debts, wire.idle, wire.connections, wire.away = [], [connection], [connection], 0
+    wire.crowd, wire.stats = {}, Stats()
     client: Any = SimpleNamespace(_wire=wire)
     lock = ClientLock(client, "order:4711", 10, 0.1, True, None, True, True)
 

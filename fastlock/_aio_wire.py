@@ -1,7 +1,7 @@
 """Wire: how a task waits. One connection to one server, shared by the tasks of an event loop; one flush a tick.
 
-A call appends its command and a future; the first of a tick schedules the flush. A cancelled future keeps its slot as a
-tombstone, so replies never shift. Never here: decisions about locks, the content of frames.
+A call appends its command and what its task waits for; the first of a tick schedules the flush. Who is cancelled keeps
+his slot as a tombstone, so replies never shift. Never here: decisions about locks, the content of frames.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_soc
 
 
 class Link(asyncio.Protocol):
-    """One connection and the futures that wait on it."""
+    """One connection and what tasks wait for on it."""
 
     def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
         self.wire = wire

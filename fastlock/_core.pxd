@@ -49,8 +49,8 @@ cdef class Pipe:
     cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 
     cdef public tuple forms  # the dialect of its server, as templates
-    # of a pipe that serves tasks: its connection, who wakes them, their loop, thread, when the first of a tick came
-    cdef public object link, turns, loop
+    # of a pipe that serves tasks: its connection, who wakes them, their thread, when the first of a tick came
+    cdef public object link, turns
     cdef public unsigned long thread
     cdef public double sent
 

@@ -42,7 +42,6 @@ class Pipe:
     forms: tuple[Template, ...]
     link: Any
     turns: Any
-    loop: Any
     thread: int
     sent: float
     def __init__(self, sock: Any = None) -> None: ...

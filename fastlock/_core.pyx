@@ -120,7 +120,6 @@ cdef class Pipe:
         """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
         self.link = link
         self.turns = turns
-        self.loop = turns.loop
         self.thread = thread
         self.flush_soon = flush_soon
 

@@ -145,10 +145,9 @@ class Pipe:
         self.broken = False
         self._deaf = False  # replies were lost: nobody may read on until the connection is closed
         self.forms: tuple[Template, ...] = ()  # the dialect of its server
-        # of a pipe that serves tasks: its connection, who wakes them, their loop, thread, when the first of a tick came
+        # of a pipe that serves tasks: its connection, who wakes them, their thread, when the first of a tick came
         self.link: Any = None
         self.turns: Any = None
-        self.loop: Any = None
         self.thread = 0
         self.sent = 0.0
 
@@ -163,7 +162,6 @@ class Pipe:
         """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
         self.link = link
         self.turns = turns
-        self.loop = turns.loop
         self.thread = thread
         self._flush_soon = flush_soon
 

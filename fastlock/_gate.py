@@ -182,9 +182,9 @@ class Gate:
             self.held.contended = lease.contended
             lease.deadline = ENDED
             self.gates.stats.local_handovers += 1
-            waiter.called = True
-            self.gates.wake, waiter.wake = waiter.wake, None
             self.warn(now)
+            waiter.called = True
+            self.gates.wake, waiter.wake = waiter.wake, None  # last: who is woken before could release as well
             return PASSED
         self.held = None
         waiter = self.first()

@@ -250,7 +250,7 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a task. Outcome and errors are those of `Terms.taking`."""
     wire = lock._wire
     pipe = None if _special(lock) else _open_pipe(lock)
-    if pipe is None or (task := current_task(pipe.loop)) is None:  # None: another loop runs
+    if pipe is None or (task := current_task(pipe.turns.loop)) is None:  # None: another loop runs
         return await wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
     start = now()
     if wire.crowd and (waiter := _behind(lock)) is not None:
@@ -259,8 +259,10 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
     turn = Turn().begin(pipe.turns)
     pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], turn, lock.key, token, lock.ms)
     sent = pipe.sent
-    timer = None if lock.blocking_timeout is None else pipe.loop.call_later(lock.blocking_timeout, turn, LATE)
+    timer = None
     try:
+        if lock.blocking_timeout is not None:
+            timer = pipe.turns.loop.call_later(lock.blocking_timeout, turn, LATE)
         answer = await turn
     except BaseException:
         pipe.link.leave(lock.taking(token, must), sent)
@@ -322,7 +324,7 @@ async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> N
     `Terms.left` puts them, beside the `error` that ended its body."""
     wire = lock._wire
     pipe = _open_pipe(lock)
-    task = None if pipe is None else current_task(pipe.loop)
+    task = None if pipe is None else current_task(pipe.turns.loop)
     owner = task if lock.thread_local else None
     lease = None if task is None else lock.leases.get(owner)
     if lease is not None and wire.crowd and not _odd(lease):

@@ -38,7 +38,7 @@ from fastlock._core cimport Pipe, Template, Ticket
 from fastlock._gate cimport Gate, Gates, Waiter
 from fastlock._lease cimport Lease, new_token
 from fastlock._terms cimport Terms
-from fastlock._turns cimport Turn
+from fastlock._turns cimport Turn, Turns
 
 cdef extern from "pythread.h" nogil:
     int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)

@@ -31,7 +31,7 @@ cdef class _Exchange(Turn):
         cdef Pipe pipe = wire.open_pipe
         if pipe is None or pipe.thread != PyThread_get_thread_ident():
             return None
-        task = running_task(pipe.loop)
+        task = running_task((<Turns>pipe.turns).loop)
         if task is None:  # another loop runs
             return None
         self.owner = task if self.lock.thread_local else None
@@ -46,10 +46,15 @@ cdef class _Exchange(Turn):
             if self.turns is not None and not self.ready:
                 raise RuntimeError("it is being awaited already")
             self.ended = True  # unless there is something to wait for
-            if self.turns is None:
-                self._begin()
-            else:
-                outcome = self._end(self.result())
+            try:
+                if self.turns is None:
+                    self._begin()
+                else:
+                    outcome = self._end(self.result())
+            except BaseException:
+                if self.others is None:
+                    self._leave()
+                raise
             if self.others is None:
                 over[0] = self.turns is None or self.ready
                 if over[0]:
@@ -113,6 +118,7 @@ cdef class _Exchange(Turn):
 
     cdef _leave(self):
         self.ready = True  # what comes now is for nobody
+        self.owner = None
         if self.turns is not None:
             self.pipe.link.leave(self._op(), self.sent)
 
@@ -211,9 +217,9 @@ cdef class _Take(_Exchange):
 
     cdef _limit(self, length, double at, double now):
         """Have it called when its time is over. `length`: by which those are known who have the same time."""
-        self.timer = _alarm((<Common>self.lock._wire).alarms, length, self.pipe.loop)
+        self.timer = _alarm((<Common>self.lock._wire).alarms, length, self.turns.loop)
         if self.timer is None or not (<_Alarm>self.timer).add(self, at, now):
-            self.timer = self.pipe.loop.call_later(at - now, self, None)
+            self.timer = self.turns.loop.call_later(at - now, self._late)  # not itself: as a coroutine, it may not
 
     cdef _unlimit(self):
         timer, self.timer = self.timer, None
@@ -266,10 +272,13 @@ cdef class _Take(_Exchange):
     def __call__(self, answer):
         self._called(answer)
 
+    def _late(self):
+        self._called(None)
+
     cdef _leave(self):
         self._unlimit()
         if self.waiter is not None:
-            self.ready = True
+            self.ready, self.owner = True, None
             self.lock._wire.torn(self._op(), self.waiter)
         else:
             _Exchange._leave(self)

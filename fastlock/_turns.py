@@ -42,9 +42,10 @@ class Turns:
             if not self.over:
                 break
             self.over.popleft().wake()
-        if not self.over and self.soon is not None:  # who comes next is woken after what was to be sent by then
-            self.soon.cancel()
-            self.soon = None
+        soon = self.soon
+        if not self.over and soon is not None:  # who comes next is woken after what was to be sent by then
+            self.soon = None  # first: a handler of signals may add one while that is cancelled
+            soon.cancel()
 
 
 class Turn:
@@ -111,11 +112,13 @@ class Turn:
 
     def result(self) -> Any:
         if type(self.answer) is asyncio.CancelledError:
-            raise self.answer
+            raise asyncio.CancelledError(*self.answer.args)  # another: what was raised knows all that its frames did
         return self.answer
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.ready:
             self.blocking = True
             yield self
+            if not self.ready:
+                raise RuntimeError("it is being awaited already")
         return self.result()

@@ -623,7 +623,7 @@ def test_requests_tell_once_until_the_next_take(layer: ModuleType) -> None:
     pipe, turns, told, log = layer.Pipe(), Turns(), list[int](), list[Any]()
     assert pipe.forms == () and pipe.link is None
     pipe.serve("the link", turns, 7, lambda: told.append(pipe.pending))
-    assert (pipe.link, pipe.turns, pipe.loop, pipe.thread) == ("the link", turns, "the loop", 7)
+    assert (pipe.link, pipe.turns, pipe.thread) == ("the link", turns, 7)
     pipe.forms = (layer.Template(b"GET", 0), layer.Template(b"SET", 0, 1, b"PX", 2))
     for turn in range(3):
         slots = [Slot(log, 4 * turn + n) for n in range(4)]

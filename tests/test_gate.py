@@ -579,6 +579,19 @@ def test_the_mutex_is_held_whenever_something_changes_and_free_when_the_next_one
     assert seen == [0, 0] and mutex.entered == before + 7 and mutex.held == 0
 
 
+def test_a_release_within_a_release_wakes_both(gates: Gates, clock: Clock) -> None:
+    """As a handler of signals can, or a finalizer: called where the next but one is told to look at its clock."""
+    woken: list[str] = []
+    one, two, three = join(gates, 3, ms=int(LOOK * 500))
+    lease = grant(gates, one, clock)
+    first, second = (joined(gates, "other", b"other", MS, False, None) for _ in range(2))
+    other = grant(gates, first, clock)
+    two.wake, second.wake = (lambda _: woken.append("two")), (lambda _: woken.append("second"))
+    three.wake = lambda _: gates.release(other, clock())
+    assert passed(gates, lease, clock)
+    assert sorted(woken) == ["second", "two"] and two.called and second.called
+
+
 def test_threads_that_come_and_go_hold_one_after_the_other(clock: Clock) -> None:
     """All at once, with a mutex as the wire has it: each gets it once, nobody at the same time as another."""
     gates, holders, order = Gates(threading.RLock()), list[int](), list[int]()

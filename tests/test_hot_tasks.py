@@ -8,6 +8,7 @@ import contextlib
 import gc
 import inspect
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -256,10 +257,13 @@ def sleepers(client: Any) -> list[Any]:
 
 @valkey
 @both_loops
+@pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 async def test_each_limited_wait_ends_whatever_the_limits_of_others(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, debug: bool
 ) -> None:
-    """More limits than timers to be shared, and two tasks for each; some are cancelled, some served before."""
+    """More limits than timers to be shared, and two tasks for each; some are cancelled, some served before. In debug
+    mode a loop refuses to call what could be a coroutine."""
+    asyncio.get_running_loop().set_debug(debug)
     client = face.client(server.unix_url)
     await client.server_info()
     probe.set(NAME, "another")
@@ -332,6 +336,51 @@ async def test_who_comes_late_into_a_line_of_waits_is_called_in_its_own_time(
     assert ended == ["early", "late"]
     client._wire.gates.leave(before, now())
     probe.delete(NAME)
+
+
+@valkey
+@both_loops
+async def test_what_is_resumed_before_its_reply_came_is_not_held(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """As no task of asyncio's does."""
+    client = face.client(server.unix_url)
+    await client.server_info()
+    lock = client.lock(NAME, thread_local=False)
+    for held in (None, "another"):
+        if held is not None:
+            probe.set(NAME, held)
+        coroutine = lock.acquire()
+        coroutine.send(None)
+        with pytest.raises(RuntimeError, match="being awaited already"):
+            coroutine.send(None)
+        await in_step(client)
+        assert lock.lease is None and probe.get(NAME) == (held and held.encode())
+    probe.delete(NAME)
+
+
+@valkey
+@both_loops
+async def test_who_was_cancelled_is_forgotten_though_the_reply_is_still_to_come(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(proxy.url, reply_timeout=20)
+    await client.server_info()
+    stalled = proxy.arm(stall(), after=MARK, times=1)
+    tasks = [asyncio.ensure_future(client.lock(NAME).acquire()) for _ in range(5)]
+    gone = [weakref.ref(task) for task in tasks]
+    await asyncio.to_thread(stalled.wait)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    del task
+    tasks.clear()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert client._wire.link.pipe.pending >= 5 and [each() for each in gone] == [None] * 5
+    stalled.resume()
+    await in_step(client)
+    assert not probe.exists(NAME)
 
 
 @both_loops

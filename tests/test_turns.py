@@ -105,7 +105,8 @@ def test_a_task_that_is_cancelled_wakes_with_that(loop: asyncio.AbstractEventLoo
         turn("too late")
         with pytest.raises(asyncio.CancelledError) as caught:
             await waiting
-        assert caught.value.args in ((), (message,)) and waiting.cancelled()
+        assert turn.answer.__traceback__ is None, "which would keep all who were in it"
+        assert caught.value.args == (() if message is None else (message,)) and waiting.cancelled()
 
     loop.run_until_complete(work())
 
@@ -144,6 +145,10 @@ def test_it_is_a_future_only_for_whom_it_was_given_to(loop: asyncio.AbstractEven
         assert next(steps) is turn and asyncio.isfuture(turn)
         turn._asyncio_future_blocking = False
         assert not asyncio.isfuture(turn)
+        early = Turn().begin(turn.turns).__await__()
+        next(early)
+        with pytest.raises(RuntimeError, match="being awaited already"):
+            next(early)
         loop.call_soon(turn.set_result, 1)
         assert await asyncio.wait_for(turn, 10) == 1 and await asyncio.gather(turn, waits(turn)) == [1, 1]
         with pytest.raises(StopIteration):
@@ -254,6 +259,28 @@ def test_who_comes_next_is_woken_after_what_the_others_left_to_be_done(loop: asy
     mine[3].set_result(None)  # its reply is read, in the same iteration
     queue.run_all()
     assert order == ["first", "second", "third", "flush", "next"]
+
+
+def test_who_is_added_while_the_next_run_is_called_off_is_woken(loop: asyncio.AbstractEventLoop) -> None:
+    """By a handler of signals, as that of asyncio's Ctrl-C is: it cancels a task."""
+    order: list[str] = []
+    queue, mine = turns_by_hand(loop, *(lambda _, n=n: order.append(n) for n in ("first", "second", "third")))
+
+    class Interrupted(asyncio.Handle):
+        def cancel(self) -> None:
+            super().cancel()
+            if not mine[2].done():
+                mine[2].set_result(None)
+
+    def call_soon(callback: Callable[..., object], *args: Any) -> asyncio.Handle:
+        queue.handles.append(Interrupted(callback, args, loop))
+        return queue.handles[-1]
+
+    queue.call_soon = call_soon  # type: ignore[method-assign]
+    for turn in mine[:2]:
+        turn.set_result(None)
+    queue.run_all()
+    assert order == ["first", "second", "third"]
 
 
 class Struck(KeyboardInterrupt):
