@@ -200,6 +200,13 @@ def per_grant(spent: Sequence[float | None], samples: Sequence[Sample]) -> float
     return sum(known) / grants if grants and len(known) == len(samples) else None
 
 
+def typical(samples: Sequence[Sample]) -> float | None:
+    """Commands that clients sent for a grant, in the median of the rounds: a connection that one of them opened is no
+    cost of a lock. None if any was not counted."""
+    found = [sample.sent / sample.acquired for sample in samples if sample.sent is not None and sample.acquired]
+    return statistics.median(found) if found and len(found) == len(samples) else None
+
+
 def encode(times: Iterable[int]) -> str:
     """A histogram of nanoseconds with three digits, as text; '' for no times."""
     counted = Counter(times)
@@ -279,7 +286,7 @@ def summarize(
         **found,
         fairness=fairness(ours),
         commands_per_grant=per_grant([sample.commands for sample in ours], ours),
-        sent_per_grant=per_grant([sample.sent for sample in ours], ours),
+        sent_per_grant=typical(ours),
         server_cpu_us=None if server is None else 1e6 * server,
         server_cpu_ratio=server / base_server if base_server and server is not None else None,
         client_cpu_us=None if client is None else 1e6 * client,

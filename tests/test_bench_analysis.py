@@ -343,6 +343,14 @@ def test_sweep_marks_each_place_by_its_own_noise() -> None:
     assert taken.noise_at(1) == 0
 
 
+def test_commands_of_a_grant_are_those_of_the_median_round() -> None:
+    """Not of one in which a client also opened a connection."""
+    rounds = [Sample(200, 1, 200, 200, sent=sent) for sent in (600, 606, 600)]
+    assert stats.typical(rounds) == stats.summarize("fair", rounds, []).sent_per_grant == 3
+    assert stats.typical([*rounds, Sample(200, 1, 200, 200, sent=None)]) is None
+    assert stats.typical([*rounds, Sample(0, 1, 0, 0, sent=6)]) is None and stats.typical([]) is None
+
+
 @pytest.mark.parametrize(("ratio", "noisy"), [(1.05, True), (1 / 1.05, True), (1.2, False), (1 / 1.2, False)])
 def test_ratio_inside_the_noise_is_marked(ratio: float, noisy: bool) -> None:
     ours, base = [Sample(int(1000 * ratio), 1, 1, 1)], [Sample(1000, 1, 1, 1)]
