@@ -66,10 +66,8 @@ cdef class Gates:
 
     cpdef int release(self, Lease lease, double now)
 
-    cpdef int released(self, Lease lease, double now)
-
     @cython.locals(gate=Gate)
-    cpdef int _released(self, Lease lease, double now)
+    cpdef int released(self, Lease lease, double now)
 
     @cython.locals(gate=Gate, heir=Waiter)
     cpdef taken(self, Waiter waiter)

@@ -322,21 +322,14 @@ class Gates:
         """A holder lets go of a lease of a name for which there is, or was, a gate. Who has it next is woken when the
         mutex is free, for which he would have to sleep again."""
         with self.mutex:
-            what = self._released(lease, now)
+            what = self.released(lease, now)
             wake, self.wake = self.wake, None
         if wake is not None:
             wake(None)
         return what
 
     def released(self, lease: Lease, now: float) -> int:
-        """As `release`, where no threads are."""
-        what = self._released(lease, now)
-        wake, self.wake = self.wake, None
-        if wake is not None:
-            wake(None)
-        return what
-
-    def _released(self, lease: Lease, now: float) -> int:
+        """As `release`, with the mutex held, or where no threads are. Who is to be woken is left in `wake`."""
         if lease.deadline == ENDED:  # it may be another's by now, by the same token
             return GONE
         gate = self.by_key.get(lease.key)

@@ -309,7 +309,7 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any,
 def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
     """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
     out."""
-    what = lock._wire.gates.released(lease, now())
+    what = lock._wire.gates.release(lease, now())
     if what == PASSED:
         _gone(lock, owner, lease)
         return None

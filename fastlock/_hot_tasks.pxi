@@ -51,7 +51,7 @@ cdef class _Exchange(Turn):
                     self._begin()
                 else:
                     outcome = self._end(self.result())
-            except BaseException:
+            except BaseException:  # what was asked or queued until then would be nobody's
                 if self.others is None:
                     self._leave()
                 raise
@@ -291,7 +291,7 @@ cdef _passed(Terms lock, owner, Lease lease):
     """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
     out."""
     cdef Gates gates = (<Common>lock._wire).gates
-    cdef int what = gates._released(lease, _time())
+    cdef int what = gates.released(lease, _time())
     wake, gates.wake = gates.wake, None
     if type(wake) is _Take:
         (<_Take>wake)._called(None)
