@@ -145,7 +145,7 @@ class Job:
 
 def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = time.sleep) -> None:
     """Acquire, hold, release, again, until the job says that was all."""
-    lane, contest, keys, patient = job.lane, job.contest, job.keys, job.patient
+    lane, contest, keys, patient, hold = job.lane, job.contest, job.keys, job.patient, int(job.contest.hold * 1e9)
     sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
         name = job.name()
@@ -164,8 +164,8 @@ def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = tim
             job.gave_up(name, due, called, now)
             continue
         lane.granted(name, due or called, called, now)
-        if contest.hold:
-            sleep(contest.hold)
+        if hold:
+            sleep(max(0, now + hold - clock()) / 1e9)
         lane.leaving(name)
         releasing, released = clock(), 0
         try:
@@ -180,6 +180,7 @@ def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = tim
 async def task_lane(job: Job, make: MakeAsyncLock) -> None:
     """The same for a task: kept line by line beside ``thread_lane``."""
     lane, contest, keys, patient, sleep = job.lane, job.contest, job.keys, job.patient, asyncio.sleep
+    hold = int(contest.hold * 1e9)  # from the grant on, whatever is noted meanwhile
     await sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
         name = job.name()
@@ -198,8 +199,8 @@ async def task_lane(job: Job, make: MakeAsyncLock) -> None:
             job.gave_up(name, due, called, now)
             continue
         lane.granted(name, due or called, called, now)
-        if contest.hold:
-            await sleep(contest.hold)
+        if hold:
+            await sleep(max(0, now + hold - clock()) / 1e9)
         lane.leaving(name)
         releasing, released = clock(), 0
         try:
