@@ -196,7 +196,7 @@ class Wire(Common):
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
         self.stats = Stats()
-        self.gates = Gates(threading.RLock(), self.stats)  # of no use, but faster than what does nothing
+        self.gates = Gates(self.impl.Mutex(), self.stats)  # of no use, but faster than what does nothing
         self.crowd = self.gates.by_key  # names for which somebody waits
         self.alarms: dict[float, Any] = {}  # of the compiled hot path, by the time that they give
         self.ticks: asyncio.TimerHandle | None = None

@@ -120,11 +120,11 @@ def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
     return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)
 
 
-def enter(name: bytes, place: bytes, inbox: bytes, ms: int, fenced: bool) -> tuple[bytes, ...]:
-    """The call that acquires a contended lock, or waits for it."""
+def enter(name: bytes, inbox: bytes, fenced: bool, place: bytes | int = TOKEN, ms: bytes | int = MS) -> Any:
+    """The call that acquires a contended lock, or waits for it; its form, if place and lease are not given."""
     keys = (name, queue_key(name), fence_key(name)) if fenced else (name, queue_key(name))
-    rest = (place, inbox, b"%d" % ms, b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS)
-    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, *rest)
+    kept = b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
+    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, place, inbox, ms, *kept)
 
 
 def leave(name: bytes, place: bytes, inbox: bytes) -> tuple[bytes, ...]:
@@ -132,8 +132,8 @@ def leave(name: bytes, place: bytes, inbox: bytes) -> tuple[bytes, ...]:
     return (b"EVAL", LEAVE_LUA.text, b"2", name, queue_key(name), place, inbox)
 
 
-def hand_over(name: bytes, token: bytes) -> tuple[bytes, ...]:
-    """The call that releases a contended lock."""
+def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
+    """The call that releases a contended lock; its form, if the token is not given."""
     return (b"EVALSHA", HAND_OVER_LUA.sha, b"2", name, queue_key(name), token)
 
 

@@ -1,5 +1,6 @@
 # What _core.pyx shows to the other compiled modules.
 
+from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t
 
 cdef enum:
@@ -16,6 +17,13 @@ cdef class Template:
     cdef Segment segments[PARTS]
     cdef int count
     cdef int _segment(self, bytes literal, int argument) except -1
+
+cdef class Mutex:
+    cdef PyThread_type_lock free
+    cdef unsigned long owner
+    cdef Py_ssize_t depth
+    cdef void lock(self) noexcept
+    cdef void unlock(self) noexcept
 
 cdef class Ticket:
     cdef public object reply

@@ -1,6 +1,7 @@
 """The compiled bytes layer, for type checkers; `python -m mypy.stubtest fastlock._core` holds it against the build."""
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Protocol, final
 
 class _Slot(Protocol):
@@ -26,6 +27,13 @@ class Template:
     def parts(self) -> tuple[bytes | int, ...]: ...
 
 class Unasked(OSError): ...
+
+@final
+class Mutex:
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 @final
 class Ticket:

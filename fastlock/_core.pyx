@@ -73,6 +73,7 @@ cdef object _NOTHING = object()  # what the reader answers when a reply is incom
 
 include "_template.pxi"
 include "_slots.pxi"
+include "_mutex.pxi"
 
 
 class Unasked(OSError):

@@ -79,6 +79,15 @@ class Unasked(OSError):
     """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
 
 
+_RLock: Any = type(threading.RLock())
+
+
+class Mutex(_RLock):  # type: ignore[misc]
+    """What keeps the threads of a process apart; its own thread may take it again."""
+
+    __slots__ = ()
+
+
 class Ticket:
     """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
 

@@ -5,27 +5,40 @@ import cython
 from fastlock._lease cimport Lease
 from fastlock._stats cimport Stats
 
+cdef extern from "<stdbool.h>":
+    ctypedef bint flag "bool"  # a byte, as there are many waiters; Cython's own takes four
+
 cdef class Gate
 cdef class Gates
 
 cdef class Waiter:
     cdef public object name, wake
+    cdef public Waiter before, after
     cdef public bytes key, place
     cdef public long long ms
-    cdef public bint fenced, called, counted
+    cdef public flag fenced, called, counted, waits
     cdef public Gate gate
     cdef public Lease lease
     cpdef call(self)
 
 
+cdef class Line:
+    cdef public Py_ssize_t count
+    cdef public Waiter first, last
+    cpdef add(self, Waiter waiter)
+    cpdef remove(self, Waiter waiter)
+
+
 cdef class Gate:
     cdef public Gates gates
     cdef public bytes key, place
-    cdef public bint shared, ahead, asked, waited, elsewhere
-    cdef public object waiters, link, fence, error
+    cdef public bint shared, ahead, brisk, asked, waited, elsewhere
+    cdef public Line waiters
+    cdef public object link, fence, error
     cdef public tuple stale
+    cdef public dict forms
     cdef public Lease held
-    cdef public double look_at, since, passes
+    cdef public double look_at, since, passes, handed
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
     cpdef bint last_pass(self)
@@ -47,7 +60,7 @@ cdef class Gates:
     cdef public object mutex
     cdef public Stats stats
     cdef public bytes inbox
-    cdef public bint deaf
+    cdef public bint deaf, brisk
     cdef public object wake
     cdef public double swept
     cdef public dict by_key, by_place

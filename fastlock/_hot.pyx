@@ -4,20 +4,21 @@
 `_hot.py` is the same in Python and says what may live here; names, parameters and behaviour are the same, kept so by
 the tests of locks, which run on both. A thread that holds the interpreter keeps the others from reading their replies,
 and a thousand tasks share one: here every microsecond counts twice. So is the way of a thread that waits and is granted
-a lease (`_sleep`, `_enter`), for which the fallback goes through `Wire.wait` and the law. Tasks: `_hot_tasks.pxi`.
+a lease (`_sleep`, `_enter`), for which the fallback goes through `Wire.wait` and the law. How threads
+sleep: `_nap.pxi`. Tasks: `_hot_tasks.pxi`.
 """
 
-import math
 import sys
 import threading
 from asyncio import current_task, tasks
 from collections import OrderedDict
 
 from fastlock import _wire
-from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE, hand_over
+from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
+from fastlock._commands import enter, hand_over
 from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
 from fastlock._errors import ClientClosedError
-from fastlock._law import LAST_LOOK as _LAST_LOOK, _entered as entered
+from fastlock._law import LAST_LOOK as _LAST_LOOK
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._terms import KEPT as _KEPT, Releasing
@@ -25,23 +26,18 @@ from fastlock._wire import SPIN as _SPIN, STALE as _STALE
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.pythread cimport (
-    PY_LOCK_INTR, PyThread_allocate_lock, PyThread_free_lock, PyThread_get_thread_ident, PyThread_release_lock,
-    PyThread_type_lock
-)
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.math cimport INFINITY
 from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
 from fastlock._common cimport Common
-from fastlock._core cimport Pipe, Template, Ticket
+from fastlock._core cimport Mutex, Pipe, Template, Ticket
 from fastlock._gate cimport Gate, Gates, Waiter
 from fastlock._lease cimport Lease, new_token
 from fastlock._terms cimport Terms
 from fastlock._turns cimport Turn, Turns
-
-cdef extern from "pythread.h" nogil:
-    int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
 
 cdef extern from "Python.h":
     ctypedef int PySendResult
@@ -62,12 +58,16 @@ cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
 cdef object allocate_lock = threading.Lock
+cdef dict WIRE = _wire.__dict__
 # Until 3.12 `current_task` is Python, which asks this
 cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
 cdef double ENDED = _ENDED, SPIN = _SPIN, LAST_LOOK = _LAST_LOOK
 cdef Py_ssize_t ACQUIRE = _ACQUIRE, ACQUIRE_ENDLESS = _ACQUIRE_ENDLESS, RELEASE = _RELEASE, KEPT = _KEPT
 cdef Py_ssize_t ALARMS = 16  # of a client at most: who gives yet another time has a timer of its own
 cdef object _thread = threading.local()
+
+
+include "_nap.pxi"
 
 
 cpdef thread_owner():
@@ -90,7 +90,7 @@ cdef double _time() except -1:
 
 cdef Lease _granted(Terms lock, owner, bytes token, double sent):
     """The lease, kept for its owner; None: its time was over before the reply came."""
-    cdef double deadline = sent + lock.ms / 1000.0 if lock.ms else math.inf
+    cdef double deadline = sent + lock.ms / 1000.0 if lock.ms else INFINITY
     cdef Lease lease
     if _time() >= deadline:
         return None
@@ -119,11 +119,20 @@ cdef Lease _handed(Terms lock, owner, Waiter waiter):
     if lease is None:
         return None
     (<Common>lock._wire).gates.taken(waiter)
+    if waiter.gate.brisk:
+        _wake_early(waiter.gate.first())
     (<Common>lock._wire).stats.acquires += 1
     lock.leases[owner] = lease
     if len(lock.leases) > KEPT:
         lock.keep(lease)
     return lease
+
+
+cdef int _wake_early(Waiter waiter) except -1:
+    """The next one: its turn comes before it is awake."""
+    if waiter is not None and type(waiter.wake) is _Nap:
+        (<_Nap>waiter.wake).early()
+    return 0
 
 
 cdef bint _odd(Lease lease) except -1:
@@ -170,9 +179,28 @@ cdef _ask(Common wire, connection, Py_ssize_t verb, bytes key, bytes token, long
     return pipe.ask(pipe.forms[verb], key, token, ms, patience, spin)
 
 
-cdef _call(Common wire, connection, tuple args):
-    """One command that is not of the dialect."""
-    return connection.pipe.ask(connection.impl.Template(*args), b"", b"", 0, connection.patience, _spin(wire))
+cdef _hand_over(Common wire, connection, Lease lease):
+    """As `_ask`: a release to who waits elsewhere."""
+    cdef double patience = connection.patience, spin = _spin(wire)
+    cdef Gate gate
+    cdef Template form
+    pipe = connection.pipe
+    if type(pipe) is not Pipe:
+        return pipe.ask(connection.impl.Template(*hand_over(lease.key, lease.token)), b"", b"", 0, patience, spin)
+    gate = wire.crowd.get(lease.key)
+    form = Template(*hand_over(lease.key)) if gate is None else _form(gate, hand_over, ())
+    return (<Pipe>pipe).ask(form, b"", lease.token, 0, patience, spin)
+
+
+cdef Template _form(Gate gate, words, tuple more):
+    """A command for the name of a gate, kept for the next time: to encode one takes longer than to send it."""
+    cdef dict forms = gate.forms
+    if forms is None:
+        gate.forms = forms = {}
+    form = forms.get((words, more))
+    if form is None:
+        forms[words, more] = form = Template(*words(gate.key, *more))
+    return form
 
 
 def take(Terms lock not None, bint must):
@@ -219,36 +247,65 @@ def take(Terms lock not None, bint must):
     return _wait(lock, must, waiter, sent)
 
 
-cdef _until(Terms lock, double start):
+cdef double _until(Terms lock, double start) except -1:
     """When to look for the last time."""
-    return None if lock.blocking_timeout is None else start + <double>lock.blocking_timeout - LAST_LOOK
+    return INFINITY if lock.blocking_timeout is None else start + <double>lock.blocking_timeout - LAST_LOOK
 
 
 cdef _wait(Terms lock, bint must, Waiter waiter, double start):
     """Sleep until a lease passes to this waiter, or it is the first and is granted one, or has to go."""
     cdef Lease lease = None
     cdef Common wire = lock._wire
-    until = _until(lock, start)
+    cdef double until = _until(lock, start)
     owner = thread_owner() if lock.thread_local else None
+    cdef _Nap nap = _Nap.__new__(_Nap)
     op = None
     try:
-        wire.gates.join(waiter, start)
+        waiter.wake = nap
+        _join(wire.gates, waiter, start)
         if _ear(wire) is None:
-            wire.wait(waiter, until)
+            wire.wait(waiter, None if until == INFINITY else until)
         elif waiter.gate.first() is not waiter:
-            _sleep(wire, waiter, until)
+            _doze(wire, waiter, nap, until)
         lease = _handed(lock, owner, waiter)
         if lease is None:
-            op = lock.taking(None, must, start)
-            _enter(wire, op, waiter, until)
+            op = _enter(wire, lock, must, waiter, start, until)
             lease = _handed(lock, owner, waiter)
         if lease is not None:
             PyErr_CheckSignals()
             return lease
-        return wire.run(op, waiter)
+        return wire.run(op or lock.taking(None, must, start), waiter)
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
         wire.torn(op or lock.taking(None, must), waiter, error)
         raise
+
+
+cdef int _join(Gates gates, Waiter waiter, double now) except -1:
+    """As `Gates.join`."""
+    cdef Mutex mutex = gates.mutex
+    mutex.lock()
+    try:
+        gates.joined(waiter, now)
+    finally:
+        mutex.unlock()
+    return 0
+
+
+cdef int _let_go(Gates gates, Lease lease) except -1:
+    """As `Gates.release`."""
+    cdef Mutex mutex = gates.mutex
+    cdef int what
+    mutex.lock()
+    try:
+        what = gates.released(lease, _time())
+        wake, gates.wake = gates.wake, None
+    finally:
+        mutex.unlock()
+    if type(wake) is _Nap:
+        (<_Nap>wake).end(not gates.brisk)
+    elif wake is not None:
+        wake(None)
+    return what
 
 
 cdef _ear(Common wire):
@@ -259,52 +316,33 @@ cdef _ear(Common wire):
     return ear if type(ear.pipe) is Pipe else None
 
 
-@cython.final
-@cython.freelist(64)
-cdef class _Nap:
-    """The sleep of a thread that has nothing to read. It is woken without the interpreter: whom the system runs at once
-    in place of the caller would only sleep again until that lets go of it."""
-
-    cdef PyThread_type_lock lock
-    cdef bint over
-
-    def __cinit__(self):
-        self.lock = PyThread_allocate_lock()
-        if self.lock is NULL:
-            raise MemoryError
-        PyThread_acquire_lock_timed(self.lock, 0, 0)
-
-    def __dealloc__(self):
-        if self.lock is not NULL:
-            PyThread_free_lock(self.lock)
-
-    def __call__(self, answer):
-        """End it."""
-        self.over = True
-        with nogil:
-            PyThread_release_lock(self.lock)
-
-    cdef int sleep(self, double until) except -1:
-        cdef long long left
-        cdef int how = PY_LOCK_INTR
-        while not self.over and how == PY_LOCK_INTR:
-            left = <long long>(max(0.0, until - _time()) * 1e6)
-            with nogil:
-                how = PyThread_acquire_lock_timed(self.lock, left, 1)
-            if how == PY_LOCK_INTR:
-                PyErr_CheckSignals()
-        return 0
+cdef double _at(double time, double until) except -1:
+    """When a sleep from now on is over in any case."""
+    return min(time + <double>WIRE["LOOK"], until)
 
 
-cdef int _sleep(Common wire, Waiter waiter, until) except -1:
+cdef int _doze(Common wire, Waiter waiter, _Nap nap, double until) except -1:
+    """The sleep of one who is not the first, from when it joined."""
+    try:
+        if not waiter.called and not wire.closed:
+            nap.sleep(_at(_time(), until))
+    finally:
+        waiter.wake, waiter.called = None, False
+    if wire.closed:
+        raise ClientClosedError("this client was closed")
+    return 0
+
+
+cdef int _sleep(Common wire, Waiter waiter, double until) except -1:
     """As `Wire.wait`, with no look of its own."""
     cdef Gate gate = waiter.gate
     cdef Gates gates = wire.gates
-    cdef double time = _time(), at
+    cdef Mutex mutex = gates.mutex
+    cdef double time = _time(), at = _at(time, until)
     cdef bint reads = False
     cdef _Nap nap = _Nap.__new__(_Nap)
-    at = min(time + <double>_wire.LOOK, math.inf if until is None else <double>until)
-    with gates.mutex:
+    mutex.lock()
+    try:
         if waiter.called and not wire.closed:
             waiter.called = False
             return 0
@@ -318,6 +356,8 @@ cdef int _sleep(Common wire, Waiter waiter, until) except -1:
         else:
             waiter.wake = nap
         at = min(at, gate.wake_at(waiter))
+    finally:
+        mutex.unlock()
     try:
         if wire.closed:
             raise ClientClosedError("this client was closed")
@@ -332,49 +372,72 @@ cdef int _sleep(Common wire, Waiter waiter, until) except -1:
     return 0
 
 
-cdef int _enter(Common wire, op, Waiter waiter, until) except -1:
-    """The way of the first that goes well: ask for the place of its gate, listen, and ask again when it is called. What
-    was seen last where it ends, the law has to judge."""
+cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, double until):
+    """The way of the first that goes well: ask for the place of its gate, listen, and ask again when it is called.
+    Returns the operation of the law that is to judge what was seen last; None: nothing odd was."""
     cdef Gates gates = wire.gates
     cdef Gate gate = waiter.gate
+    cdef Mutex mutex = gates.mutex
     cdef Lease lease
-    cdef double sent, patience
-    cdef bytes place = None
-    ask = form = None
+    cdef double sent, left
     while (ear := _ear(wire)) is not None and not gate.stale and gate.error is None and waiter.lease is None:
         sent = _time()
-        if (until is not None and sent >= <double>until) or gate.doubts(waiter, sent):
+        if sent >= until or gate.doubts(waiter, sent):
             break
         if gates.ask(waiter, sent):
-            if place is not gate.place:  # not before: while it is not first, the place is another's, and may be granted
-                place = gate.place
-                ask = op._look(gate)
-                form = Template(*ask.calls[0])
-            patience = ear._patience(ask, sent)
-            ask.sent, ask.link = sent, ear
+            place = gate.place  # not before: while it is not first, the place is another's, and may be granted
+            form = _form(gate, enter, (gates.inbox, waiter.fenced))
+            left = until + LAST_LOOK - sent
             gate.link = ear
             try:
-                reply = (<Pipe>ear.pipe).ask(form, b"", b"", 0, patience, _spin(wire))
+                reply = (<Pipe>ear.pipe).ask(form, b"", place, waiter.ms, min(<double>ear.patience, left), _spin(wire))
             except BaseException as error:
-                answer = ear.explain(ask, error)
-                op.seen = None if answer is STALE else (ask, answer)
-                break
+                op = _looking(lock, must, gate, start, ear, sent)
+                answer = ear.explain(op.seen[0], error)
+                op.seen = None if answer is STALE else (op.seen[0], answer)
+                return op
             if reply is ear.busy:
                 break
-            if not entered(reply) or (reply[0] and ask.end() <= _time()):
-                op.seen = ask, [reply]
-                break
+            if not _entered(reply) or (reply[0] and _time() >= sent + waiter.ms / 1000.0 and waiter.ms):
+                op = _looking(lock, must, gate, start, ear, sent)
+                op.seen = op.seen[0], [reply]
+                return op
             if reply[0]:
-                lease = Lease(waiter.name, waiter.key, place, ask.end(), reply[2] if waiter.fenced else None)
+                lease = Lease(
+                    waiter.name, waiter.key, place, sent + waiter.ms / 1000.0 if waiter.ms else INFINITY,
+                    reply[2] if waiter.fenced else None,
+                )
                 lease.contended = reply[1] > 0 or gate.waited
-                with gates.mutex:
+                mutex.lock()
+                try:
                     waiter.lease = lease
                     gate.granted(waiter, lease, reply[1], sent)
+                finally:
+                    mutex.unlock()
                 break
-            with gates.mutex:
-                gate.queued(math.inf if reply[1] < 0 else reply[1] / 1000.0, bool(reply[2]), op.sleep, _time())
+            mutex.lock()
+            try:
+                gate.queued(INFINITY if reply[1] < 0 else reply[1] / 1000.0, bool(reply[2]), lock.sleep, _time())
+            finally:
+                mutex.unlock()
         _sleep(wire, waiter, until)
-    return 0
+    return None
+
+
+cdef bint _entered(reply) except -1:
+    """Whether it is what the script says, as the law has it."""
+    if type(reply) is not list or len(<list>reply) != 3:
+        return False
+    return type(reply[0]) is int and type(reply[1]) is int and type(reply[2]) is int
+
+
+cdef _looking(Terms lock, bint must, Gate gate, double start, ear, double sent):
+    """The operation of the law as it is when it has sent its look."""
+    op = lock.taking(None, must, start)
+    ask = op._look(gate)
+    ask.sent, ask.link = sent, ear
+    op.seen = ask, None
+    return op
 
 
 def give(Terms lock not None):
@@ -392,7 +455,7 @@ def give(Terms lock not None):
     contended, told = lease.contended, None
     if wire.crowd:
         told = BEHIND
-        what = wire.gates.release(lease, _time())
+        what = _let_go(wire.gates, lease)
         if what == PASSED:
             _gone(lock, owner, lease)
             return
@@ -409,7 +472,7 @@ def give(Terms lock not None):
     try:
         try:
             if contended:
-                answer = _call(wire, connection, hand_over(lease.key, lease.token))
+                answer = _hand_over(wire, connection, lease)
             else:
                 answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0, None)
         except BaseException as error:

@@ -261,8 +261,8 @@ cdef class _Take(_Exchange):
             self.lock._wire.tick()
         self.begin(self.pipe.turns)
         waiter.wake = self
-        if (until := _until(self.lock, self.start)) is not None:
-            self._limit(-self.lock.blocking_timeout, until, _time())
+        if self.lock.blocking_timeout is not None:
+            self._limit(-self.lock.blocking_timeout, _until(self.lock, self.start), _time())
 
     cdef _called(self, answer):
         """The waiter is, or the time is over."""

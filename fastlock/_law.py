@@ -187,7 +187,7 @@ class Acquire(Ask):
 
     def _look(self, gate: Gate) -> Call:
         """A look of the first at the server, by the place of its gate."""
-        ask = Call([say.enter(self.key, gate.place, gate.gates.inbox, self.ms, self.fenced)])
+        ask = Call([say.enter(self.key, gate.gates.inbox, self.fenced, gate.place, b"%d" % self.ms)])
         ask.ms, ask.until, ask.hears, ask.stale = self.ms, self.until, True, gate.stale
         return ask
 

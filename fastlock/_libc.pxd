@@ -34,14 +34,16 @@ cdef extern from *:
 cdef extern from *:
     """
     #include <sys/time.h>
-    static void fastlock_patience(int fd, int ms) {
+    static inline void fastlock_patience(int fd, int ms) {
         struct timeval patience = {ms / 1000, (ms % 1000) * 1000};
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     }
     #define fastlock_swap(place, from, to) __sync_bool_compare_and_swap(place, from, to)
+    #define fastlock_exchange(place, to) __atomic_exchange_n(place, to, __ATOMIC_ACQ_REL)
     """
     void fastlock_patience(int fd, int ms)  # a blocking recv returns after so long
     bint fastlock_swap(int *place, int old, int new) nogil  # atomically: if it is old, make it new; whether it was
+    int fastlock_exchange(int *place, int new) nogil  # atomically: make it new; what it was
 
 
 cdef inline Py_ssize_t _digits(char *text, int64_t value) noexcept nogil:

@@ -292,7 +292,7 @@ class Wire(Common):
         self._changed = threading.Condition(self._mutex)
         self._closing = threading.Event()
         self.stats = Stats()
-        self.gates = Gates(threading.RLock(), self.stats)
+        self.gates = Gates(self.impl.Mutex(), self.stats)
         self.crowd = self.gates.by_key  # names for which somebody waits
         self.ear: Connection | None = None  # on which messages come
         self.away = 0  # 1: it is missing among the idle ones

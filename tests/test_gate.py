@@ -12,11 +12,14 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.play import Clock, joined
 
 from fastlock import _commands as say
 from fastlock._commands import QUEUE_KEPT_MS
-from fastlock._gate import ENOUGH, FENCES, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Waiter
+from fastlock._gate import BRISK, ENOUGH, FENCES, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Line, Waiter
+from fastlock._impl import default
 from fastlock._lease import ENDED, Lease
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
@@ -594,7 +597,7 @@ def test_a_release_within_a_release_wakes_both(gates: Gates, clock: Clock) -> No
 
 def test_threads_that_come_and_go_hold_one_after_the_other(clock: Clock) -> None:
     """All at once, with a mutex as the wire has it: each gets it once, nobody at the same time as another."""
-    gates, holders, order = Gates(threading.RLock()), list[int](), list[int]()
+    gates, holders, order = Gates(default.Mutex()), list[int](), list[int]()
     start, done = threading.Barrier(8), itertools.count()
 
     def work(number: int) -> None:
@@ -624,3 +627,35 @@ def test_threads_that_come_and_go_hold_one_after_the_other(clock: Clock) -> None
     for thread in threads:
         thread.join(60)
     assert next(done) == 8 * 200 and set(order) == {1} and empty(gates)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=60))
+def test_a_line_is_a_list_from_which_anybody_may_go(steps: list[tuple[bool, int]]) -> None:
+    line, model = Line(), list[Waiter]()
+    waiters = [Waiter("name", b"name", MS, False) for _ in range(8)]
+    for comes, number in steps:
+        waiter = waiters[number]
+        if not comes:
+            line.remove(waiter)  # also who is not there
+            model = [each for each in model if each is not waiter]
+        elif waiter not in model:
+            line.add(waiter)
+            model.append(waiter)
+        assert list(line) == model and len(line) == line.count == len(model)
+        assert (line.first, line.last) == ((model[0], model[-1]) if model else (None, None))
+        assert [each.waits for each in waiters] == [each in model for each in waiters]
+    for waiter in waiters:
+        line.remove(waiter)
+        assert waiter.before is waiter.after is None, "who left keeps nobody alive"
+
+
+def test_a_lease_that_passes_on_at_once_is_brisk(gates: Gates, clock: Clock) -> None:
+    waiters = join(gates, 5)
+    lease, gate = grant(gates, waiters[0], clock), waiters[1].gate
+    found = []
+    for waiter, held in zip(waiters[1:], (0.001, BRISK / 2, BRISK * 2, BRISK / 2), strict=True):
+        clock.go(held)
+        assert passed(gates, lease, clock) and gate.brisk == gates.brisk
+        found.append(gates.brisk)
+        lease = taken(waiter)
+    assert found == [False, True, False, True]

@@ -3,7 +3,6 @@ hoped."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from fastlock import _hot as hot
 from fastlock._common import Common
 from fastlock._errors import ClientClosedError, LockError
 from fastlock._gate import Gates
+from fastlock._impl import default
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, now
 from fastlock._lock import ClientLock
@@ -40,7 +40,7 @@ class Wire(Common):
         self.debts: list[Any] = []
         self.away = 0
         self.stats = Stats()
-        self.gates = Gates(contextlib.nullcontext(), self.stats)
+        self.gates = Gates(default.Mutex(), self.stats)
         self.crowd = self.gates.by_key
         self.waited: list[Any] = []
         self.meanwhile: Callable[[Any], object] = lambda waiter: None  # what happens to who waits

@@ -6,8 +6,11 @@ The same in Python, where the law does all of it.
 from __future__ import annotations
 
 import itertools
+import random
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from support.faces import Face
 from support.faultproxy import FaultProxy, replace, stall, swallow
 from support.party import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
 
-from fastlock import _hot, _law, _wire
+from fastlock import _gate, _hot, _law, _wire
 from fastlock._errors import LockNotOwnedError, ResponseError
 from fastlock._lease import now
 from fastlock.embedded import Server
@@ -160,21 +163,23 @@ async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
     first, job = wait_with(face, client)
     await queued(face, probe, 1)
     (gate,) = client._wire.gates.by_key.values()
-    main, hits, slept = threading.get_ident(), list[int](), list[bool]()
+    main, hits, slept, hurt = threading.get_ident(), list[int](), list[bool](), threading.Event()
     deadline = now() + SOON
 
     def strike() -> None:
         for hit in range(2):
-            while now() < deadline:
+            while now() < deadline and len(hits) == hit:
                 with client._wire.gates.mutex:
                     asleep = [waiter.wake is not None for waiter in gate.waiters]
-                if len(hits) == hit and len(asleep) == 2 and all(asleep):
+                if len(asleep) == 2 and all(asleep):
                     slept.append(True)
+                    hurt.clear()
                     signal.pthread_kill(main, signal.SIGUSR1)
-                    break
+                    hurt.wait(0.1)  # else it struck on the way from the interpreter to the sleep: once more
 
     def handle(*args: Any) -> None:
         hits.append(1)
+        hurt.set()
         if len(hits) == 2:
             raise Struck
 
@@ -186,7 +191,7 @@ async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
     finally:
         thread.join(SOON)
         signal.signal(signal.SIGUSR1, before)
-    assert len(hits) == len(slept) == 2 and len(gate.waiters) == 1
+    assert len(hits) == 2 <= len(slept) and len(gate.waiters) == 1
     await face.get(holder.release())
     assert await job.get(SOON) is True and not gate.waiters
     await face.get(first.release())
@@ -258,3 +263,60 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
     for thread in threads:
         thread.join(SOON)
     assert most == 1 and not probe.exists(NAME)
+
+
+def waiting_in(client: Any) -> int:
+    """How many of its threads are in line for the name."""
+    return sum(len(gate.waiters) for gate in client._wire.gates.by_key.values())
+
+
+@pytest.mark.parametrize("brisk", [-1.0, 3600.0], ids=["none woken early", "all woken early"])
+async def test_each_has_its_turn_alone_however_it_is_woken(
+    face: Face, server: Server, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, brisk: float
+) -> None:
+    """Of two clients, with holds of any length, and fences for some."""
+    no_leaks.allow("fastlock:fence:*")
+    monkeypatch.setattr(_gate, "BRISK", brisk)
+    clients = [face.client(server.unix_url) for _ in range(2)]
+    inside, most, fences = list[int](), 0, list[int]()
+
+    def work(number: int) -> int:
+        nonlocal most
+        draw = random.Random(number)
+        lock = clients[number % 2].lock(NAME, timeout=30, blocking_timeout=SOON, fence=number % 3 == 0)
+        for _ in range(100):
+            assert lock.acquire() and lock.lease is not None
+            inside.append(number)
+            most = max(most, len(inside))
+            if number % 3 == 0:
+                fences.append(lock.lease.fence)
+            else:
+                assert lock.lease.fence is None
+            if draw.random() < 0.1:
+                time.sleep(draw.random() / 1000)
+            inside.remove(number)
+            lock.release()
+        return 100
+
+    with ThreadPoolExecutor(10) as pool:
+        assert sum(pool.map(work, range(10))) == 1000
+    assert most == 1 and len(fences) == 400 and fences == sorted(set(fences))
+
+
+async def test_who_was_woken_early_waits_no_longer_than_it_would(
+    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch, no_look: None
+) -> None:
+    """The one before it takes its time: it sleeps on, and goes when its own is over."""
+    monkeypatch.setattr(_gate, "BRISK", 3600.0)
+    client = face.client(server.unix_url)
+    holder, waiting = await held(face, client), list[Any]()
+    for number, limit in enumerate((None, None, 1.0)):
+        waiting.append(wait_with(face, client, blocking_timeout=limit))
+        await until(face, lambda: waiting_in(client) > number, "the next one")  # noqa: B023
+    (first, one), (second, two), (_, three) = waiting
+    await face.get(holder.release())
+    assert await one.get(SOON) is True
+    await face.get(first.release())
+    assert await two.get(SOON) is True  # which woke the third
+    assert await three.get(SOON) is False and second.owned()
+    await face.get(second.release())

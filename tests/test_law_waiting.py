@@ -55,7 +55,7 @@ def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Cloc
     assert played.kinds == [law.Acquire, _steps.Join, _steps.Call]
     (call,) = entered(played)
     place = place_of(call)
-    assert call == say.enter(b"name", place, played.gates.inbox, 10_000, False) and say.markable(place)
+    assert call == say.enter(b"name", played.gates.inbox, False, place, b"10000") and say.markable(place)
     lease = played.outcome
     assert (lease.name, lease.key, lease.token, lease.fence) == ("name", b"name", place, None) and place != MINE
     assert (lease.deadline, lease.contended) == (clock() - 0.5 + 10, False)
@@ -68,7 +68,7 @@ def test_the_queue_is_told_what_is_wanted(clock: Clock, ms: int, fenced: bool) -
     found = [[OTHER, 77]] if fenced else OTHER
     played = play(clock, acquire(ms=ms, blocking=True, fenced=fenced), found, [[1, 2, 78 if fenced else 0]])
     (call,) = entered(played)
-    assert call == say.enter(b"name", played.outcome.token, played.gates.inbox, ms, fenced)
+    assert call == say.enter(b"name", played.gates.inbox, fenced, played.outcome.token, b"%d" % ms)
     assert (played.outcome.deadline == math.inf, played.outcome.fence) == (ms == 0, 78 if fenced else None)
     assert played.outcome.contended, "others wait"
 

@@ -49,14 +49,14 @@ class Layer:
 
 
 LAYERS = [
-    Layer("_sources _libc _slots _template _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
+    Layer("_sources _libc _slots _template _mutex _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
         "_version _checks _batch _commands _gate _law _steps _lease _stats _session _terms",
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),
-    Layer("_turns _common _wire _aio_wire _hot_tasks _hot", never={"redis"}),
+    Layer("_turns _common _wire _aio_wire _nap _hot_tasks _hot", never={"redis"}),
     Layer("_dropin _client _lock _aio_client _aio_lock __init__ asyncio embedded", never={"redis", "hiredis"}),
     Layer("_console _flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
 ]
@@ -450,7 +450,7 @@ def test_core_and_fallback_export_the_same(core: types.ModuleType) -> None:
 def test_core_and_fallback_have_the_same_methods(core: types.ModuleType) -> None:
     found = {name: value for name, value in own_names(core).items() if isinstance(value, type)}
     classes = {name for name, value in found.items() if not issubclass(value, Exception)}
-    assert classes == ARGUMENTS.keys()
+    assert classes == {*ARGUMENTS, "Mutex"}, "of a mutex nothing is used but `with`"
     for name, arguments in ARGUMENTS.items():
         compiled, plain = getattr(core, name)(*arguments), getattr(fastlock._fallback, name)(*arguments)
         assert implementation_faults(compiled, plain) == [], name

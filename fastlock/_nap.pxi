@@ -1,0 +1,121 @@
+# Part of _hot.pyx: how a thread sleeps until a lease passes to it. Never here: whose turn it is.
+
+from cpython.pythread cimport (
+    PY_LOCK_ACQUIRED,
+    PY_LOCK_FAILURE,
+    PY_LOCK_INTR,
+    PyThread_allocate_lock,
+    PyThread_free_lock,
+    PyThread_release_lock,
+    PyThread_type_lock,
+)
+from libc.stdint cimport int64_t
+
+from fastlock._libc cimport _now as nanoseconds, fastlock_exchange, fastlock_swap
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from "pythread.h" nogil:
+    int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
+
+cdef enum:
+    ASLEEP, EARLY, OVER  # the stages of a nap; EARLY: it was woken, and is not over yet
+
+# Nanoseconds: that it takes to wake up, or to have a turn, if nothing is in the way; what is no delay any more but a
+# stall; for how long nobody is woken early after one.
+cdef int64_t SHORT = 50_000, STALL = 500_000, SHORTEST_PAUSE = 10_000_000, LONGEST_PAUSE = 10_000_000_000
+cdef int64_t _pause, _early_from, _sound_from
+cdef _Nap _heir = None  # has its turn, is awake, and waits for the interpreter
+
+
+@cython.final
+@cython.freelist(64)
+cdef class _Nap:
+    """The sleep of a thread that has nothing to read. It is woken without the interpreter: whom the system runs at once
+    in place of the caller would only sleep again until that lets go of it.
+
+    Of threads that do nothing else than pass a lease on, each has its turn in less time than it takes to wake it. So
+    the next one is woken early, as a turn begins, and gives way to the others until its own comes.
+    """
+
+    cdef PyThread_type_lock lock
+    cdef int stage
+    cdef bint free, awake  # whoever ended it has let go of the interpreter; its thread is back in it
+    cdef int64_t ended  # when, if it was woken before
+
+    def __cinit__(self):
+        self.lock = PyThread_allocate_lock()
+        if self.lock is NULL:
+            raise MemoryError
+        PyThread_acquire_lock_timed(self.lock, 0, 0)
+
+    def __dealloc__(self):
+        if self.lock is not NULL:
+            PyThread_free_lock(self.lock)
+
+    def __call__(self, answer):
+        self.end(False)
+
+    cdef void early(self) noexcept:
+        """Wake it: it will be over soon."""
+        if nanoseconds() >= _early_from and fastlock_swap(&self.stage, ASLEEP, EARLY):
+            PyThread_release_lock(self.lock)
+
+    cdef void end(self, bint cede) noexcept:
+        """cede: let it go on first. Else it would wait for the interpreter, until the caller sleeps."""
+        global _heir
+        cdef int64_t time = nanoseconds(), limit = time + SHORT
+        if fastlock_exchange(&self.stage, OVER) == EARLY:
+            self.ended = time
+            _heir = self
+            return
+        self.free = True
+        with nogil:
+            PyThread_release_lock(self.lock)
+            while cede and not self.awake and nanoseconds() < limit:
+                sched_yield()
+
+    cdef int sleep(self, double until) except -1:
+        """Until it is ended, or until that time."""
+        global _heir
+        cdef _Nap heir = _heir
+        cdef bint *free = NULL if heir is None else &heir.free
+        cdef long long left
+        cdef int how = PY_LOCK_INTR
+        _heir = None
+        while self.stage != OVER and how != PY_LOCK_FAILURE:
+            PyErr_CheckSignals()  # of one that struck before it sleeps, nothing else would tell
+            left = <long long>(max(0.0, until - _time()) * 1e6)
+            with nogil:
+                if free != NULL:
+                    free[0] = True
+                how = PyThread_acquire_lock_timed(self.lock, left, 1)
+                if how == PY_LOCK_ACQUIRED:
+                    self.give_way()
+        self.awake = True
+        if self.ended:
+            _stalled(nanoseconds() - self.ended)
+        return 0
+
+    cdef void give_way(self) noexcept nogil:
+        """Until it is over and the interpreter is free; or the one before it takes its time: then it sleeps on."""
+        cdef int64_t limit = nanoseconds() + SHORT
+        while self.stage == EARLY and nanoseconds() < limit:
+            sched_yield()
+        if not fastlock_swap(&self.stage, EARLY, ASLEEP):
+            limit = nanoseconds() + SHORT
+            while not self.free and nanoseconds() < limit:
+                sched_yield()
+
+
+cdef void _stalled(int64_t since) noexcept:
+    """Who is woken early and gives way may come late where others want the processors: then nobody is for a while,
+    which doubles as long as that goes on."""
+    global _early_from, _pause, _sound_from
+    cdef int64_t time
+    if since > STALL:
+        time = nanoseconds()
+        _pause = min(2 * _pause, LONGEST_PAUSE) if time < _sound_from else SHORTEST_PAUSE
+        _early_from = time + _pause
+        _sound_from = _early_from + 10 * _pause
