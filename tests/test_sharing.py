@@ -303,7 +303,7 @@ def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(
         assert messages.get_message(timeout=10) is not None, "both can be told"
         probe.set("sku", holder)
         for place in (first, second):
-            probe.execute_command(*say.enter(b"sku", place, inbox, 10_000, False))
+            probe.execute_command(*say.enter(b"sku", inbox, False, place, b"10000"))
         assert probe.execute_command(*say.hand_over(b"sku", holder)) == 1
         assert probe.get("sku") == first, "for a moment"
         for call in say.undo([b"sku"], [first], frozenset(), by_text):
