@@ -97,21 +97,11 @@ def _part(rival: str, of: str) -> Measure:
 
 
 def _p99_of_the_queue(results: Results, scenario: str) -> float | None:
-    """The p99 of the wait as a multiple of the time in which every lane holds once, in the median of the rounds."""
-    return _of_a_turn(results, scenario, lambda row: row.wait_p99_us)
-
-
-def _of_a_turn(results: Results, scenario: str, value: Callable[[Row], float | None]) -> float | None:
-    wait = _of("fastlock", value)(results, scenario)
+    """The p99 of the wait as a multiple of the time in which every lane holds once."""
+    wait = _of("fastlock", lambda row: row.wait_us.p99 if row.wait_us else None)(results, scenario)
     settings = results[scenario].parameters if scenario in results else {}
     turn = settings.get("lanes", 0) * settings.get("hold_ms", 0) * 1e3
     return wait / turn if wait is not None and turn else None
-
-
-def _all_rounds(results: Results, scenario: str) -> str:
-    """The same of all rounds together."""
-    found = _of_a_turn(results, scenario, lambda row: row.wait_us.p99 if row.wait_us else None)
-    return "" if found is None else f"of all rounds together: {found:.3g}"
 
 
 def _pair_in_c(results: Results) -> tuple[float | None, str]:
@@ -151,7 +141,7 @@ def _growth(rival: str) -> Measure:
 
 CONTENTION = (
     Budget("hot, grants/s, part of one holder's alone", "hot", 0.97, True, _part("fastlock", "alone")),
-    Budget("hot, p99 of the wait, times lanes x hold", "hot", 1.3, False, _p99_of_the_queue, _all_rounds),
+    Budget("hot, p99 of the wait, times lanes x hold", "hot", 1.3, False, _p99_of_the_queue),
     Budget(
         "hot, fair, grants of the least served lane, part of the best served one's", "hot", 0.95, True,
         _of("fair", lambda row: row.fairness.min_over_max if row.fairness else None),

@@ -192,7 +192,7 @@ ROW = Object(
         "histograms": Object(dict.fromkeys(TIMES_OF, text)),
         "fairness": Object({**numbers("jain", "min_over_max"), "grants": several(number)}),
         **numbers("rounds", "grants", "commands_per_grant", "server_cpu_us", "server_cpu_ratio", "client_cpu_us"),
-        **numbers("wait_p99_us", "sent_per_grant", "connections", "failures", "timeouts", "violations"),
+        **numbers("sent_per_grant", "connections", "failures", "timeouts", "violations"),
     }
 )
 POINT = Object({"x": above_zero, "rival": text, "row": ROW}, needed=("x", "rival", "row"))

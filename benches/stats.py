@@ -115,7 +115,6 @@ class Row:
     ratio: Spread | None = None
     noisy: bool | None = None
     wait_us: Percentiles | None = None
-    wait_p99_us: float | None = None
     release_us: Percentiles | None = None
     handover_us: Percentiles | None = None
     latency_us: Percentiles | None = None
@@ -208,14 +207,6 @@ def typical(samples: Sequence[Sample]) -> float | None:
     return statistics.median(found) if found and len(found) == len(samples) else None
 
 
-def typical_p99(samples: Sequence[Sample], kind: str) -> float | None:
-    """Microseconds: the p99 of such times in the median of the rounds, where one hiccup of the machine is in one round
-    only; None for no times."""
-    found = [percentiles(merge([sample.histograms.get(kind, "")])) for sample in samples]
-    each = [round.p99 for round in found if round is not None]
-    return statistics.median(each) if each else None
-
-
 def encode(times: Iterable[int]) -> str:
     """A histogram of nanoseconds with three digits, as text; '' for no times."""
     counted = Counter(times)
@@ -293,7 +284,6 @@ def summarize(
         ratio=ratio,
         noisy=None if ratio is None or width is None or ours is base else inside(ratio.median, width),
         **found,
-        wait_p99_us=typical_p99(ours, "wait"),
         fairness=fairness(ours),
         commands_per_grant=per_grant([sample.commands for sample in ours], ours),
         sent_per_grant=typical(ours),

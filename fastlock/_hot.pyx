@@ -19,7 +19,7 @@ from fastlock._commands import enter, hand_over
 from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
 from fastlock._errors import ClientClosedError
 from fastlock._law import LAST_LOOK as _LAST_LOOK
-from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE
+from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE, Call
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._terms import KEPT as _KEPT, Releasing
 from fastlock._wire import SPIN as _SPIN, STALE as _STALE
@@ -59,6 +59,7 @@ cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Py
 cdef clockid_t CLOCK = _BOOTTIME or 0
 cdef object allocate_lock = threading.Lock
 cdef dict WIRE = _wire.__dict__
+cdef object INTERRUPTED = Call([])  # an ask of which nothing is to be undone
 # Until 3.12 `current_task` is Python, which asks this
 cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
 cdef double ENDED = _ENDED, SPIN = _SPIN, LAST_LOOK = _LAST_LOOK
@@ -392,6 +393,8 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
             try:
                 reply = (<Pipe>ear.pipe).ask(form, b"", place, waiter.ms, min(<double>ear.patience, left), _spin(wire))
             except BaseException as error:
+                if not isinstance(error, Exception):
+                    ear.explain(INTERRUPTED, error)  # which raises it, at once
                 op = _looking(lock, must, gate, start, ear, sent)
                 answer = ear.explain(op.seen[0], error)
                 op.seen = None if answer is STALE else (op.seen[0], answer)

@@ -25,7 +25,7 @@ cdef enum:
 # Nanoseconds: that it takes to wake up, or to have a turn, if nothing is in the way; what is no delay any more but a
 # stall; for how long nobody is woken early after one.
 cdef int64_t SHORT = 50_000, STALL = 500_000, SHORTEST_PAUSE = 10_000_000, LONGEST_PAUSE = 10_000_000_000
-cdef int64_t _pause, _early_from, _sound_from
+cdef int64_t _pause, _early_from, _sound_from, _woken
 cdef _Nap _heir = None  # has its turn, is awake, and waits for the interpreter
 
 
@@ -59,7 +59,9 @@ cdef class _Nap:
 
     cdef void early(self) noexcept:
         """Wake it: it will be over soon."""
+        global _woken
         if nanoseconds() >= _early_from and fastlock_swap(&self.stage, ASLEEP, EARLY):
+            _woken += 1
             PyThread_release_lock(self.lock)
 
     cdef void end(self, bint cede) noexcept:
@@ -93,6 +95,8 @@ cdef class _Nap:
                 how = PyThread_acquire_lock_timed(self.lock, left, 1)
                 if how == PY_LOCK_ACQUIRED:
                     self.give_way()
+        if free != NULL:
+            free[0] = True
         self.awake = True
         if self.ended:
             _stalled(nanoseconds() - self.ended)
@@ -109,7 +113,18 @@ cdef class _Nap:
                 sched_yield()
 
 
-cdef void _stalled(int64_t since) noexcept:
+def _naps():
+    """For tests: how many were woken early, and seconds of the latest pause."""
+    return _woken, _pause / 1e9
+
+
+def _forget_stalls():
+    """For tests: as if none had been."""
+    global _pause, _early_from, _sound_from
+    _pause = _early_from = _sound_from = 0
+
+
+cpdef void _stalled(int64_t since) noexcept:
     """Who is woken early and gives way may come late where others want the processors: then nobody is for a while,
     which doubles as long as that goes on."""
     global _early_from, _pause, _sound_from

@@ -629,13 +629,3 @@ def test_rate_makes_an_open_loop_only_of_what_was_chosen() -> None:
     stages = {stage.name: stage for stage in make_plan(Wishes(rate=(100.0,))).stages}
     assert [turn.contest.rate for _, turn in stages["hot"].turns if turn.contest] == [0]
     assert [turn.contest.rate for _, turn in stages["load"].turns if turn.contest] == [100]
-
-
-def test_the_p99_of_a_round_is_that_of_the_median_one() -> None:
-    """Not of all waits together, which a hiccup in one round spoils."""
-    waits = [[1_000_000] * 90 + [at] * 10 for at in (2_000_000, 9_000_000, 3_000_000)]
-    rounds = [Sample(100, 1, 100, 100, histograms={"wait": stats.encode(each)}) for each in waits]
-    row = stats.summarize("fastlock", rounds, [])
-    assert row.wait_p99_us == pytest.approx(3000, rel=0.01)
-    assert row.wait_us is not None and row.wait_us.p99 == pytest.approx(9000, rel=0.01)
-    assert stats.summarize("fastlock", [Sample(1, 1, 1, 1)], []).wait_p99_us is None

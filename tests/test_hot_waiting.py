@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -270,9 +271,21 @@ def waiting_in(client: Any) -> int:
     return sum(len(gate.waiters) for gate in client._wire.gates.by_key.values())
 
 
-@pytest.mark.parametrize("brisk", [-1.0, 3600.0], ids=["none woken early", "all woken early"])
+@pytest.fixture
+def naps(impl: str) -> Iterator[Any]:
+    """How many were woken early since the test began; in Python nobody is."""
+    if impl == "python":
+        yield lambda: None
+        return
+    _hot._forget_stalls()  # type: ignore[attr-defined]
+    before, _ = _hot._naps()  # type: ignore[attr-defined]
+    yield lambda: _hot._naps()[0] - before  # type: ignore[attr-defined]
+    _hot._forget_stalls()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("brisk", [-1.0, 1e9], ids=["none woken early", "all woken early"])
 async def test_each_has_its_turn_alone_however_it_is_woken(
-    face: Face, server: Server, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, brisk: float
+    face: Face, server: Server, no_leaks: Any, no_look: None, naps: Any, monkeypatch: pytest.MonkeyPatch, brisk: float
 ) -> None:
     """Of two clients, with holds of any length, and fences for some."""
     no_leaks.allow("fastlock:fence:*")
@@ -301,22 +314,47 @@ async def test_each_has_its_turn_alone_however_it_is_woken(
     with ThreadPoolExecutor(10) as pool:
         assert sum(pool.map(work, range(10))) == 1000
     assert most == 1 and len(fences) == 400 and fences == sorted(set(fences))
+    assert naps() is None or (naps() > 0) == (brisk > 0)
 
 
-async def test_who_was_woken_early_waits_no_longer_than_it_would(
-    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch, no_look: None
+@pytest.mark.parametrize("limit", [None, 1.0], ids=["endless", "limited"])
+async def test_who_was_woken_early_sleeps_on_where_the_one_before_it_takes_its_time(
+    face: Face,
+    server: Server,
+    probe: redis.Redis,
+    no_look: None,
+    naps: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float | None,
 ) -> None:
-    """The one before it takes its time: it sleeps on, and goes when its own is over."""
-    monkeypatch.setattr(_gate, "BRISK", 3600.0)
+    """Until the lease passes to it, or its own time is over."""
+    monkeypatch.setattr(_gate, "BRISK", 1e9)
     client = face.client(server.unix_url)
     holder, waiting = await held(face, client), list[Any]()
-    for number, limit in enumerate((None, None, 1.0)):
-        waiting.append(wait_with(face, client, blocking_timeout=limit))
+    for number, end in enumerate((None, None, limit)):
+        waiting.append(wait_with(face, client, blocking_timeout=end))
         await until(face, lambda: waiting_in(client) > number, "the next one")  # noqa: B023
-    (first, one), (second, two), (_, three) = waiting
+        await queued(face, probe, 1)  # the client's place: from then on it listens
+    (first, one), (second, two), (third, three) = waiting
     await face.get(holder.release())
     assert await one.get(SOON) is True
     await face.get(first.release())
-    assert await two.get(SOON) is True  # which woke the third
-    assert await three.get(SOON) is False and second.owned()
-    await face.get(second.release())
+    assert await two.get(SOON) is True
+    time.sleep(0.005)  # a turn that is long for whoever was woken early
+    if limit is None:
+        await face.get(second.release())
+        assert await three.get(SOON) is True
+        await face.get(third.release())
+    else:
+        assert await three.get(SOON) is False and second.owned()
+        await face.get(second.release())
+
+
+def test_after_a_stall_nobody_is_woken_early_for_twice_as_long_each_time(impl: str, naps: Any) -> None:
+    if impl == "python":
+        pytest.skip("in Python nobody is woken early")
+    pauses = []
+    for late in (499_999, *[500_001] * 12):
+        _hot._stalled(late)  # type: ignore[attr-defined]
+        pauses.append(_hot._naps()[1])  # type: ignore[attr-defined]
+    assert pauses == [0, *(min(10.0, 0.01 * 2**number) for number in range(12))]
