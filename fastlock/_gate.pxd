@@ -2,11 +2,8 @@
 
 import cython
 
-from fastlock._lease cimport Lease
+from fastlock._lease cimport Lease, flag
 from fastlock._stats cimport Stats
-
-cdef extern from "<stdbool.h>":
-    ctypedef bint flag "bool"  # a byte, as there are many waiters; Cython's own takes four
 
 cdef class Gate
 cdef class Gates

@@ -18,7 +18,7 @@ from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_
 from fastlock._commands import enter, hand_over
 from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
 from fastlock._errors import ClientClosedError
-from fastlock._law import LAST_LOOK as _LAST_LOOK
+from fastlock._law import LAST_LOOK as _LAST_LOOK, _entered as entered
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE, Call
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._terms import KEPT as _KEPT, Releasing
@@ -401,7 +401,7 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
                 return op
             if reply is ear.busy:
                 break
-            if not _entered(reply) or (reply[0] and _time() >= sent + waiter.ms / 1000.0 and waiter.ms):
+            if not entered(reply) or (reply[0] and _time() >= sent + waiter.ms / 1000.0 and waiter.ms):
                 op = _looking(lock, must, gate, start, ear, sent)
                 op.seen = op.seen[0], [reply]
                 return op
@@ -425,13 +425,6 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
                 mutex.unlock()
         _sleep(wire, waiter, until)
     return None
-
-
-cdef bint _entered(reply) except -1:
-    """Whether it is what the script says, as the law has it."""
-    if type(reply) is not list or len(<list>reply) != 3:
-        return False
-    return type(reply[0]) is int and type(reply[1]) is int and type(reply[2]) is int
 
 
 cdef _looking(Terms lock, bint must, Gate gate, double start, ear, double sent):

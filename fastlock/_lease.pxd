@@ -2,6 +2,9 @@
 
 import cython
 
+cdef extern from "<stdbool.h>":
+    ctypedef bint flag "bool"  # a byte, where there are many of its objects; Cython's own takes four
+
 cdef class Lease:
     cdef public object name, fence
     cdef public bytes key, token

@@ -1,9 +1,7 @@
 # The types of _terms.py where it is compiled.
 
 from fastlock._checks cimport as_ms, as_name, as_wait
-
-cdef extern from "<stdbool.h>":
-    ctypedef bint flag "bool"  # a byte, as there are many locks; Cython's own takes four
+from fastlock._lease cimport flag
 
 cdef class Terms:
     cdef public object name, timeout, sleep, blocking_timeout
