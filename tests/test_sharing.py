@@ -166,9 +166,11 @@ async def test_without_thread_local_one_owner_lets_go_of_what_another_acquired(f
 
 
 def test_a_new_thread_never_inherits_the_lease_of_one_that_ended(impl: str, server: Server, probe: redis.Redis) -> None:
-    """Systems give the number of an ended thread to the next one."""
+    """Systems give the number of an ended thread to one of the next. Those stay, or the second would have that of the
+    first of them for ever."""
     with fastlock.Client.from_url(server.unix_url) as client:
         lock, numbers, seen = client.lock("a"), [], []
+        looked, enough = threading.Semaphore(0), threading.Event()
 
         def acquire() -> None:
             numbers.append(threading.get_ident())
@@ -180,15 +182,23 @@ def test_a_new_thread_never_inherits_the_lease_of_one_that_ended(impl: str, serv
             with pytest.raises(fastlock.LockError):
                 lock.release()
             seen.append("refused")
+            looked.release()
+            enough.wait()
 
-        for target in [acquire] + [look] * 100:
-            thread = threading.Thread(target=target)
+        first = threading.Thread(target=acquire)
+        first.start()
+        first.join()
+        others = [threading.Thread(target=look, daemon=True) for _ in range(100)]
+        for thread in others:
             thread.start()
-            thread.join()
+            assert looked.acquire(timeout=10)
             if numbers[0] in numbers[1:]:
                 break
         else:
             pytest.fail("this test needs a system that gives numbers again")
+        enough.set()
+        for thread in others[: len(numbers) - 1]:
+            thread.join()
         assert seen == [(None, False), "refused"] * (len(numbers) - 1) and probe.exists("a")
         probe.delete("a")
 
