@@ -455,7 +455,7 @@ class RaisesToTasks(Raises):
 
 def play(log: Log, kind: str, contest: Contest, due: list[int], seconds: float) -> lanes.Job:
     """One lane of locks that raise."""
-    job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds)
+    job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds, lanes.Early())
     job.begin(time.monotonic_ns())
     if kind == "threads":
         lanes.thread_lane(job, Raises)
@@ -463,6 +463,18 @@ def play(log: Log, kind: str, contest: Contest, due: list[int], seconds: float) 
         asyncio.run(lanes.task_lane(job, RaisesToTasks))  # type: ignore[arg-type]
     written(job.lane)
     return job
+
+
+def test_holds_end_on_the_dot_and_sleeps_before_that() -> None:
+    early = lanes.Early()
+    early.watch(time.monotonic_ns() - 1)
+    assert early.ns == 4 * lanes.STEP_NS  # woken too late: next time earlier
+    end = time.monotonic_ns() + 20 * MS
+    early.watch(end)
+    assert time.monotonic_ns() >= end and early.ns == 3 * lanes.STEP_NS
+    for _ in range(1000):
+        early.watch(0)
+    assert early.ns == lanes.EARLIEST_NS
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])

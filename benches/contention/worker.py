@@ -22,7 +22,7 @@ from ..pipe import main, told
 from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
 from .analysis import promise
 from .contests import Contest
-from .lanes import Job, arrivals, choices, exact_sleeps, new_loop, popularity, task_lane, thread_lane
+from .lanes import Early, Job, arrivals, choices, exact_sleeps, new_loop, popularity, task_lane, thread_lane
 from .log import PID, READY, START, STOP, Lane, Log, Shape
 
 Answer = dict[str, Any]
@@ -203,6 +203,7 @@ class Worker:
 
     def __init__(self, rival: Rival) -> None:
         self._rival = rival
+        self._early = Early()
         self._face: Face | None = None
         self._log: Log | None = None
         self._jobs: list[Job] = []
@@ -225,7 +226,7 @@ class Worker:
 
         def job(log: Log, number: int, names: Sequence[int]) -> Job:
             lane = Lane(log, number, promise(asked.lease), asked.books)
-            return Job(lane, asked, names, keys, due[number], seconds)
+            return Job(lane, asked, names, keys, due[number], seconds, self._early)
 
         lanes = asked.share(process)
         self._jobs = [job(self._log, number, choices(asked, number, seed, weights)) for number in lanes]
