@@ -36,7 +36,7 @@ class Link(asyncio.Protocol):
         self.wire = wire
         self.loop = loop
         self.pipe = wire.impl.Pipe()
-        self.pipe.hear = wire.hear
+        self.pipe.hear = wire.gates.pushed
         self.pipe.serve(self, Turns(loop), threading.get_ident(), self._flush_soon)
         self._future = loop.create_future
         self.session: Any = None
@@ -306,11 +306,6 @@ class Wire(Common):
         else:
             self.owe(undo)
             self._reconnect()
-
-    def hear(self, push: Any) -> None:
-        """A message from the server."""
-        if len(push) == 3 and push[0] == b"message" and push[1] == self.gates.inbox:
-            self.gates.hear(push[2])
 
     async def _wait(self, waiter: Any, until: float | None) -> None:
         """Sleep until the waiter is called, or its time has come."""

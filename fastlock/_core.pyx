@@ -521,7 +521,7 @@ cdef class Pipe:
             budget = 0
         return self._received(size, start if spin else 0)
 
-    def exchange(self, Ticket ticket not None, double timeout, double spin):
+    cpdef exchange(self, Ticket ticket, double timeout, double spin):
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
         receive."""
         cdef int64_t end = _now() + _ns(timeout), left
@@ -623,7 +623,7 @@ cdef class Pipe:
 
     # who reads, among threads
 
-    def lead(self, Ticket ticket not None, wake):
+    cpdef lead(self, Ticket ticket, wake):
         """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
         if self.leader is None:
             self.leader = ticket
@@ -631,20 +631,20 @@ cdef class Pipe:
         ticket.wake = wake
         return False
 
-    def watch(self, Ticket ticket not None):
+    cpdef watch(self, Ticket ticket):
         """The caller waits for what the server says, and may have to read."""
         self.watching.append(ticket)
 
-    def unwatch(self, Ticket ticket not None):
+    cpdef unwatch(self, Ticket ticket):
         """It does no longer. May be called again."""
         if ticket in self.watching:
             self.watching.remove(ticket)
 
-    def leads(self, Ticket ticket not None):
+    cpdef leads(self, Ticket ticket):
         """Whether the caller is the one who reads."""
         return self.leader is ticket
 
-    def resign(self, Ticket ticket not None):
+    cpdef resign(self, Ticket ticket):
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
         cdef Ticket leader
         if self.leader is ticket:

@@ -74,6 +74,11 @@ cdef class Gates:
     @cython.locals(gate=Gate)
     cpdef bint ask(self, Waiter waiter, double now)
 
+    cpdef pushed(self, push)
+
+    @cython.locals(gate=Gate, waiter=Waiter)
+    cpdef hear(self, place)
+
     cpdef int release(self, Lease lease, double now)
 
     @cython.locals(gate=Gate)

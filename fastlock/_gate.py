@@ -324,6 +324,11 @@ class Gates:
             waiter.called = False  # this look answers it
             return True
 
+    def pushed(self, push: Any) -> None:
+        """What the server said unasked, as whoever reads finds it."""
+        if len(push) == 3 and push[0] == b"message" and push[1] == self.inbox:
+            self.hear(push[2])
+
     def hear(self, place: bytes) -> None:
         """A message: this place has been granted the name."""
         with self.mutex:

@@ -110,10 +110,11 @@ def _spin(wire: Any) -> float:
     return SPIN if len(wire.connections) - len(wire.idle) - wire.away <= 1 else 0.0
 
 
-def _call(wire: Any, connection: Any, args: tuple[bytes, ...]) -> Any:
-    """One command that is not of the dialect."""
-    form = connection.impl.Template(*args)
-    return connection.pipe.ask(form, b"", b"", 0, connection.patience, _spin(wire))
+def _hand_over(connection: Any, lease: Lease) -> Any:
+    """As `_ask`: a release to who waits elsewhere. It does not poll: the server tells that one after us, and both of
+    them need a processor."""
+    form = connection.impl.Template(*hand_over(lease.key, lease.token))
+    return connection.pipe.ask(form, b"", b"", 0, connection.patience, 0.0)
 
 
 def take(lock: Terms, must: bool) -> Lease | None:
@@ -204,7 +205,7 @@ def give(lock: Terms) -> None:
     try:
         try:
             if contended:
-                answer = _call(wire, connection, hand_over(lease.key, lease.token))
+                answer = _hand_over(connection, lease)
             else:
                 answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
         except BaseException as error:

@@ -22,7 +22,7 @@ from fastlock._law import LAST_LOOK as _LAST_LOOK, _entered as entered
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE, Call
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._terms import KEPT as _KEPT, Releasing
-from fastlock._wire import SPIN as _SPIN, STALE as _STALE
+from fastlock._wire import _BROKEN, SPIN as _SPIN, STALE as _STALE
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -53,7 +53,7 @@ cdef extern from "Python.h":
         iternextfunc tp_iternext
     void PyErr_SetObject(object kind, object value)
 
-cdef object now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE
+cdef object BROKEN = _BROKEN, now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE = _LATE
 cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
@@ -181,16 +181,17 @@ cdef _ask(Common wire, connection, Py_ssize_t verb, bytes key, bytes token, long
 
 
 cdef _hand_over(Common wire, connection, Lease lease):
-    """As `_ask`: a release to who waits elsewhere."""
-    cdef double patience = connection.patience, spin = _spin(wire)
+    """As `_ask`: a release to who waits elsewhere. It does not poll: the server tells that one after us, and both of
+    them need a processor."""
+    cdef double patience = connection.patience
     cdef Gate gate
     cdef Template form
     pipe = connection.pipe
     if type(pipe) is not Pipe:
-        return pipe.ask(connection.impl.Template(*hand_over(lease.key, lease.token)), b"", b"", 0, patience, spin)
+        return pipe.ask(connection.impl.Template(*hand_over(lease.key, lease.token)), b"", b"", 0, patience, 0.0)
     gate = wire.crowd.get(lease.key)
     form = Template(*hand_over(lease.key)) if gate is None else _form(gate, hand_over, ())
-    return (<Pipe>pipe).ask(form, b"", lease.token, 0, patience, spin)
+    return (<Pipe>pipe).ask(form, b"", lease.token, 0, patience, 0.0)
 
 
 cdef Template _form(Gate gate, words, tuple more):
@@ -334,6 +335,26 @@ cdef int _doze(Common wire, Waiter waiter, _Nap nap, double until) except -1:
     return 0
 
 
+cdef int _listen(ear, Ticket ticket, wake, double seconds) except -1:
+    """As `Connection.watch`. Between a message and the question that follows it no Python is run: the interpreter is
+    cold then, as all else, and most of the time goes by waiting for memory."""
+    cdef Pipe pipe = ear.pipe
+    cdef double end = _time() + seconds
+    try:
+        pipe.watch(ticket)
+        if not pipe.lead(ticket, wake) and not ticket.ready:
+            wake.acquire(timeout=max(0.0, seconds))
+        if pipe.leads(ticket):
+            pipe.exchange(ticket, max(0.0, end - _time()), 0.0)
+    except BROKEN as error:
+        ear.fail(error)
+    finally:  # no signal can come between, as in Python
+        ticket.abandoned = True
+        pipe.unwatch(ticket)
+        pipe.resign(ticket)
+    return 0
+
+
 cdef int _sleep(Common wire, Waiter waiter, double until) except -1:
     """As `Wire.wait`, with no look of its own."""
     cdef Gate gate = waiter.gate
@@ -363,7 +384,7 @@ cdef int _sleep(Common wire, Waiter waiter, double until) except -1:
         if wire.closed:
             raise ClientClosedError("this client was closed")
         if reads:
-            ear.watch(ticket, wake, at - time)
+            _listen(ear, ticket, wake, at - time)
         else:
             nap.sleep(at)
     finally:
@@ -391,7 +412,7 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
             left = until + LAST_LOOK - sent
             gate.link = ear
             try:
-                reply = (<Pipe>ear.pipe).ask(form, b"", place, waiter.ms, min(<double>ear.patience, left), _spin(wire))
+                reply = (<Pipe>ear.pipe).ask(form, b"", place, waiter.ms, min(<double>ear.patience, left), 0.0)
             except BaseException as error:
                 if not isinstance(error, Exception):
                     ear.explain(INTERRUPTED, error)  # which raises it, at once

@@ -33,7 +33,9 @@ from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 
-SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost
+# Seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost. Who asks for its
+# place in a queue does not: others are there who need the processors.
+SPIN = 100e-6
 PARTING = 1.0  # seconds: how long closing waits for what is in flight
 _BROKEN = (OSError, EOFError, ProtocolError)
 STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
@@ -168,7 +170,7 @@ class Connection:
         wake.acquire()
         if ask.hears and not self.hears:
             self.hears = True
-            pipe.hear = self.wire.hear
+            pipe.hear = self.wire.gates.pushed
             pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
         ask.sent = now()
         queue(self, ask, ticket)
@@ -395,7 +397,7 @@ class Wire(Common):
             return None
         ask.sent, ask.link = now(), ear
         try:
-            answer = ear.pipe.ask(form, b"", b"", 0, ear._patience(ask, ask.sent), self._spin())
+            answer = ear.pipe.ask(form, b"", b"", 0, ear._patience(ask, ask.sent), 0.0)
         except BaseException as error:
             answer = ear.explain(ask, error)
         else:
@@ -404,11 +406,6 @@ class Wire(Common):
 
     def _spin(self) -> float:
         return SPIN if len(self.connections) - len(self.idle) - self.away <= 1 else 0.0
-
-    def hear(self, push: Any) -> None:
-        """A message from the server, as whoever reads finds it."""
-        if len(push) == 3 and push[0] == b"message" and push[1] == self.gates.inbox:
-            self.gates.hear(push[2])
 
     def _listening(self) -> Connection:
         """The connection on which messages come: nobody's own while somebody waits."""
@@ -442,7 +439,7 @@ class Wire(Common):
         try:
             if self.debts:
                 self._pay(connection)
-            answer = connection.ask(ask, self._spin())
+            answer = connection.ask(ask, 0.0 if ask.hears else self._spin())
         finally:
             if owner and connection.dead is None:
                 self.idle.append(connection)
