@@ -179,7 +179,7 @@ def numbers(*names: str) -> dict[str, Check]:
 
 SPREAD = Object(numbers("median", "low", "high"), needed=("median", "low", "high"))
 TIMES = Object(numbers("p50", "p90", "p99", "p999", "max", "count"))
-TIMES_OF = ("latency", "wait", "handover", "release", "recovery")
+TIMES_OF = ("latency", "wait", "punctual", "handover", "release", "recovery")
 """What is timed; a row has <this>_us, and some a histogram."""
 
 ROW = Object(

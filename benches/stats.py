@@ -115,6 +115,7 @@ class Row:
     ratio: Spread | None = None
     noisy: bool | None = None
     wait_us: Percentiles | None = None
+    punctual_us: Percentiles | None = None
     release_us: Percentiles | None = None
     handover_us: Percentiles | None = None
     latency_us: Percentiles | None = None
@@ -267,7 +268,8 @@ def summarize(
     lease: float | None = None,
 ) -> Row:
     """The row of one rival. ``base``: samples of the baseline (empty: no ratios); ``width``: the noise, if known."""
-    merged = {kind: merge(sample.histograms.get(kind, "") for sample in ours) for kind in (*KINDS, "recovery")}
+    kinds = (*KINDS, "punctual", "recovery")
+    merged = {kind: merge(sample.histograms.get(kind, "") for sample in ours) for kind in kinds}
     found = {f"{kind}_us": percentiles(histogram) for kind, histogram in merged.items()}
     ratio = ratios(ours, base)
     server = per_grant([sample.server_cpu for sample in ours], ours)

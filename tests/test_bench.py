@@ -33,7 +33,7 @@ LOOPS = ["tasks", "tasks-uvloop"] if importlib.util.find_spec("uvloop") else ["t
 UNCONTENDED = ["pair", "threads", *LOOPS, "batch"]
 ROW_KEYS = {
     *("rival", "rounds", "grants", "rate", "ratio", "noisy", "wait_us", "release_us", "handover_us", "latency_us"),
-    *("recovery_us", "fairness", "commands_per_grant", "sent_per_grant"),
+    *("punctual_us", "recovery_us", "fairness", "commands_per_grant", "sent_per_grant"),
     *("server_cpu_us", "server_cpu_ratio"),
     *(
         "client_cpu_us",
@@ -391,6 +391,9 @@ def test_budgets_of_contention() -> None:
         "alone": contested("alone", 1000),
     }
     assert judged("hot", {None: hot}, lanes=16, hold_ms=1) == [(0.95, False), (1.3, True), (0.95, True), (3.1, False)]
+    hot["fastlock"] = contested("fastlock", 950, wait_us=timed(24_000), punctual_us=timed(17_600))
+    p99 = budgets.judge({"hot": budgets.Played({None: hot}, {"lanes": 16, "hold_ms": 1})}, ("hot",))[1]
+    assert (p99.measured, p99.met, p99.detail) == (1.5, False, "1.1 if nobody had held for more than 1 ms")
     crowd = {"fastlock": contested("fastlock", 1, ratio=Spread(50, 50, 50), sent_per_grant=1.3)}
     assert judged("crowd", {None: crowd}) == [(50, True), (1.3, False)]
     assert judged("crowd-uvloop", {None: crowd}) == [(50, True)]

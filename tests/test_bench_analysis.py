@@ -135,6 +135,19 @@ def test_lanes_know_their_process() -> None:
 # -------------------------------------------------------------------------------------------------------- handovers
 
 
+def test_punctual_waits() -> None:
+    records = [
+        grant(0, 0, 1, 13),  # held for 12 instead of 10
+        grant(1, 2, 14, 24),
+        grant(2, 0, 25, 60),  # 35
+        grant(3, 2, 61, 71),
+        grant(3, 30, 72, 0),  # asked in the middle of that one, which counts in full
+        grant(4, 0, 5, 95, name=1),  # another name
+        Grant(5, 1, 80, 90, 96, 0, 0),  # late itself, and behind 80
+    ]
+    assert sorted(analysis.punctual_waits(records, 10)) == sorted([1, 12, 25 - 2, 59 - 25, 42, 5, 16])
+
+
 @pytest.mark.parametrize(
     ("records", "gaps"),
     [

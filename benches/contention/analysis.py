@@ -8,10 +8,10 @@ lease is taken at its word only: what happens to a name after the end of its hol
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from .contests import Contest
@@ -56,6 +56,20 @@ def overlaps(grants: Iterable[Grant], lasts: int) -> list[tuple[Grant, Grant]]:
                 found.append((holder, grant))
             if holder is None or held_until(grant, lasts) > held_until(holder, lasts):
                 holder = grant
+    return found
+
+
+def punctual_waits(grants: Iterable[Grant], hold: int) -> list[int]:
+    """What those who were granted a name would have waited, had nobody before them held it for longer than ``hold``
+    nanoseconds: what a holder stays too long is no time of the lock's. Of holds that began after the call only."""
+    found = []
+    for queue in by_name(grants).values():
+        begun = [grant.granted for grant in queue]
+        stayed = [max(0, grant.releasing - grant.granted - hold) if grant.releasing else 0 for grant in queue]
+        late = [0, *accumulate(stayed)]
+        for number, grant in enumerate(queue):
+            before = late[number] - late[bisect_left(begun, grant.called)]
+            found.append(max(0, grant.granted - grant.intended - before))
     return found
 
 
@@ -218,6 +232,7 @@ def measure(
     }
     times = {
         "wait": waits(players, contest, end),
+        "punctual": punctual_waits(players, int(contest.hold * 1e9)) if contest.hold else [],
         "release": [record.released - record.releasing for record in granted if record.released],
         "handover": handovers(records),
     }

@@ -40,11 +40,12 @@ LONG = 24
 MEANINGS = {
     "latency": "Latency: a whole lap",
     "wait": "Wait: from the (intended) start of the acquire until the lock is held",
+    "punctual": "Punctual wait: the same, had no hold before it been longer than it should",
     "handover": "Handover: from the call of release until the next holder runs",
     "release": "Release: the call",
     "recovery": "Recovery: from the end of a dead holder's lease to the next grant",
 }
-NAMES = {"latency": "lap", "wait": "wait", "handover": "handover", "release": "release", "recovery": "recovery"}
+NAMES = {name: "lap" if name == "latency" else name for name in TIMES_OF}
 PARTS = (("p50", "p50"), ("p90", "p90"), ("p99", "p99"), ("p999", "p99.9"), ("max", "max"))
 
 
