@@ -113,10 +113,10 @@ _punctual_p99 = _in_rounds(_of("fastlock", lambda row: row.punctual_us.p99 if ro
 
 
 def _punctual(results: Results, scenario: str) -> str:
-    """What part the lock has in it: a machine that stalls makes holds longer than they should be."""
+    """What it would be without overtime: a machine that stalls makes some holds longer than they should be."""
     found = _punctual_p99(results, scenario)
     hold = results[scenario].parameters.get("hold_ms", 0) if scenario in results else 0
-    return "" if found is None else f"{found:.3g} if nobody had held for more than {hold:g} ms"
+    return "" if found is None else f"{found:.3g} without what was held beyond {hold:g} ms"
 
 
 def _pair_in_c(results: Results) -> tuple[float | None, str]:

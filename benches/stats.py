@@ -26,7 +26,7 @@ FARTHEST = 1000.0
 TINY = 1e-9
 """What a ratio may differ by from the same one, computed otherwise."""
 
-KINDS = ("wait", "release", "handover", "latency")
+KINDS = ("wait", "punctual", "release", "handover", "latency", "recovery")
 """The histograms of a row."""
 
 
@@ -268,8 +268,7 @@ def summarize(
     lease: float | None = None,
 ) -> Row:
     """The row of one rival. ``base``: samples of the baseline (empty: no ratios); ``width``: the noise, if known."""
-    kinds = (*KINDS, "punctual", "recovery")
-    merged = {kind: merge(sample.histograms.get(kind, "") for sample in ours) for kind in kinds}
+    merged = {kind: merge(sample.histograms.get(kind, "") for sample in ours) for kind in KINDS}
     found = {f"{kind}_us": percentiles(histogram) for kind, histogram in merged.items()}
     ratio = ratios(ours, base)
     server = per_grant([sample.server_cpu for sample in ours], ours)

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hdrh.histogram import HdrHistogram
@@ -136,16 +137,20 @@ def test_lanes_know_their_process() -> None:
 
 
 def test_punctual_waits() -> None:
+    ms = MS
     records = [
-        grant(0, 0, 1, 13),  # held for 12 instead of 10
-        grant(1, 2, 14, 24),
-        grant(2, 0, 25, 60),  # 35
-        grant(3, 2, 61, 71),
-        grant(3, 30, 72, 0),  # asked in the middle of that one, which counts in full
-        grant(4, 0, 5, 95, name=1),  # another name
-        Grant(5, 1, 80, 90, 96, 0, 0),  # late itself, and behind 80
+        grant(0, 0, 1 * ms, 4 * ms),  # 2 of overtime, from 2 on
+        grant(1, 1 * ms, 4 * ms, 5 * ms),
+        grant(2, 3 * ms, 6 * ms, 7 * ms),  # asked in the middle of it
+        grant(3, 0, 8 * ms, 19 * ms),  # behind the first; then 10, from 9 on
+        Grant(4, 0, 12 * ms, 14 * ms, 20 * ms, 0, 0),  # due in the middle of that, and asked later
+        gave_up(5, 8 * ms, 16 * ms),  # in its overtime, 7
+        grant(6, 0, 5 * ms, 95 * ms, name=1),  # of another name
     ]
-    assert sorted(analysis.punctual_waits(records, 10)) == sorted([1, 12, 25 - 2, 59 - 25, 42, 5, 16])
+    contest = replace(HOT, hold=0.001, patience=0.008)
+    found = analysis.punctual_waits(records, contest, 100 * ms)
+    assert found == [1 * ms, 1 * ms, 2 * ms, 6 * ms, 1 * ms, 1 * ms, 5 * ms]
+    assert max(analysis.waits(records, contest, 100 * ms)) == 8 * ms
 
 
 @pytest.mark.parametrize(
@@ -466,28 +471,61 @@ class RaisesToTasks(Raises):
         return super().acquire()
 
 
-def play(log: Log, kind: str, contest: Contest, due: list[int], seconds: float) -> lanes.Job:
-    """One lane of locks that raise."""
-    job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds, lanes.Early())
+class Gives(Raises):
+    """A lock that is free."""
+
+    def acquire(self) -> bool:
+        return True
+
+
+class GivesToTasks(Gives):
+    async def acquire(self) -> bool:  # type: ignore[override]
+        return True
+
+    async def release(self) -> None: ...  # type: ignore[override]
+
+
+def play(
+    log: Log,
+    kind: str,
+    contest: Contest,
+    due: list[int],
+    seconds: float,
+    thread: Any = Raises,
+    task: Any = RaisesToTasks,
+    early: lanes.Early | None = None,
+) -> lanes.Job:
+    """One lane, of locks that raise."""
+    job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds, early or lanes.Early(0))
     job.begin(time.monotonic_ns())
     if kind == "threads":
-        lanes.thread_lane(job, Raises)
+        lanes.thread_lane(job, thread)
     else:
-        asyncio.run(lanes.task_lane(job, RaisesToTasks))  # type: ignore[arg-type]
+        asyncio.run(lanes.task_lane(job, task))
     written(job.lane)
     return job
 
 
-def test_holds_end_on_the_dot_and_sleeps_before_that() -> None:
-    early = lanes.Early()
+def test_sleeps_end_earlier_where_they_ended_late() -> None:
+    early = lanes.Early(lanes.EARLIEST_NS)
     early.watch(time.monotonic_ns() - 1)
-    assert early.ns == 4 * lanes.STEP_NS  # woken too late: next time earlier
+    assert early.ns == 4 * lanes.STEP_NS and not early.watched
     end = time.monotonic_ns() + 20 * MS
     early.watch(end)
-    assert time.monotonic_ns() >= end and early.ns == 3 * lanes.STEP_NS
+    assert time.monotonic_ns() >= end and early.ns == 3 * lanes.STEP_NS and early.watched > 0
     for _ in range(1000):
         early.watch(0)
     assert early.ns == lanes.EARLIEST_NS
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+@pytest.mark.parametrize("most", [0, lanes.EARLIEST_NS])
+def test_holds_end_on_the_dot(log: Log, kind: str, most: int) -> None:
+    early = lanes.Early(most)
+    play(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, Gives, GivesToTasks, early)
+    records = list(log.grants(1))
+    assert len(records) == 20 and all(record.releasing - record.granted >= 2 * MS for record in records)
+    assert (early.ns + early.watched > 0) is (most > 0)
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])

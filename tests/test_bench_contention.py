@@ -136,6 +136,9 @@ def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
         assert (row["violations"], row["failures"]) == (0, 0), where
         assert row["wait_us"]["count"] >= sample["acquired"], where
         assert row["release_us"]["count"] == sample["released"], where
+        if document["scenarios"][name]["parameters"].get("hold_ms"):
+            assert row["punctual_us"]["count"] == row["wait_us"]["count"], where
+            assert row["punctual_us"]["p50"] <= row["wait_us"]["p50"], where
         assert HdrHistogram.decode(row["histograms"]["wait"]).get_total_count() == row["wait_us"]["count"], where
         assert row["commands_per_grant"] > 0, where
         assert row["server_cpu_us"] >= 0 and row["client_cpu_us"] > 0, where

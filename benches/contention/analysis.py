@@ -59,18 +59,28 @@ def overlaps(grants: Iterable[Grant], lasts: int) -> list[tuple[Grant, Grant]]:
     return found
 
 
-def punctual_waits(grants: Iterable[Grant], hold: int) -> list[int]:
-    """What those who were granted a name would have waited, had nobody before them held it for longer than ``hold``
-    nanoseconds: what a holder stays too long is no time of the lock's. Of holds that began after the call only."""
-    found = []
-    for queue in by_name(grants).values():
-        begun = [grant.granted for grant in queue]
-        stayed = [max(0, grant.releasing - grant.granted - hold) if grant.releasing else 0 for grant in queue]
-        late = [0, *accumulate(stayed)]
-        for number, grant in enumerate(queue):
-            before = late[number] - late[bisect_left(begun, grant.called)]
-            found.append(max(0, grant.granted - grant.intended - before))
-    return found
+def punctual_waits(records: Sequence[Grant], contest: Contest, end: int) -> list[int]:
+    """The same waits, less the time for which somebody held the name for longer than he was to."""
+    hold, found = int(contest.hold * 1e9), waits(records, contest, end)
+    overtime = {
+        name: [(grant.granted + hold, grant.releasing) for grant in queue if grant.releasing > grant.granted + hold]
+        for name, queue in by_name(records).items()
+    }
+    begun = {name: [begin for begin, _ in periods] for name, periods in overtime.items()}
+    sums = {name: [0, *accumulate(over - begin for begin, over in periods)] for name, periods in overtime.items()}
+
+    def before(name: int, time: int) -> int:
+        """Overtime of a name until then, of periods that do not overlap."""
+        number = bisect_left(begun.get(name, ()), time)
+        if not number:
+            return 0
+        begin, over = overtime[name][number - 1]
+        return sums[name][number - 1] + min(over, time) - begin
+
+    return [
+        wait - before(record.name, record.intended + wait) + before(record.name, record.intended)
+        for record, wait in zip(records, found, strict=True)
+    ]
 
 
 def handovers(grants: Iterable[Grant]) -> list[int]:
@@ -232,7 +242,7 @@ def measure(
     }
     times = {
         "wait": waits(players, contest, end),
-        "punctual": punctual_waits(players, int(contest.hold * 1e9)) if contest.hold else [],
+        "punctual": punctual_waits(players, contest, end) if contest.hold else [],
         "release": [record.released - record.releasing for record in granted if record.released],
         "handover": handovers(records),
     }

@@ -29,7 +29,7 @@ CHOICES = 4096
 FOREVER = 1 << 60
 
 STEP_NS, EARLIEST_NS = 1_000, 100_000
-"""By how much sleeps are made to end later or, fourfold, earlier; and how early at most."""
+"""Nanoseconds by which sleeps are made to end later or, fourfold, earlier; how early at most."""
 
 SET_TIMERSLACK = 29
 """Of prctl(2): in nanoseconds."""
@@ -72,21 +72,28 @@ def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
 
 class Early:
     """How much too early the sleeps of a process are to end, so that holds end on the dot: to wake up takes time, and
-    the clock is watched for what is left. Learned from hold to hold: four in five are to be woken before the end."""
+    the clock is watched for what is left. Learned from hold to hold: four in five are to be woken before the end.
 
-    __slots__ = ("ns",)
+    ``most``: nanoseconds; 0 where several may hold at a time, whom a thread that watches would keep from waking up.
+    ``watched``: for how long the clock was watched, which is no CPU time of the lock's.
+    """
 
-    def __init__(self) -> None:
-        self.ns = 0
+    __slots__ = ("most", "ns", "watched")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.ns = self.watched = 0
 
     def watch(self, end: int) -> None:
         """Woken: wait until the end of the hold."""
-        if clock() >= end:
-            self.ns = min(self.ns + 4 * STEP_NS, EARLIEST_NS)
+        woken = now = clock()
+        if now >= end:
+            self.ns = min(self.ns + 4 * STEP_NS, self.most)
             return
         self.ns = max(self.ns - STEP_NS, 0)
-        while clock() < end:
-            pass
+        while now < end:
+            now = clock()
+        self.watched += now - woken
 
 
 @dataclass

@@ -22,7 +22,18 @@ from ..pipe import main, told
 from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
 from .analysis import promise
 from .contests import Contest
-from .lanes import Early, Job, arrivals, choices, exact_sleeps, new_loop, popularity, task_lane, thread_lane
+from .lanes import (
+    EARLIEST_NS,
+    Early,
+    Job,
+    arrivals,
+    choices,
+    exact_sleeps,
+    new_loop,
+    popularity,
+    task_lane,
+    thread_lane,
+)
 from .log import PID, READY, START, STOP, Lane, Log, Shape
 
 Answer = dict[str, Any]
@@ -203,7 +214,7 @@ class Worker:
 
     def __init__(self, rival: Rival) -> None:
         self._rival = rival
-        self._early = Early()
+        self._early = Early(EARLIEST_NS)
         self._face: Face | None = None
         self._log: Log | None = None
         self._jobs: list[Job] = []
@@ -222,11 +233,12 @@ class Worker:
         assert self._log is not None, "open comes before arm"
         asked, self._log.shape = Contest(**contest), Shape(**shape)
         keys = [f"{self._label}:{number}" for number in range(asked.cells)]
+        early = self._early if asked.names == 1 else Early(0)
         weights, due = popularity(asked.names, asked.zipf), [*arrivals(asked, seed, seconds), *[[]] * asked.holders]
 
         def job(log: Log, number: int, names: Sequence[int]) -> Job:
             lane = Lane(log, number, promise(asked.lease), asked.books)
-            return Job(lane, asked, names, keys, due[number], seconds, self._early)
+            return Job(lane, asked, names, keys, due[number], seconds, early)
 
         lanes = asked.share(process)
         self._jobs = [job(self._log, number, choices(asked, number, seed, weights)) for number in lanes]
@@ -251,9 +263,9 @@ class Worker:
             self._mourn()
             return {"cpu": 0.0, "errors": [], "sent": None}  # what it sent died with it
         assert self._face is not None, "arm comes before go"
-        sent, before = self._face.sent(), time.process_time_ns()
+        sent, before = self._face.sent(), time.process_time_ns() - self._early.watched
         self._face.go(self._log.words[START], self._jobs, self._holder)
-        cpu = time.process_time_ns() - before
+        cpu = time.process_time_ns() - self._early.watched - before
         now = self._face.sent()
         lanes = [job.lane for job in self._jobs]
         for lane in [*lanes, *([self._holder.lane] if self._holder else [])]:

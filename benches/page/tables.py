@@ -40,7 +40,7 @@ LONG = 24
 MEANINGS = {
     "latency": "Latency: a whole lap",
     "wait": "Wait: from the (intended) start of the acquire until the lock is held",
-    "punctual": "Punctual wait: the same, had no hold before it been longer than it should",
+    "punctual": "Punctual wait: the same, less what the name was held for longer than it should",
     "handover": "Handover: from the call of release until the next holder runs",
     "release": "Release: the call",
     "recovery": "Recovery: from the end of a dead holder's lease to the next grant",
