@@ -63,12 +63,6 @@ cdef class Pipe:
     cdef public double sent
 
     cpdef request(self, Template template, slot, bytes name, bytes token, int64_t ms)
-    cpdef exchange(self, Ticket ticket, double timeout, double spin)
-    cpdef lead(self, Ticket ticket, wake)
-    cpdef watch(self, Ticket ticket)
-    cpdef unwatch(self, Ticket ticket)
-    cpdef leads(self, Ticket ticket)
-    cpdef resign(self, Ticket ticket)
     cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
     cdef int _encode(self, Template template, bytes name, bytes token, int64_t ms) except -1
     cdef int _pack(self, tuple args) except -1

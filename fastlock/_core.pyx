@@ -521,7 +521,7 @@ cdef class Pipe:
             budget = 0
         return self._received(size, start if spin else 0)
 
-    cpdef exchange(self, Ticket ticket, double timeout, double spin):
+    def exchange(self, Ticket ticket not None, double timeout, double spin):
         """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
         receive."""
         cdef int64_t end = _now() + _ns(timeout), left
@@ -572,7 +572,7 @@ cdef class Pipe:
         cdef int64_t budget = <int64_t>(spin * 1e9)
         if budget and _now() - self.heard > budget:
             budget //= 2
-        self.probes += 1
+        self.probes += budget > 0
         return 0 if self.usual > budget and self.probes & 63 else budget
 
     cdef int _make_chunk(self) except -1:
@@ -623,7 +623,7 @@ cdef class Pipe:
 
     # who reads, among threads
 
-    cpdef lead(self, Ticket ticket, wake):
+    def lead(self, Ticket ticket not None, wake):
         """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
         if self.leader is None:
             self.leader = ticket
@@ -631,20 +631,20 @@ cdef class Pipe:
         ticket.wake = wake
         return False
 
-    cpdef watch(self, Ticket ticket):
+    def watch(self, Ticket ticket not None):
         """The caller waits for what the server says, and may have to read."""
         self.watching.append(ticket)
 
-    cpdef unwatch(self, Ticket ticket):
+    def unwatch(self, Ticket ticket not None):
         """It does no longer. May be called again."""
         if ticket in self.watching:
             self.watching.remove(ticket)
 
-    cpdef leads(self, Ticket ticket):
+    def leads(self, Ticket ticket not None):
         """Whether the caller is the one who reads."""
         return self.leader is ticket
 
-    cpdef resign(self, Ticket ticket):
+    def resign(self, Ticket ticket not None):
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
         cdef Ticket leader
         if self.leader is ticket:

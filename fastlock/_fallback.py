@@ -438,7 +438,7 @@ class Pipe:
         long for who does not ask again at once.
         EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
         """
-        self._probes += 1
+        self._probes += spin > 0
         start = time.monotonic()
         budget = spin if start - self._heard <= spin else spin / 2  # as the core, and why
         spinning = budget and (self._usual <= budget or not self._probes & 63)

@@ -325,8 +325,8 @@ class Gates:
             return True
 
     def pushed(self, push: Any) -> None:
-        """What the server said unasked, as whoever reads finds it."""
-        if len(push) == 3 and push[0] == b"message" and push[1] == self.inbox:
+        """What the server said unasked, as whoever reads finds it: of all that only messages to us are heard."""
+        if len(push) == 3 and push[0] == b"message" and push[1] == self.inbox and type(push[2]) is bytes:
             self.hear(push[2])
 
     def hear(self, place: bytes) -> None:

@@ -342,7 +342,9 @@ cdef int _listen(ear, Ticket ticket, wake, double seconds) except -1:
     cdef double end = _time() + seconds
     try:
         pipe.watch(ticket)
-        if not pipe.lead(ticket, wake) and not ticket.ready:
+        leads = pipe.lead(ticket, wake)
+        PyErr_CheckSignals()  # of one that has struck, no sleep that begins now would tell
+        if not leads and not ticket.ready:
             wake.acquire(timeout=max(0.0, seconds))
         if pipe.leads(ticket):
             pipe.exchange(ticket, max(0.0, end - _time()), 0.0)
@@ -401,7 +403,7 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
     cdef Gate gate = waiter.gate
     cdef Mutex mutex = gates.mutex
     cdef Lease lease
-    cdef double sent, left
+    cdef double sent, left, spin
     while (ear := _ear(wire)) is not None and not gate.stale and gate.error is None and waiter.lease is None:
         sent = _time()
         if sent >= until or gate.doubts(waiter, sent):
@@ -410,9 +412,10 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
             place = gate.place  # not before: while it is not first, the place is another's, and may be granted
             form = _form(gate, enter, (gates.inbox, waiter.fenced))
             left = until + LAST_LOOK - sent
+            spin = 0.0 if gate.waited else _spin(wire)  # as in `_hand_over`
             gate.link = ear
             try:
-                reply = (<Pipe>ear.pipe).ask(form, b"", place, waiter.ms, min(<double>ear.patience, left), 0.0)
+                reply = (<Pipe>ear.pipe).ask(form, b"", place, waiter.ms, min(<double>ear.patience, left), spin)
             except BaseException as error:
                 if not isinstance(error, Exception):
                     ear.explain(INTERRUPTED, error)  # which raises it, at once

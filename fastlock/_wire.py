@@ -33,9 +33,7 @@ from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 
-# Seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost. Who asks for its
-# place in a queue does not: others are there who need the processors.
-SPIN = 100e-6
+SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost
 PARTING = 1.0  # seconds: how long closing waits for what is in flight
 _BROKEN = (OSError, EOFError, ProtocolError)
 STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
@@ -439,7 +437,7 @@ class Wire(Common):
         try:
             if self.debts:
                 self._pay(connection)
-            answer = connection.ask(ask, 0.0 if ask.hears else self._spin())
+            answer = connection.ask(ask, self._spin())
         finally:
             if owner and connection.dead is None:
                 self.idle.append(connection)

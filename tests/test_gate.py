@@ -582,6 +582,28 @@ def test_the_mutex_is_held_whenever_something_changes_and_free_when_the_next_one
     assert seen == [0, 0] and mutex.entered == before + 7 and mutex.held == 0
 
 
+@pytest.mark.parametrize(
+    "payload", [5, None, 1.5, True, [], [b"x"], {b"x": 1}, {1}, "x", ValueError("x")], ids=lambda each: repr(each)
+)
+def test_only_messages_to_this_client_are_heard(payload: Any, gates: Gates, clock: Clock) -> None:
+    (waiter,) = join(gates, 1)
+    assert gates.ask(waiter, clock())
+    place = waiter.gate.place
+    for push in (
+        [b"message", gates.inbox, payload],
+        [b"message", payload, place],
+        [payload, gates.inbox, place],
+        [b"message", b"another", place],
+        [b"pmessage", gates.inbox, gates.inbox, place],
+        [b"message", gates.inbox],
+        [],
+    ):
+        gates.pushed(push)
+        assert not waiter.called, push
+    gates.pushed([b"message", gates.inbox, place])
+    assert waiter.called
+
+
 def test_a_release_within_a_release_wakes_both(gates: Gates, clock: Clock) -> None:
     """As a handler of signals can, or a finalizer: called where the next but one is told to look at its clock."""
     woken: list[str] = []

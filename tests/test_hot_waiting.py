@@ -5,6 +5,8 @@ The same in Python, where the law does all of it.
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import random
 import signal
@@ -360,3 +362,58 @@ def test_after_a_stall_nobody_is_woken_early_for_twice_as_long_each_time(impl: s
         COMPILED._stalled(late)
         pauses.append(COMPILED._naps()[1])
     assert pauses == [0, *(min(10.0, 0.01 * 2**number) for number in range(12))]
+
+
+QUEUES = {NAME: QUEUE, "b": "fastlock:queue:{b}"}
+
+
+async def listeners(face: Face, client: Any, probe: redis.Redis, *times: float | None) -> list[tuple[Any, Any]]:
+    """A caller for each of two names that are held elsewhere: one of them reads, the other one listens beside it."""
+    pairs = []
+    for (name, queue), seconds in itertools.zip_longest(QUEUES.items(), times):
+        lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False, blocking_timeout=seconds)
+        pairs.append((lock, face.start(lock.acquire)))
+        await until(face, functools.partial(probe.exists, queue), f"queued for {name}")
+    return pairs
+
+
+async def both_held(face: Face, client: Any) -> dict[str, Any]:
+    locks = {name: client.lock(name, timeout=LONG, thread_local=False) for name in QUEUES}
+    for lock in locks.values():
+        assert await face.get(lock.acquire(blocking=False))
+    return locks
+
+
+async def test_who_listens_beside_another_reads_on_after_it(
+    face: Face, server: Server, probe: redis.Redis, no_look: None
+) -> None:
+    draw, other, client = random.Random(5), face.client(server.unix_url), face.client(server.unix_url)
+    before = 0
+    for turn in range(30):
+        holders = await both_held(face, other)
+        for lock, job in draw.sample(await listeners(face, client, probe), 2):
+            await face.get(holders[lock.name].release())
+            assert await job.get(SOON) is True
+            await face.get(lock.release())
+        gc.collect()
+        tickets = sum(type(each) is client._wire.impl.Ticket for each in gc.get_objects())
+        before = before or tickets
+        assert tickets <= before, f"who has gone is listened for still, after {turn} turns"
+    assert not probe.exists(*QUEUES)
+
+
+async def test_who_listens_gives_up_in_time_whether_it_reads_or_not(
+    face: Face, server: Server, proxy: FaultProxy, probe: redis.Redis, no_look: None
+) -> None:
+    other = face.client(server.unix_url)
+    client = await listening(face, proxy, other, probe)
+    holders = await both_held(face, other)
+    for _, job in await listeners(face, client, probe, 0.2, 0.2):
+        assert await job.get(SOON) is False
+    await until(face, lambda: not probe.exists(*QUEUES.values()), "both have left the queue")
+    (lock, reads), (_, sleeps) = await listeners(face, client, probe, None, 0.2)
+    assert await sleeps.get(SOON) is False
+    for holder in holders.values():
+        await face.get(holder.release())
+    assert await reads.get(SOON) is True
+    await face.get(lock.release())

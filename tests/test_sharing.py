@@ -189,14 +189,16 @@ def test_a_new_thread_never_inherits_the_lease_of_one_that_ended(impl: str, serv
         first.start()
         first.join()
         others = [threading.Thread(target=look, daemon=True) for _ in range(100)]
-        for thread in others:
-            thread.start()
-            assert looked.acquire(timeout=10)
-            if numbers[0] in numbers[1:]:
-                break
-        else:
-            pytest.fail("this test needs a system that gives numbers again")
-        enough.set()
+        try:
+            for thread in others:
+                thread.start()
+                assert looked.acquire(timeout=10)
+                if numbers[0] in numbers[1:]:
+                    break
+            else:
+                pytest.fail("this test needs a system that gives numbers again")
+        finally:
+            enough.set()
         for thread in others[: len(numbers) - 1]:
             thread.join()
         assert seen == [(None, False), "refused"] * (len(numbers) - 1) and probe.exists("a")
