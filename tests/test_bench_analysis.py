@@ -8,6 +8,7 @@ import os
 import signal
 import statistics
 import time
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -137,20 +138,19 @@ def test_lanes_know_their_process() -> None:
 
 
 def test_punctual_waits() -> None:
-    ms = MS
     records = [
-        grant(0, 0, 1 * ms, 4 * ms),  # 2 of overtime, from 2 on
-        grant(1, 1 * ms, 4 * ms, 5 * ms),
-        grant(2, 3 * ms, 6 * ms, 7 * ms),  # asked in the middle of it
-        grant(3, 0, 8 * ms, 19 * ms),  # behind the first; then 10, from 9 on
-        Grant(4, 0, 12 * ms, 14 * ms, 20 * ms, 0, 0),  # due in the middle of that, and asked later
-        gave_up(5, 8 * ms, 16 * ms),  # in its overtime, 7
-        grant(6, 0, 5 * ms, 95 * ms, name=1),  # of another name
+        grant(0, 0, 1 * MS, 4 * MS),  # 2 of overtime, from 2 on
+        grant(1, 1 * MS, 4 * MS, 5 * MS),
+        grant(2, 3 * MS, 6 * MS, 7 * MS),  # asked in the middle of it
+        grant(3, 0, 8 * MS, 19 * MS),  # behind the first; then 10, from 9 on
+        Grant(4, 0, 12 * MS, 14 * MS, 20 * MS, 0, 0),  # due in the middle of that, and asked later
+        gave_up(5, 8 * MS, 16 * MS),  # in its overtime, 7
+        grant(6, 0, 5 * MS, 95 * MS, name=1),  # of another name
     ]
     contest = replace(HOT, hold=0.001, patience=0.008)
-    found = analysis.punctual_waits(records, contest, 100 * ms)
-    assert found == [1 * ms, 1 * ms, 2 * ms, 6 * ms, 1 * ms, 1 * ms, 5 * ms]
-    assert max(analysis.waits(records, contest, 100 * ms)) == 8 * ms
+    found = analysis.punctual_waits(records, contest, 100 * MS)
+    assert found == [1 * MS, 1 * MS, 2 * MS, 6 * MS, 1 * MS, 1 * MS, 5 * MS]
+    assert max(analysis.waits(records, contest, 100 * MS)) == 8 * MS
 
 
 @pytest.mark.parametrize(
@@ -471,18 +471,17 @@ class RaisesToTasks(Raises):
         return super().acquire()
 
 
-class Gives(Raises):
+async def later(value: bool) -> bool:
+    return value
+
+
+def gives(key: str, **options: object) -> Any:
     """A lock that is free."""
-
-    def acquire(self) -> bool:
-        return True
+    return types.SimpleNamespace(acquire=lambda: True, release=lambda: True)
 
 
-class GivesToTasks(Gives):
-    async def acquire(self) -> bool:  # type: ignore[override]
-        return True
-
-    async def release(self) -> None: ...  # type: ignore[override]
+def gives_to_tasks(key: str, **options: object) -> Any:
+    return types.SimpleNamespace(acquire=lambda: later(True), release=lambda: later(True))
 
 
 def play(
@@ -495,7 +494,7 @@ def play(
     task: Any = RaisesToTasks,
     early: lanes.Early | None = None,
 ) -> lanes.Job:
-    """One lane, of locks that raise."""
+    """One lane, of locks that raise if no others are given."""
     job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds, early or lanes.Early(0))
     job.begin(time.monotonic_ns())
     if kind == "threads":
@@ -522,7 +521,7 @@ def test_sleeps_end_earlier_where_they_ended_late() -> None:
 @pytest.mark.parametrize("most", [0, lanes.EARLIEST_NS])
 def test_holds_end_on_the_dot(log: Log, kind: str, most: int) -> None:
     early = lanes.Early(most)
-    play(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, Gives, GivesToTasks, early)
+    play(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, gives, gives_to_tasks, early)
     records = list(log.grants(1))
     assert len(records) == 20 and all(record.releasing - record.granted >= 2 * MS for record in records)
     assert (early.ns + early.watched > 0) is (most > 0)

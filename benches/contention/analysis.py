@@ -59,30 +59,6 @@ def overlaps(grants: Iterable[Grant], lasts: int) -> list[tuple[Grant, Grant]]:
     return found
 
 
-def punctual_waits(records: Sequence[Grant], contest: Contest, end: int) -> list[int]:
-    """The same waits, less the time for which somebody held the name for longer than he was to."""
-    hold, found = int(contest.hold * 1e9), waits(records, contest, end)
-    overtime = {
-        name: [(grant.granted + hold, grant.releasing) for grant in queue if grant.releasing > grant.granted + hold]
-        for name, queue in by_name(records).items()
-    }
-    begun = {name: [begin for begin, _ in periods] for name, periods in overtime.items()}
-    sums = {name: [0, *accumulate(over - begin for begin, over in periods)] for name, periods in overtime.items()}
-
-    def before(name: int, time: int) -> int:
-        """Overtime of a name until then, of periods that do not overlap."""
-        number = bisect_left(begun.get(name, ()), time)
-        if not number:
-            return 0
-        begin, over = overtime[name][number - 1]
-        return sums[name][number - 1] + min(over, time) - begin
-
-    return [
-        wait - before(record.name, record.intended + wait) + before(record.name, record.intended)
-        for record, wait in zip(records, found, strict=True)
-    ]
-
-
 def handovers(grants: Iterable[Grant]) -> list[int]:
     """Nanoseconds from a call to release to the next grant of that name, by another lane, where one was waiting."""
     found = []
@@ -199,6 +175,30 @@ def waited_until(record: Grant, contest: Contest, end: int) -> int:
     if record.granted > 0 or never_asked(record) or not contest.blocking:
         return ended
     return max(ended, contest.deadline(record.called, end))
+
+
+def punctual_waits(records: Sequence[Grant], contest: Contest, end: int) -> list[int]:
+    """As ``waits``, less the time for which somebody held the name for longer than he was to."""
+    hold, found = int(contest.hold * 1e9), waits(records, contest, end)
+    overtime = {
+        name: [(grant.granted + hold, grant.releasing) for grant in queue if grant.releasing > grant.granted + hold]
+        for name, queue in by_name(records).items()
+    }
+    begun = {name: [begin for begin, _ in periods] for name, periods in overtime.items()}
+    sums = {name: [0, *accumulate(over - begin for begin, over in periods)] for name, periods in overtime.items()}
+
+    def before(name: int, time: int) -> int:
+        """Overtime of a name until then, of periods that do not overlap."""
+        number = bisect_left(begun.get(name, ()), time)
+        if not number:
+            return 0
+        begin, over = overtime[name][number - 1]
+        return sums[name][number - 1] + min(over, time) - begin
+
+    return [
+        wait - before(record.name, record.intended + wait) + before(record.name, record.intended)
+        for record, wait in zip(records, found, strict=True)
+    ]
 
 
 def describe(pair: tuple[Grant, Grant]) -> str:
