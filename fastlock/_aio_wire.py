@@ -16,6 +16,8 @@ import weakref
 from types import ModuleType
 from typing import Any
 
+from hiredis import ProtocolError
+
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
@@ -164,12 +166,14 @@ class Link(asyncio.Protocol):
         final = isinstance(error, errors.ClientClosedError)
         patience = self.wire.settings.reply_timeout
         self.wire.stats.retire(self.pipe)
-        for slot in self.pipe.drain():
+        slots = self.pipe.drain()
+        own = isinstance(error, ProtocolError) and len(slots) == 1
+        for slot in slots:
             if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
                 self.wire.owe(slot)
             elif slot is not None and not slot.done():
-                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))
+                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session, own=own))
         self.wire.dropped(self)
         if self.hears:
             self.wire.gates.reconnected()
@@ -257,7 +261,8 @@ class Wire(Common):
         elif kind is Distrust:
             error = errors.InvalidResponse(f"{self.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
             step.ask.link.fail(error)
-            return Lost(error, self.settings.reply_timeout, sent=True, session=step.ask.link.session)
+            patience, broken = self.settings.reply_timeout, step.ask.link.session
+            return Lost(error, patience, sent=True, session=broken, own=True)
         else:
             return await self._ask(step)
         return None

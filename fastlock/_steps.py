@@ -180,16 +180,25 @@ class Leave(Undo):
 
 
 class Lost:
-    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again."""
+    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again. `own`: it
+    broke by the reply to this very step, which made no sense."""
 
     def __init__(
-        self, error: Exception, patience: float, *, sent: bool, final: bool = False, session: Any = None
+        self,
+        error: Exception,
+        patience: float,
+        *,
+        sent: bool,
+        final: bool = False,
+        session: Any = None,
+        own: bool = False,
     ) -> None:
         self.patience = patience  # seconds: how long to go on asking over new connections
         self.error = error
         self.sent = sent
         self.final = final
         self.session = session  # which broke
+        self.own = own
 
 
 Steps = Generator[Any, Any, Any]
@@ -198,13 +207,14 @@ Steps = Generator[Any, Any, Any]
 class Trial:
     """One operation's patience: what went wrong so far, and how much longer to try."""
 
-    __slots__ = ("clock", "doubt", "doubt_since", "failures", "give_up", "loads")
+    __slots__ = ("clock", "doubt", "doubt_since", "failures", "give_up", "loads", "senseless")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.doubt = False  # a command with our token was sent and its reply lost
         self.doubt_since = math.inf  # when the first such was sent
         self.failures = self.loads = 0
+        self.senseless = 0  # replies of its own that made no sense; what others were answered is borne
         self.give_up = math.inf
 
     def pause(self, lost: Lost) -> float:
@@ -217,8 +227,8 @@ class Trial:
         self.failures += 1
         if self.failures == 1:
             self.give_up = now + lost.patience
-        senseless = isinstance(lost.error, errors.InvalidResponse) and self.failures > 1
-        if lost.final or senseless or (now >= self.give_up and self.failures > 1):
+        self.senseless += lost.own
+        if lost.final or self.senseless > 1 or (now >= self.give_up and self.failures > 1):
             raise lost.error
         if self.failures == 1:
             return 0.0

@@ -87,6 +87,7 @@ class Connection:
         self.dead: Exception | None = None
         self.mutex = threading.Lock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
+        self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
         self.sock = open_socket(wire.settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
@@ -146,7 +147,13 @@ class Connection:
             return STALE
         if isinstance(error, _BROKEN):
             self.fail(error)  # after which it is `dead`
-            return Lost(self.dead, self.patience, sent=True, session=self.session)  # type: ignore[arg-type]
+            return Lost(
+                self.dead,  # type: ignore[arg-type]
+                self.patience,
+                sent=True,
+                session=self.session,
+                own=self.senseless,
+            )
         self._leave(ask)  # perhaps on its way out: the others must not pay for it
         try:
             raise error
@@ -246,12 +253,16 @@ class Connection:
             with contextlib.suppress(OSError):  # whoever reads wakes up; closed when the last of them has let go of it
                 self.sock.shutdown(socket.SHUT_RDWR)
         final = isinstance(error, errors.ClientClosedError)
+        self.senseless = isinstance(error, ProtocolError) and len(slots) == 1
         for slot in slots:
             if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
                 self.wire.owe(slot)
             elif slot is not None:
-                slot.set_result(Lost(self.dead, self.patience, sent=True, final=final, session=self.session))
+                lost = Lost(
+                    self.dead, self.patience, sent=True, final=final, session=self.session, own=self.senseless
+                )
+                slot.set_result(lost)
         self.wire.discard(self)
         if self.hears:
             self.wire.gates.reconnected()
@@ -265,7 +276,7 @@ class Connection:
         """A reply that cannot be true: nothing that is in flight here can be believed."""
         error = errors.InvalidResponse(f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
         self.fail(error)
-        return Lost(error, self.patience, sent=True, session=self.session)
+        return Lost(error, self.patience, sent=True, session=self.session, own=True)
 
 
 class Wire(Common):

@@ -443,7 +443,7 @@ async def test_other_servers_are_told_apart(face: Face, greeting: str) -> None:
         assert str(caught.value) and str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("endless", [b"+" + b"a" * 65536, b"*1\r\n" * 4096, b"$1000000000\r\n" + b"a" * 65536])
+@pytest.mark.parametrize("endless", [b"+" + b"a" * 65536, b"*1\r\n" * 4096, b"$9000000000\r\n" + b"a" * 65536])
 async def test_endless_reply_ends_the_connection(face: Face, endless: bytes) -> None:
     with Babbler([endless], again=b"a" * 65536) as babbler:
         client = face.client(babbler.url, connect_timeout=20, reply_timeout=20)

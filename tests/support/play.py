@@ -182,7 +182,7 @@ def _answer(clock: Clock, step: Any, left: deque[Any], played: Played) -> Any:
     if isinstance(step, _steps.Undo):
         return None
     if isinstance(step, _steps.Distrust):
-        return _steps.Lost(errors.InvalidResponse("makes no sense"), 5.0, sent=True, session="distrusted")
+        return _steps.Lost(errors.InvalidResponse("makes no sense"), 5.0, sent=True, session="distrusted", own=True)
     assert left, f"asked once too often: {vars(step) if hasattr(step, '__dict__') else step}"
     if isinstance(step, _steps.Ask):
         step.sent = clock()

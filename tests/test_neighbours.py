@@ -1,0 +1,72 @@
+"""What others who use the same server do to us, and we to them: values that are no locks, subscribers to everything,
+connections that have our old number. Nobody else pays for it, and no answer is made up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.faces import Face
+
+import fastlock
+from fastlock.embedded import Server
+
+# ------------------------------------------------------------------------------------------- values that are no locks
+
+
+@pytest.mark.parametrize("size", [65_537, 3 << 20])
+async def test_a_name_under_which_a_large_value_lies_is_held(
+    face: Face, server: Server, probe: Any, no_leaks: Any, size: int
+) -> None:
+    no_leaks.allow("page", "fastlock:fence:*")
+    probe.set("page", b"*9\r\n" * (size // 4 + 1))
+    client = face.client(server.url, max_connections=1)
+    lock = client.lock("page")
+    assert await face.get(lock.acquire(blocking=False)) is False
+    assert await face.get(lock.acquire(blocking_timeout=0.05)) is False
+    assert await face.get(lock.acquire(token="mine", blocking_timeout=0.05)) is False
+    assert await face.get(client.lock("page", fence=True).acquire(blocking=False)) is False
+    assert await face.get(client.lock("page", fair=True).acquire(blocking_timeout=0.05)) is False
+    assert await face.get(lock.locked())
+    free = (await face.get(client.acquire_many(["page", "free"])))[1]
+    assert await face.get(client.acquire_many(["page", "free"])) == [None, None]
+    assert await face.get(client.release_many([free])) == [True]
+    value = probe.get("page")
+    for call in (lambda: lock.extend(5), lock.reacquire, lock.release):
+        probe.delete("page")
+        assert await face.get(lock.acquire(blocking=False))
+        probe.set("page", value)
+        assert await face.get(lock.owned()) is False
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await face.get(call())
+    waiting = face.start(lambda: client.lock("page", thread_local=False).acquire(blocking_timeout=20))
+    while not client.get_stats()["waits"]:
+        await face.checkpoint()
+    probe.delete("page")
+    assert await waiting.get() is True
+    probe.delete("page")
+    stats = client.get_stats()
+    assert (stats["reconnects"], stats["recovered"]) == (0, 0)
+
+
+async def test_nobody_else_pays_for_a_large_value(face: Face, server: Server, probe: Any, no_leaks: Any) -> None:
+    no_leaks.allow("page")
+    probe.set("page", b"x" * 200_000)
+    client = face.client(server.url, max_connections=1)
+
+    async def try_it() -> list[bool]:
+        lock = client.lock("page")
+        return [await face.get(lock.acquire(blocking=False)) for _ in range(20)]
+
+    async def innocent(number: int) -> None:
+        for _ in range(20):
+            lock = client.lock(f"innocent:{number}")
+            assert await face.get(lock.acquire(blocking=False))
+            assert await face.get(lock.owned())
+            await face.get(lock.release())
+
+    calls = [try_it, *(lambda number=number: innocent(number) for number in range(20))]
+    outcomes = await face.together(calls)
+    assert outcomes == [[False] * 20, *[None] * 20]
+    assert client.get_stats()["reconnects"] == 0
