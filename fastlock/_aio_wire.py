@@ -28,7 +28,7 @@ from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 from fastlock._turns import Turns
-from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
+from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket, warn_of_refusal
 
 
 class Link(asyncio.Protocol):
@@ -37,6 +37,7 @@ class Link(asyncio.Protocol):
     def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
         self.wire = wire
         self.loop = loop
+        self.patience = wire.settings.reply_timeout
         self.pipe = wire.impl.Pipe()
         self.pipe.hear = wire.gates.pushed
         self.pipe.serve(self, Turns(loop), threading.get_ident(), self._flush_soon)
@@ -108,6 +109,14 @@ class Link(asyncio.Protocol):
         undo.link = self
         queue(self, undo, undo)
         self.pipe.announce()
+
+    def post_later(self, undo: Undo, seconds: float) -> None:
+        """Queue it then, over whichever connection there is."""
+        self.loop.call_later(seconds, self.wire.undo, undo)
+
+    def refused(self, undo: Undo, error: Exception) -> None:
+        """The server will not do it."""
+        warn_of_refusal(self.wire, undo, error)
 
     def leave(self, ask: Ask, sent: float) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same
@@ -188,6 +197,7 @@ class Wire(Common):
         self.settings = settings
         self.impl = impl
         self.closed = False
+        self.warned = False  # that something was refused which nobody waits for
         self._start()
         _WIRES.add(self)
 

@@ -8,6 +8,7 @@ thread. Never here: decisions about locks (the law makes them), the content of f
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -65,6 +66,21 @@ def queue(link: Any, ask: Any, slot: Any) -> None:
         pipe.put_many(forms[ask.verb], slot, ask.names, ask.tokens, ask.ms)
     else:
         pipe.put_calls(slot, ask.calls)
+
+
+def warn_of_refusal(wire: Any, undo: Undo, error: Exception) -> None:
+    """Once a client: what a caller left behind stays at the server until its time is over."""
+    if wire.warned:
+        return
+    wire.warned = True
+    rights = " ".join(dict.fromkeys(" ".join(script.rights for script in undo.scripts).split()))
+    remedy = f": its user needs {rights}" if errors.forbids(error) else ""
+    logging.getLogger("fastlock").warning(
+        "%s refuses to forget a caller that is gone (%s), so that others wait longer%s",
+        wire.settings.place,
+        error,
+        remedy,
+    )
 
 
 def as_error(error: BaseException, place: str) -> Exception:
@@ -241,6 +257,15 @@ class Connection:
         except _BROKEN as error:
             self.fail(error)
 
+    def post_later(self, undo: Undo, seconds: float) -> None:
+        """Send it before whatever is asked next: there is no thread to wait for it, and who is refused too asks again
+        after a pause of its own."""
+        self.wire.owe(undo)
+
+    def refused(self, undo: Undo, error: Exception) -> None:
+        """The server will not do it."""
+        warn_of_refusal(self.wire, undo, error)
+
     def fail(self, error: BaseException) -> None:
         """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
         again."""
@@ -286,6 +311,7 @@ class Wire(Common):
         self.settings = settings
         self.impl = impl
         self.closed = False
+        self.warned = False  # that something was refused which nobody waits for
         self._start()
         _WIRES.add(self)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from redis import exceptions
 from support.play import (
     GIVEN,
     MARKED,
@@ -241,11 +243,48 @@ def test_a_full_server_extends_by_script(clock: Clock) -> None:
     assert isinstance(played.raised, errors.ResponseError)
 
 
-@pytest.mark.parametrize("text", ["ERR something else", "LOADING", "MISCONF x", "BUSY", "", "WRONGTYPE x", "MOVED 1"])
+@pytest.mark.parametrize("text", ["ERR something else", "MISCONF x", "BUSY", "", "WRONGTYPE x", "MOVED 1"])
 def test_an_error_without_a_cure_is_raised_at_once(clock: Clock, text: str) -> None:
     played = play(clock, acquire(), error(text))
     assert isinstance(played.raised, errors.RedisError)
     assert (len(played.asks), played.undos) == (1, [])
+
+
+PASSING = {
+    "LOADING Redis is loading the dataset in memory": exceptions.BusyLoadingError,
+    "MASTERDOWN Link with MASTER is down": exceptions.MasterDownError,
+    "TRYAGAIN Multiple keys request during rehashing of slot": exceptions.TryAgainError,
+    "CLUSTERDOWN The cluster is down": exceptions.ClusterDownError,
+}
+BORNE: dict[str, tuple[Callable[[Clock], Any], list[Any]]] = {  # and what is answered at last
+    "acquire": (lambda clock: acquire(), [None]),
+    "acquire, in the queue": (lambda clock: acquire(blocking=True, alone=True), [[[1, 0, 0]]]),
+    "acquire with a fence": (lambda clock: law.Acquire("name", b"name", MINE, 10_000, fenced=True), [[[None, 7]]]),
+    "release": (lambda clock: law.Release(lease_of(clock)), [1]),
+    "extend": (lambda clock: law.extend(b"name", MINE, 5, clock), [1]),
+    "look": (lambda clock: law.inspect(say.EXISTS, b"name", clock), [1]),
+}
+
+
+@pytest.mark.parametrize("text", PASSING)
+@pytest.mark.parametrize("what", BORNE)
+def test_a_server_that_can_do_nothing_now_is_waited_for(clock: Clock, what: str, text: str) -> None:
+    """Nothing was executed: no doubt, nothing to undo. As long as for one that is away."""
+    make, last = BORNE[what]
+    refused = error(text) if not isinstance(last[0], list) else [error(text)]
+    start = clock()
+    played = play(clock, make(clock), *[refused] * 9, *last)
+    assert played.raised is None and played.outcome and len(played.asks) == 10
+    assert played.undos == [] and clock() - start == pytest.approx(sum(played.sleeps)) and 0 < clock() - start < 5
+    played = play(clock, make(clock), refused, ...)
+    assert type(played.raised) is PASSING[text] and played.undos == []
+    assert len(played.asks) > 5 and max(played.sleeps) < 1
+
+
+def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) -> None:
+    loading = error(next(iter(PASSING)))
+    played = play(clock, acquire(blocking=True, alone=True), [error("NOSCRIPT x")], [loading] * 8, [loading], [[1, 0, 0]])
+    assert played.outcome is not None and played.raised is None
 
 
 @pytest.mark.parametrize("reply", [0, 1, True, False, 1.5, [], {}, [None], "OK", (None,)])
