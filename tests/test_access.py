@@ -31,7 +31,7 @@ NEEDED = {
 }
 FENCED = ["+evalsha", "+script|load", "+time"]
 QUEUED = "eval evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
-HANDSHAKE = {"client", "config", "command"}  # of use there, and no need
+HANDSHAKE = {"client", "config", "command", "info"}  # of use there, and no need
 KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
 
 
