@@ -10,6 +10,7 @@ import pytest
 from support.faces import Face
 
 import fastlock
+from fastlock import _commands as say
 from fastlock.embedded import Server
 
 # ------------------------------------------------------------------------------------------- values that are no locks
@@ -70,3 +71,51 @@ async def test_nobody_else_pays_for_a_large_value(face: Face, server: Server, pr
     outcomes = await face.together(calls)
     assert outcomes == [[False] * 20, *[None] * 20]
     assert client.get_stats()["reconnects"] == 0
+
+
+# ------------------------------------------------------------------------------------------ subscribers to everything
+
+
+def die_waiting(probe: Any, *places: bytes) -> None:
+    """Places in the queue of clients that are gone."""
+    probe.execute_command(*say.ENTER_LUA.load)
+    for place in places:
+        assert probe.execute_command(*say.enter(b"sku", b"fastlock:" + b"d" * 32, False, place, b"9000"))[0] == 0
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
+async def test_who_subscribes_to_everything_makes_no_dead_waiter_look_alive(
+    face: Face, server: Server, probe: Any, watched: bool, no_leaks: Any
+) -> None:
+    """As redis-cli, RedisInsight and tracers do. The dead are skipped, and the next is granted, in the one script."""
+    client = face.client(server.url)
+    holder, waiting = client.lock("sku"), face.client(server.url).lock("sku", thread_local=False)
+    dead = [b"fl:%032d" % number for number in range(5)]
+    with probe.pubsub() as tracer:
+        if watched:
+            tracer.psubscribe("*")
+            assert tracer.get_message(timeout=10) is not None
+        await face.get(holder.acquire())
+        die_waiting(probe, *dead)
+        job = face.start(waiting.acquire)
+        while probe.zcard("fastlock:queue:{sku}") < 6:
+            await face.checkpoint()
+        await face.get(holder.release())
+        assert not any(say.proves(probe.get("sku"), place) for place in dead)
+        assert probe.exists("sku") and probe.zcard("fastlock:queue:{sku}") == 0
+        assert await job.get() is True
+        await face.get(waiting.release())
+
+
+async def test_where_nobody_is_there_but_who_subscribes_to_everything_the_name_is_free(
+    face: Face, server: Server, probe: Any, no_leaks: Any
+) -> None:
+    client = face.client(server.url)
+    with probe.pubsub() as tracer:
+        tracer.psubscribe("*")
+        assert tracer.get_message(timeout=10) is not None
+        lock = client.lock("sku")
+        await face.get(lock.acquire())
+        die_waiting(probe, b"fl:" + b"0" * 32)
+        await face.get(lock.release())
+        assert probe.get("sku") is None

@@ -2,7 +2,7 @@
 -- KEYS     1: name, 2: queue
 -- ARGV     1: token
 -- returns  1: released; 0: somebody else's, nobody's, or not a lock
--- cost     5 commands with waiters, 3 without
+-- cost     6 commands with waiters, 3 without
 local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE', 1, true) then
   return held
