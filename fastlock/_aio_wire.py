@@ -114,7 +114,7 @@ class Link(asyncio.Protocol):
         """Queue it then, over whichever connection there is."""
         self.loop.call_later(seconds, self.wire.undo, undo)
 
-    def refused(self, undo: Undo, error: Exception) -> None:
+    def refused(self, undo: Undo, error: errors.RedisError) -> None:
         """The server will not do it."""
         warn_of_refusal(self.wire, undo, error)
 

@@ -31,7 +31,7 @@ cdef class Ticket:
     cdef public bint ready
     cdef public bint abandoned
 
-cdef class ReplyFilter:
+cdef class _ReplyFilter:
     cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
     cdef int64_t announced  # by that header; -1: no size
     cdef int64_t skip  # bytes of a string that are still to come
@@ -50,7 +50,7 @@ cdef class Pipe:
     cdef int sending
     cdef bint flushing
     cdef object flush_soon
-    cdef ReplyFilter filter
+    cdef _ReplyFilter filter
     cdef object reader, gets, feed_, sock
     cdef int fd
     cdef int64_t usual, heard  # nanoseconds that replies take, and when the last one came

@@ -62,7 +62,7 @@ MAX_REPLY = LONGEST  # bytes of a string: as long as the longest token; of a lon
 MAX_FRAME = FRAME  # bytes beside it: what grows past both is no reply to a lock command
 MAX_ITEMS = ITEMS  # in one list or map: a batch's own lists have 100
 MAX_DEPTH = DEPTH  # `COMMAND INFO` on Valkey 9.1 nests 6 deep, nothing else more than 3
-MAX_DROPPED = 1 << 32  # bytes of a string of which nothing is kept: a server's longest has 1 << 29, unless told otherwise
+MAX_DROPPED = 1 << 32  # bytes of a string of which nothing is kept: a server's longest has 1 << 29 as a rule
 cdef int64_t DROPPED = MAX_DROPPED
 
 cdef enum:
@@ -99,7 +99,7 @@ cdef class Pipe:
         self.out = self.chunk = NULL
 
     def __init__(self, sock=None):
-        self.filter = ReplyFilter.__new__(ReplyFilter)
+        self.filter = _ReplyFilter.__new__(_ReplyFilter)
         self.reader = Reader(notEnoughData=_NOTHING)
         self.gets = self.reader.gets
         self.feed_ = self.reader.feed
@@ -404,10 +404,12 @@ cdef class Pipe:
         be heard is heard."""
         cdef char byte
         cdef ssize_t size, read = 0
+        cdef bint half
         while not self.pending_ and self.leader is None:
             size = c_recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
             if size < 0:  # half a reply was read: its rest must not be taken for one
-                return (errno == EAGAIN or errno == EINTR) and not (read and (self.partial or self.filter.kind or self.filter.skip))
+                half = read and (self.partial or self.filter.kind or self.filter.skip)
+                return (errno == EAGAIN or errno == EINTR) and not half
             if size == 0 or self.hear is None:
                 return False
             self._make_chunk()

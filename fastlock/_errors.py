@@ -18,7 +18,7 @@ AuthenticationError = exceptions.AuthenticationError
 ResponseError = exceptions.ResponseError
 
 
-def forbids(error: exceptions.ResponseError) -> bool:
+def forbids(error: exceptions.RedisError) -> bool:
     """Whether the user may not do this; scripts say so in other words than commands, and old servers in other ones."""
     return isinstance(error, exceptions.NoPermissionError) or any(words in str(error) for words in _FORBIDDEN)
 

@@ -122,7 +122,7 @@ class _Many:
         self.missing = count
 
 
-class ReplyFilter:
+class _ReplyFilter:
     """What the server says on its way to the reader; only headers are read.
 
     A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a name
@@ -197,7 +197,7 @@ class Pipe:
 
     def __init__(self, sock: Any = None) -> None:
         self._reader = Reader(notEnoughData=_NOTHING)
-        self._filter = ReplyFilter()
+        self._filter = _ReplyFilter()
         self._mutex = threading.RLock()
         self._out: list[bytes] = []
         self._slots: deque[Any] = deque()

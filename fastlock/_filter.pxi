@@ -1,7 +1,7 @@
 # Part of _core.pyx: what each reply announces, read before the reader makes room for it. Never here: what replies mean.
 
 @cython.final
-cdef class ReplyFilter:
+cdef class _ReplyFilter:
     """What the server says on its way to the reader; only headers are read.
 
     A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a name

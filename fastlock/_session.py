@@ -104,13 +104,11 @@ def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
     if not session.id:
         return None
     if session.run_id and current.run_id:
-        if session.run_id != current.run_id:
-            return None
-    elif session.address.endswith(b":0"):
-        return None
-    elif current.id and current.serial > session.serial and int(current.id) <= int(session.id):
-        return None
-    return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address)
+        same = session.run_id == current.run_id
+    else:
+        younger = not current.id or current.serial < session.serial or int(current.id) > int(session.id)
+        same = younger and not session.address.endswith(b":0")
+    return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address) if same else None
 
 
 def warn_of_eviction(session: Session, place: str) -> None:

@@ -134,7 +134,7 @@ class Undo:
     kind = CALLS
     again = False  # it is said once more: behind its scripts, which the server may have forgotten
     matters = True  # whether anybody is worse off if it is refused
-    refusals = 0  # by a server that could do nothing then
+    refusals = 0
     scripts: tuple[say.Script, ...] = (say.HAND_OVER_LUA, say.RELEASE_LUA)
 
     def __init__(self, names: list[bytes], tokens: list[bytes], until: float, stale: tuple[Any, ...] = ()) -> None:
@@ -165,10 +165,10 @@ class Undo:
 
     def _refused(self, reply: Exception) -> None:
         self.stale = ()  # they were ended before
+        self.refusals += 1
         if errors.passes(reply):
-            self.refusals += 1
             self.link.post_later(self, backoff(self.refusals))
-        elif not self.again:
+        elif not self.again or (str(reply).startswith("NOSCRIPT") and self.refusals < RELOADS):
             self.again = True
             self.link.post(self)
         elif self.matters:

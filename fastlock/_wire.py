@@ -68,7 +68,7 @@ def queue(link: Any, ask: Any, slot: Any) -> None:
         pipe.put_calls(slot, ask.calls)
 
 
-def warn_of_refusal(wire: Any, undo: Undo, error: Exception) -> None:
+def warn_of_refusal(wire: Any, undo: Undo, error: errors.RedisError) -> None:
     """Once a client: what a caller left behind stays at the server until its time is over."""
     if wire.warned:
         return
@@ -262,7 +262,7 @@ class Connection:
         after a pause of its own."""
         self.wire.owe(undo)
 
-    def refused(self, undo: Undo, error: Exception) -> None:
+    def refused(self, undo: Undo, error: errors.RedisError) -> None:
         """The server will not do it."""
         warn_of_refusal(self.wire, undo, error)
 
@@ -284,9 +284,7 @@ class Connection:
                 slot.stale = (*slot.stale, self.session)
                 self.wire.owe(slot)
             elif slot is not None:
-                lost = Lost(
-                    self.dead, self.patience, sent=True, final=final, session=self.session, own=self.senseless
-                )
+                lost = Lost(self.dead, self.patience, sent=True, final=final, session=self.session, own=self.senseless)
                 slot.set_result(lost)
         self.wire.discard(self)
         if self.hears:

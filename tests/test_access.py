@@ -222,7 +222,7 @@ async def test_a_user_of_all_keys_waits_and_lets_go_without_the_right_to_queue(
     assert await face.get(client.release_many([*batch, also])) == [True] * 3
     await job.get()
     await face.get(client.close())
-    assert [key for key in probe.keys() if not key.startswith(b"fastlock:")] == []
+    assert [key for key in probe.scan_iter() if not key.startswith(b"fastlock:")] == []
 
 
 @KINDS

@@ -5,7 +5,6 @@ reads, and every reply reaches its slot, in order, however the stream is cut. On
 from __future__ import annotations
 
 import gc
-import importlib
 import itertools
 import random
 import threading
@@ -349,7 +348,14 @@ def test_bytes_that_cannot_be_explained_break_the_pipe_and_cost_nothing(
     assert pipe.drain() == [slot, other]
 
 
-HUGE = [b"$9223372036854775807\r\n", b"$4294967297\r\n", b"=99999\r\n", b"!65537\r\n", b"*3\r\n=65537\r\n", b"$" + b"0" * 70]
+HUGE = [
+    b"$9223372036854775807\r\n",
+    b"$4294967297\r\n",
+    b"=99999\r\n",
+    b"!65537\r\n",
+    b"*3\r\n=65537\r\n",
+    b"$" + b"0" * 70,
+]
 
 
 @pytest.mark.parametrize("header", HUGE)
@@ -360,66 +366,6 @@ def test_a_reply_too_long_is_refused_when_it_is_announced(layer: ModuleType, hea
         with pytest.raises(hiredis.ProtocolError):
             for piece in pieces:
                 pipe.feed(piece)
-
-
-# Streams in which something else than a lock lies under some names, and what is answered instead.
-LARGE = b"\r\n$3\r\n*99999\r\n" * 5000
-DROPPED = [
-    ([bulk(LARGE)], [b""]),
-    ([b":1\r\n", bulk(b"x" * 65536), bulk(b"x" * 65537), b":2\r\n"], [1, b"x" * 65536, b"", 2]),
-    ([bulk(LARGE), bulk(b"tok"), bulk(LARGE), bulk(LARGE), b"_\r\n"], [b"", b"tok", b"", b"", None]),
-    ([b"*2\r\n" + bulk(LARGE) + b":7\r\n", b"$5\r\n\r\n$7\n\r\n"], [[b"", 7], b"\r\n$7\n"]),
-    ([b"*3\r\n*1\r\n" + bulk(LARGE) + bulk(LARGE) + b"$-1\r\n", b"#t\r\n"], [[[b""], b"", None], True]),
-]
-
-
-@pytest.mark.parametrize(("parts", "replies"), DROPPED, ids=range(len(DROPPED)))
-@pytest.mark.parametrize("seed", range(4))
-def test_a_string_longer_than_any_token_is_dropped_and_stands_for_an_empty_one(
-    layer: ModuleType, parts: list[bytes], replies: list[Any], seed: int
-) -> None:
-    """Whole, byte by byte where it matters, and in any pieces; its neighbours reach their slots."""
-    stream, dice, log, pipe = b"".join(parts), random.Random(seed), list[Any](), layer.Pipe()
-    for number in range(len(parts)):
-        pipe.put_command(Slot(log, number), (b"GET",))
-    sizes = {0: [len(stream)], 1: [1] * len(stream), 2: [65536] * 99, 3: [dice.choice((1, 2, 7, 9000)) for _ in stream]}
-    at = 0
-    for size in sizes[seed]:
-        if at < len(stream):
-            pipe.feed(stream[at : at + size])
-        at += size
-    assert log == [(number, shown(reply)) for number, reply in enumerate(replies)]
-    assert (pipe.pending, pipe.broken) == (0, False)
-
-
-@seeded
-@given(st.lists(scalars | st.just(bulk(LARGE)) | pushes, max_size=8), st.randoms(use_true_random=False))
-def test_core_and_fallback_drop_the_same(parts: list[bytes], dice: random.Random) -> None:
-    """Also what a server sends between them; against a stream in which an empty string stood from the first."""
-    stream, plain = b"".join(parts), b"".join(part if len(part) < 65536 else bulk(b"") for part in parts)
-    replies, notes = read_plainly(plain)
-    cuts = sorted(dice.randrange(len(stream) + 1) for _ in range(dice.randrange(12)))
-    for layer in map(importlib.import_module, ("fastlock._core", "fastlock._fallback")):
-        pipe, log, heard = layer.Pipe(), list[Any](), list[Any]()
-        pipe.hear = heard.append
-        for number in range(len(replies)):
-            pipe.put_command(Slot(log, number), (b"GET",))
-        for start, end in itertools.pairwise([0, *cuts, len(stream)]):
-            pipe.feed(stream[start:end])
-        assert log == [(number, shown(reply)) for number, reply in enumerate(replies)], layer
-        assert [shown(push) for push in heard] == [shown(push) for push in notes], layer
-
-
-def test_what_is_dropped_is_not_kept_meanwhile(layer: ModuleType) -> None:
-    pipe, ticket = layer.Pipe(), layer.Ticket()
-    pipe.put_command(ticket, (b"GET",))
-    pipe.feed(b"$%d\r\n" % (100 << 20))
-    chunk, before = b"x" * 65536, memory()
-    for _ in range((100 << 20) // 65536):
-        pipe.feed(chunk)
-    assert memory() - before < 4 << 20 and not ticket.ready
-    pipe.feed(b"\r\n")
-    assert ticket.reply == b""
 
 
 @pytest.mark.parametrize("header", [b"+", b"-", b"*100\r\n", b"%99\r\n", b"*3\r\n$65536\r\n"])

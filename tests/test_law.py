@@ -283,7 +283,9 @@ def test_a_server_that_can_do_nothing_now_is_waited_for(clock: Clock, what: str,
 
 def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) -> None:
     loading = error(next(iter(PASSING)))
-    played = play(clock, acquire(blocking=True, alone=True), [error("NOSCRIPT x")], [loading] * 8, [loading], [[1, 0, 0]])
+    played = play(
+        clock, acquire(blocking=True, alone=True), [error("NOSCRIPT x")], [loading] * 8, [loading], [[1, 0, 0]]
+    )
     assert played.outcome is not None and played.raised is None
 
 

@@ -432,6 +432,15 @@ def test_a_leave_whose_script_was_forgotten_is_said_behind_it() -> None:
         assert len(link.posted) == 1 and len(link.heard) == matters
 
 
+def test_who_forgets_scripts_all_the_time_is_given_up() -> None:
+    link: Any = Link()
+    leave = _steps.Leave(say.leave(b"a", b"p", b"inbox"), (), link)
+    for number in range(1, 20):
+        leave.set_result([error("NOSCRIPT")])
+        assert len(link.posted) == min(number, _steps.RELOADS - 1), number
+    assert len(link.heard) == 10
+
+
 def test_what_nobody_waits_for_is_said_later_to_a_server_that_can_do_nothing_now() -> None:
     link: Any = Link()
     undo, leave = _steps.Undo([b"a"], [MINE], math.inf), _steps.Leave(say.leave(b"a", b"p", b"inbox"), (), link)

@@ -302,9 +302,7 @@ client.close()
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(
-    server: Server, probe: redis.Redis, again: bool
-) -> None:
+def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(server: Server, probe: redis.Redis, again: bool) -> None:
     """By an undo, which may come before what it says to the queue: nobody has marked a token that was just granted."""
     holder, first, second = (b"fl:" + letter * 32 for letter in (b"a", b"b", b"c"))
     inbox = b"fastlock:" + b"d" * 32

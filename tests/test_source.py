@@ -49,7 +49,9 @@ class Layer:
 
 
 LAYERS = [
-    Layer("_sources _libc _slots _template _mutex _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
+    Layer(
+        "_sources _libc _slots _template _mutex _filter _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}
+    ),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
         "_version _checks _batch _commands _gate _law _steps _lease _stats _session _terms",

@@ -6,7 +6,6 @@
 -- cost     4 commands, and 2 for each waiter whose client is gone (3 where the user may not ask for subscribers)
 local MOMENT = 1000 -- milliseconds
 local INBOX = 41 -- bytes of an inbox's name, before the place in an entry of the queue
-redis.replicate_commands() -- to ask for subscribers before a write needs it on Redis 6.2; since 7.0 it changes nothing
 local function tell(inbox, place) -- PUBLISH counts those who subscribed to patterns as well, which hear everything
   local there = redis.pcall('PUBSUB', 'NUMSUB', inbox)[2]
   if there == 0 then
