@@ -89,6 +89,25 @@ def test_a_late_grant_that_cannot_be_let_go_leaves_an_undo(clock: Clock, problem
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
 
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("fenced", [False, True])
+def test_after_a_late_grant_the_next_try_has_another_token(clock: Clock, given: bool, fenced: bool) -> None:
+    """The release of the first, or where nobody may end a broken connection its SET, may still be on its way."""
+    tokens: list[bytes] = []
+
+    def note(seconds: float) -> Any:
+        def answer(ask: Any) -> Any:
+            tokens.append(ask.calls[0][5] if fenced else ask.token)
+            return After(seconds, [[None, 7]] if fenced else None)
+
+        return answer
+
+    op = acquire(ms=50, fenced=fenced, blocking=True, polls=True, given=given)
+    played = play(clock, op, lost(), note(0.06), lost(), 1, note(0.0))
+    assert tokens[0] == MINE and (tokens[1] == MINE) is given and played.outcome.token == op.token == tokens[1]
+    assert played.undos == [] and say.markable(op.token)
+
+
 def test_the_wires_late_is_no_lease(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
     played = play(clock, op, After(1.0, _steps.LATE))

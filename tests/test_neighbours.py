@@ -4,10 +4,13 @@ connections that have our old number. Nobody else pays for it, and no answer is 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from redis import exceptions
 from support.faces import Face
+from support.faultproxy import FaultProxy, replace
 
 import fastlock
 from fastlock import _commands as say
@@ -119,3 +122,33 @@ async def test_where_nobody_is_there_but_who_subscribes_to_everything_the_name_i
         die_waiting(probe, b"fl:" + b"0" * 32)
         await face.get(lock.release())
         assert probe.get("sku") is None
+
+
+# ------------------------------------------------------------------------------------------ replies that make no sense
+
+
+async def test_a_reply_that_makes_no_sense_is_no_business_of_those_in_flight_beside_it(
+    face: Face, proxy: FaultProxy, probe: Any, no_leaks: Any
+) -> None:
+    """They ask again as after any connection that broke, and more than once, as long as patience lasts."""
+    client = face.client(proxy.url, max_connections=1, reply_timeout=20)
+    await face.get(client.server_info())
+    armed = proxy.arm(replace(b"?nonsense\r\n"), after=b"\r\nbad\r\n", times=5)
+
+    async def use(name: str) -> bool:
+        lock = client.lock(name)
+        acquired: bool = await face.get(lock.acquire(blocking=False))
+        assert acquired and await face.get(lock.owned())
+        await face.get(lock.release())
+        return acquired
+
+    async def bad() -> None:
+        with contextlib.suppress(exceptions.InvalidResponse):  # twice with nobody beside it
+            await use("bad")
+
+    calls = [bad, *(lambda number=number: use(f"innocent:{number}") for number in range(20))]
+    for _ in range(3):
+        outcomes = await face.together(calls)
+        assert outcomes == [None, *[True] * 20]
+    armed.wait()
+    assert client.get_stats()["reconnects"] > 1
