@@ -4,8 +4,7 @@
 --          4: how long the queue is kept after its last use, in milliseconds, 5: the same of the counter
 -- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, told}: queued, the holder's lease has so many
 --          milliseconds left (-1: without end), told = 1: the holder was told that somebody waits, 0: it cannot be
--- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 once more,
---          and those of the grant
+-- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 once more
 local FENCES = 1000 -- the number returned, and those after it for callers of the same client
 redis.replicate_commands() -- TIME before a write needs it on Redis 6.2; since 7.0 it changes nothing
 local me = ARGV[2] .. ARGV[1]
