@@ -29,7 +29,7 @@ from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 from fastlock._turns import Turns
-from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
+from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket, warn_of_refusal
 
 
 class Link(asyncio.Protocol):
@@ -38,6 +38,7 @@ class Link(asyncio.Protocol):
     def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
         self.wire = wire
         self.loop = loop
+        self.patience = wire.settings.reply_timeout
         self.pipe = wire.impl.Pipe()
         self.pipe.hear = wire.gates.pushed
         self.pipe.serve(self, Turns(loop), threading.get_ident(), self._flush_soon)
@@ -113,6 +114,14 @@ class Link(asyncio.Protocol):
         queue(self, undo, undo)
         self.pipe.announce()
 
+    def post_later(self, undo: Undo, seconds: float) -> None:
+        """Queue it then, over whichever connection there is."""
+        self.loop.call_later(seconds, self.wire.undo, undo)
+
+    def refused(self, undo: Undo, error: errors.RedisError) -> None:
+        """The server will not do it."""
+        warn_of_refusal(self.wire, undo, error)
+
     def leave(self, ask: Ask, sent: float) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same
         connection."""
@@ -170,12 +179,14 @@ class Link(asyncio.Protocol):
         final = isinstance(error, errors.ClientClosedError)
         patience = self.wire.settings.reply_timeout
         self.wire.stats.retire(self.pipe)
-        for slot in self.pipe.drain():
+        slots = self.pipe.drain()
+        own = isinstance(error, ProtocolError) and len(slots) == 1
+        for slot in slots:
             if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
                 self.wire.owe(slot)
             elif slot is not None and not slot.done():
-                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session))
+                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session, own=own))
         self.wire.dropped(self)
         if self.hears:
             self.wire.gates.reconnected()
@@ -190,6 +201,7 @@ class Wire(Common):
         self.settings = settings
         self.impl = impl
         self.closed = False
+        self.warned = False  # that something was refused which nobody waits for
         self._start()
         _WIRES.add(self)
 
@@ -263,7 +275,8 @@ class Wire(Common):
         elif kind is Distrust:
             error = errors.InvalidResponse(f"{self.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
             step.ask.link.fail(error)
-            return Lost(error, self.settings.reply_timeout, sent=True, session=step.ask.link.session)
+            patience, broken = self.settings.reply_timeout, step.ask.link.session
+            return Lost(error, patience, sent=True, session=broken, own=True)
         else:
             return await self._ask(step)
         return None

@@ -8,6 +8,7 @@ promoted node may be older than the one before. Never here: sockets, waiting, re
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -48,6 +49,13 @@ class Script:
         self.text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in parts)
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
+    @property
+    def rights(self) -> str:
+        """What an ACL user needs to run it, as ACL SETUSER has it."""
+        calls = re.findall(r"redis\.p?call\('(\w+)'(?:, '(\w+)')?", self.text.decode())
+        commands = {f"{one}|{two}" if one == "PUBSUB" else one for one, two in calls}
+        return " ".join(["+evalsha", "+script|load", *sorted(f"+{command.lower()}" for command in commands)])
+
     def form(self, *args: bytes | int) -> tuple[bytes | int, ...]:
         return (b"EVALSHA", self.sha, b"1", *args)
 
@@ -64,7 +72,7 @@ EXTEND_LUA = Script("tokens", "extend")
 ENTER_LUA = Script("tokens", "grant", "enter")
 LEAVE_LUA = Script("tokens", "grant", "leave")
 HAND_OVER_LUA = Script("tokens", "grant", "hand_over")
-SCRIPTS = (ACQUIRE_LUA, FENCED_LUA, RELEASE_LUA, RELEASE_MANY_LUA, EXTEND_LUA, ENTER_LUA, HAND_OVER_LUA)
+SCRIPTS = (ACQUIRE_LUA, FENCED_LUA, RELEASE_LUA, RELEASE_MANY_LUA, EXTEND_LUA, ENTER_LUA, LEAVE_LUA, HAND_OVER_LUA)
 
 Form = tuple[bytes | int, ...]
 Call = tuple[bytes, ...]
@@ -128,8 +136,8 @@ def enter(name: bytes, inbox: bytes, fenced: bool, place: bytes | int = TOKEN, m
 
 
 def leave(name: bytes, place: bytes, inbox: bytes) -> tuple[bytes, ...]:
-    """The call that waits no longer; by its text, which no server can have forgotten: nobody waits for the reply."""
-    return (b"EVAL", LEAVE_LUA.text, b"2", name, queue_key(name), place, inbox)
+    """The call that waits no longer."""
+    return (b"EVALSHA", LEAVE_LUA.sha, b"2", name, queue_key(name), place, inbox)
 
 
 def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
@@ -137,18 +145,31 @@ def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
     return (b"EVALSHA", HAND_OVER_LUA.sha, b"2", name, queue_key(name), token)
 
 
-def undo(names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], by_text: bool) -> list[Call]:
-    """Two calls for each name that release it: to who waits, if anybody does, which not every user may do; and should
-    that be refused. In this order, as a token that was just granted is not marked, whoever waits behind it."""
-    calls: list[Call] = []
+def undo(names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], again: bool) -> list[Call]:
+    """The calls that release each name: to who waits, if anybody does, which not every user may do; and should that be
+    refused. In this order, as a token that was just granted is not marked, whoever waits behind it. `again`: behind the
+    scripts, and in whichever form the token stands there."""
+    calls: list[Call] = [HAND_OVER_LUA.load, RELEASE_LUA.load] if again else []
     for name, token in zip(names, tokens, strict=True):
-        if by_text:
-            calls.append((b"EVAL", HAND_OVER_LUA.text, b"2", name, queue_key(name), token))
-            calls.append((b"EVAL", RELEASE_LUA.text, b"1", name, token))
-        else:
-            native = (b"DELIFEQ", name, token), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, token)
-            calls += [hand_over(name, token), native[DELIFEQ not in capabilities]]
+        calls.append(hand_over(name, token))
+        for form in (token, WAITED_FOR + token[3:]) if again else (token,):
+            native = (b"DELIFEQ", name, form), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, form)
+            calls.append(native[DELIFEQ not in capabilities])
     return calls
+
+
+def undone(replies: list[Any], count: int, again: bool) -> list[Any]:
+    """What became of each of `count` names of an `undo`: an integer, or the error for which nobody knows."""
+    each, first = (3, 2) if again else (2, 0)
+    return [_undone(replies[i : i + each], again) for i in range(first, first + each * count, each)]
+
+
+def _undone(replies: list[Any], again: bool) -> Any:
+    handed, *deleted = replies
+    if 1 in replies or not isinstance(handed, Exception):
+        return 1
+    errors = [reply for reply in deleted if isinstance(reply, Exception)]
+    return 1 if again and not errors else (errors or [handed])[0]
 
 
 @lru_cache(1024)

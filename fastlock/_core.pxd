@@ -31,6 +31,15 @@ cdef class Ticket:
     cdef public bint ready
     cdef public bint abandoned
 
+cdef class _ReplyFilter:
+    cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
+    cdef int64_t announced  # by that header; -1: no size
+    cdef int64_t skip  # bytes of a string that are still to come
+    cdef bint drops  # whether they go nowhere
+    cdef bytes held  # a string's header that is not complete yet; None: nothing is held back
+    cdef bytes passed(self, bytes chunk)
+    cdef bint _announces(self) except -1
+
 cdef class Pipe:
     cdef char *out
     cdef Py_ssize_t used, room
@@ -41,9 +50,7 @@ cdef class Pipe:
     cdef int sending
     cdef bint flushing
     cdef object flush_soon
-    cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
-    cdef int64_t announced  # by that header; -1: no size
-    cdef Py_ssize_t skip  # bytes of a string that are still to come
+    cdef _ReplyFilter filter
     cdef object reader, gets, feed_, sock
     cdef int fd
     cdef int64_t usual, heard  # nanoseconds that replies take, and when the last one came
@@ -73,8 +80,6 @@ cdef class Pipe:
     cdef int _make_room(self) except -1
     cdef int _push(self, slot) except -1
     cdef object _pop(self)
-    cdef int _check_sizes(self, const unsigned char *data, Py_ssize_t size) except -1
-    cdef int _announce(self) except -1
     cdef int _deliver(self, Py_ssize_t size) except -1
     cdef int _taken(self) except -1
     cdef void _give_back(self, char *data, Py_ssize_t room) noexcept

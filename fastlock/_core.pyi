@@ -16,6 +16,7 @@ BUILD: str
 SOURCES: str
 BUSY: object
 MAX_REPLY: int
+MAX_DROPPED: int
 MAX_FRAME: int
 MAX_DEPTH: int
 MAX_ITEMS: int

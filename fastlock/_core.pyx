@@ -54,12 +54,18 @@ IMPLEMENTATION = "cython"
 BUILD = FASTLOCK_BUILD.decode()
 SOURCES = FASTLOCK_SOURCES.decode()  # the digest of what it was compiled from
 
-MAX_REPLY = 65536  # bytes of a string: as long as the longest token
-MAX_FRAME = 64  # bytes beside it: what grows past both is no reply to a lock command
-MAX_ITEMS = 9999  # in one list or map: a batch's own lists have 100
-MAX_DEPTH = 8  # `COMMAND INFO` on Valkey 9.1 nests 6 deep, nothing else more than 3
-cdef Py_ssize_t _MAX_REPLY = MAX_REPLY, _MAX_WHOLE = MAX_REPLY + MAX_FRAME
-cdef int _MAX_DEPTH = MAX_DEPTH
+cdef enum:
+    LONGEST = 65536
+    FRAME = 64
+    ITEMS = 9999
+    DEPTH = 8
+
+MAX_REPLY = LONGEST  # bytes of a string: as long as the longest token; of a longer one nothing is kept
+MAX_FRAME = FRAME  # bytes beside it: what grows past both is no reply to a lock command
+MAX_ITEMS = ITEMS  # in one list or map: a batch's own lists have 100
+MAX_DEPTH = DEPTH  # `COMMAND INFO` on Valkey 9.1 nests 6 deep, nothing else more than 3
+MAX_DROPPED = 1 << 32  # bytes of a string of which nothing is kept: a server's longest has 1 << 29 as a rule
+cdef int64_t DROPPED = MAX_DROPPED
 
 cdef enum:
     CHUNK = 65536
@@ -75,6 +81,7 @@ cdef object _NOTHING = object()  # what the reader answers when a reply is incom
 
 include "_template.pxi"
 include "_slots.pxi"
+include "_filter.pxi"
 include "_mutex.pxi"
 
 
@@ -90,6 +97,7 @@ cdef class Pipe:
         self.out = self.chunk = NULL
 
     def __init__(self, sock=None):
+        self.filter = _ReplyFilter.__new__(_ReplyFilter)
         self.reader = Reader(notEnoughData=_NOTHING)
         self.gets = self.reader.gets
         self.feed_ = self.reader.feed
@@ -332,49 +340,12 @@ cdef class Pipe:
         if self.deaf:
             raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
-            self._check_sizes(<const unsigned char *>PyBytes_AS_STRING(chunk), PyBytes_GET_SIZE(chunk))
+            chunk = self.filter.passed(chunk)
             self.feed_(chunk)
             self._deliver(PyBytes_GET_SIZE(chunk))
         except BaseException:
             self.broken = self.deaf = True
             raise
-
-    cdef int _check_sizes(self, const unsigned char *data, Py_ssize_t size) except -1:
-        """Refuse what announces more than any reply has, before the reader makes room for it. Reads headers only."""
-        cdef Py_ssize_t i = 0
-        cdef unsigned char byte
-        while i < size:
-            if self.skip:
-                if self.skip >= size - i:
-                    self.skip -= size - i
-                    return 0
-                i += self.skip
-                self.skip = 0
-            byte = data[i]
-            i += 1
-            if not self.kind:
-                self.kind = byte
-                self.announced = 0
-            elif byte == b"\n":
-                if self.announced > 0 or self.kind == b"$":
-                    self._announce()
-                self.kind = 0
-            elif 48 <= byte <= 57 and self.announced >= 0:
-                self.announced = min(self.announced * 10 + byte - 48, <int64_t>1000000000)
-            elif byte != b"\r":
-                self.announced = -1
-        return 0
-
-    cdef int _announce(self) except -1:
-        cdef bint string = self.kind == b"$" or self.kind == b"=" or self.kind == b"!"
-        cdef bint items = (
-            self.kind == b"*" or self.kind == b"%" or self.kind == b"~" or self.kind == b">" or self.kind == b"|"
-        )
-        if (string and self.announced > _MAX_REPLY) or (items and self.announced > MAX_ITEMS):
-            raise ProtocolError(f"a reply that announces too much: {chr(self.kind)}{self.announced}")
-        if string and self.announced >= 0:
-            self.skip = self.announced + 2
-        return 0
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
         """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
@@ -394,10 +365,10 @@ cdef class Pipe:
                 self.pushes.append(reply)
                 continue
             if type(reply) is list or type(reply) is dict:
-                _check_depth(reply, _MAX_DEPTH)
+                _check_depth(reply, DEPTH)
             replies.append(reply)
-        if self.partial > _MAX_WHOLE:
-            raise ProtocolError(f"a reply of more than {_MAX_WHOLE} bytes")
+        if self.partial > LONGEST + FRAME:
+            raise ProtocolError(f"a reply of more than {LONGEST + FRAME} bytes")
         if len(replies) > self.missing:
             raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
         self.missing -= len(replies)
@@ -433,10 +404,12 @@ cdef class Pipe:
         be heard is heard."""
         cdef char byte
         cdef ssize_t size, read = 0
+        cdef bint half
         while not self.pending_ and self.leader is None:
             size = c_recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
             if size < 0:  # half a reply was read: its rest must not be taken for one
-                return (errno == EAGAIN or errno == EINTR) and not (read and (self.partial or self.kind or self.skip))
+                half = read and (self.partial or self.filter.kind or self.filter.skip)
+                return (errno == EAGAIN or errno == EINTR) and not half
             if size == 0 or self.hear is None:
                 return False
             self._make_chunk()

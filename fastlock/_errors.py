@@ -18,11 +18,21 @@ AuthenticationError = exceptions.AuthenticationError
 ResponseError = exceptions.ResponseError
 
 
-def forbids(error: exceptions.ResponseError) -> bool:
-    """Whether the user may not do this; scripts say so in other words than commands."""
-    return (
-        isinstance(error, exceptions.NoPermissionError) or "no permission" in str(error) or "ACL failure" in str(error)
-    )
+def forbids(error: exceptions.RedisError) -> bool:
+    """Whether the user may not do this; scripts say so in other words than commands, and old servers in other ones."""
+    return isinstance(error, exceptions.NoPermissionError) or any(words in str(error) for words in _FORBIDDEN)
+
+
+def passes(reply: Exception) -> bool:
+    """Whether an error reply says that nothing is executed now, and will be before long: the server loads its data, or
+    looks for its master."""
+    return text_of(reply).partition(" ")[0] in _PASSING
+
+
+_FORBIDDEN = ("no permission", "ACL failure", "The user executing the script can't")
+_PASSING = frozenset(("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"))
+# The server stays away, or goes on to say that it can do nothing now.
+AWAY = (ConnectionError, TimeoutError, exceptions.ClusterDownError, exceptions.TryAgainError)
 
 
 def own(error: BaseException) -> bool:

@@ -30,6 +30,7 @@ MAX_REPLY = 65536
 MAX_FRAME = 64
 MAX_DEPTH = 8
 MAX_ITEMS = 9999
+MAX_DROPPED = 1 << 32
 
 BUSY = object()  # answer of `Pipe.ask`: others use the pipe, nothing was done
 
@@ -119,6 +120,72 @@ class _Many:
         self.missing = count
 
 
+class _ReplyFilter:
+    """What the server says on its way to the reader; only headers are read.
+
+    A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a name
+    under which something else than a lock lies is answered as any name that is held. No token is empty.
+    """
+
+    __slots__ = ("_drops", "_head", "_skip")
+
+    def __init__(self) -> None:
+        self._head = b""  # of a line that is not complete yet; that of a string has not been passed on
+        self._skip = 0  # bytes of a string that are still to come
+        self._drops = False  # whether they go nowhere
+
+    def within(self) -> bool:
+        """Whether the rest of a line or of a string is still to come."""
+        return bool(self._skip or self._head)
+
+    def passed(self, data: bytes) -> bytes:
+        """What of these bytes goes on to the reader; a string's header only when it is complete. ProtocolError: they
+        announce more than any reply has."""
+        head, self._head = self._head, b""
+        if head[:1] == b"$":
+            data, head = head + data, b""
+        parts: list[bytes] = []
+        start, done, size = 0, 0, len(data)
+        while start < size:
+            if self._skip:
+                step = min(self._skip, size - start)
+                self._skip -= step
+                start += step
+                if self._drops:
+                    done = start
+                    if not self._skip:  # what ends a string ends the empty one: not before all of it came
+                        self._drops, self._skip = False, 2
+                continue
+            end = data.find(b"\n", start)
+            if end < 0:
+                self._head = head + data[start:]
+                if self._head[:1] == b"$":
+                    if len(self._head) > MAX_FRAME:
+                        raise ProtocolError(f"a header that does not end: {self._head!r:.40}")
+                    size = start
+                break
+            line, head = head + data[start:end], b""
+            if self._announces(line):
+                parts += (data[done:start], b"$0\r\n")
+                done = end + 1
+            start = end + 1
+        parts.append(data[done:size])
+        return b"".join(parts)
+
+    def _announces(self, line: bytes) -> bool:
+        """Whether the string that is announced is to be dropped."""
+        kind = line[:1]
+        if kind not in _SIZED or len(line) > 24 or not (size := line[1:].rstrip(b"\r")).isdigit():
+            return False
+        announced = int(size)
+        if announced > (MAX_DROPPED if kind == b"$" else MAX_REPLY if kind in _STRINGS else MAX_ITEMS):
+            raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
+        if kind in _STRINGS:
+            self._drops = announced > MAX_REPLY
+            self._skip = announced if self._drops else announced + 2
+        return self._drops
+
+
 class Pipe:
     """One connection's bytes: commands out, replies in, each to its slot, in order.
 
@@ -128,14 +195,13 @@ class Pipe:
 
     def __init__(self, sock: Any = None) -> None:
         self._reader = Reader(notEnoughData=_NOTHING)
+        self._filter = _ReplyFilter()
         self._mutex = threading.RLock()
         self._out: list[bytes] = []
         self._slots: deque[Any] = deque()
         self._missing = 0  # replies
         self.commands = self.flushes = 0  # queued, and written at once, since the pipe was made
         self._partial = 0
-        self._head = b""  # of a line that is not complete yet
-        self._skip = 0  # bytes of a string that are still to come
         self._sending = self._flushing = False
         self._leader: Ticket | None = None  # the ticket of the thread that reads
         self._sock = sock
@@ -287,9 +353,9 @@ class Pipe:
 
     def _understood(self, data: Any) -> list[Any]:
         """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
-        plain = not self._head and not self._skip and _LARGE.search(data) is None
+        plain = not self._filter.within() and data[-1:] == b"\n" and _LARGE.search(data) is None
         if not plain:
-            self._check_sizes(bytes(data))
+            data = self._filter.passed(bytes(data))
         self._reader.feed(data)
         self._partial += len(data)
         replies: list[Any] = []
@@ -304,36 +370,13 @@ class Pipe:
             replies.append(reply)
         if self._partial > MAX_REPLY + MAX_FRAME:
             raise ProtocolError(f"a reply of more than {MAX_REPLY + MAX_FRAME} bytes")
-        if plain and (self._reader.has_data() or data[-1:] != b"\n"):  # the reader keeps a line's first byte apart
-            self._check_sizes(bytes(data))  # it ends within a line or a string: where, the next check has to know
+        if plain and self._reader.has_data():
+            self._filter.passed(bytes(data))  # it ends within a string: where, the filter has to know
         with self._mutex:
             if len(replies) > self._missing:
                 raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
             self._missing -= len(replies)
         return replies
-
-    def _check_sizes(self, data: bytes) -> None:
-        """Refuse what announces more than any reply has, before the reader makes room for it. Reads headers only."""
-        start, size = 0, len(data)
-        while start < size:
-            if self._skip:
-                step = min(self._skip, size - start)
-                self._skip -= step
-                start += step
-                continue
-            end = data.find(b"\n", start)
-            if end < 0:
-                self._head += data[start:]
-                return
-            line = self._head + data[start:end]
-            self._head = b""
-            start = end + 1
-            if line[:1] in _SIZED and line[1:-1].isdigit() and len(line) < 24:
-                announced = int(line[1:-1])
-                if announced > (MAX_REPLY if line[:1] in _STRINGS else MAX_ITEMS):
-                    raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
-                if line[:1] in _STRINGS:
-                    self._skip = announced + 2
 
     def _next(self) -> Any:
         try:
@@ -378,7 +421,7 @@ class Pipe:
         except OSError as error:
             if by_handler(error):
                 raise
-            half = self._partial or self._head or self._skip  # half a reply was read: its rest is none
+            half = self._partial or self._filter.within()  # half a reply was read: its rest is none
             return isinstance(error, _AGAIN) and not (read and half)
         except ProtocolError:
             pass

@@ -220,8 +220,7 @@ class Gate:
     def renew(self) -> None:
         """Another place, at the end of the queue."""
         self.gates.by_place.pop(self.place, None)
-        if self.shared:
-            self.place = new_token()
+        self.place = new_token()
         self.asked = self.ahead = self.waited = False
         self.look_at = 0.0
 

@@ -15,7 +15,7 @@ from fastlock import _batch as batch
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock._gate import GONE, HAND_OVER, PASSED, Gate, Gates, Waiter
-from fastlock._lease import ENDED, Lease
+from fastlock._lease import ENDED, Lease, new_token
 from fastlock._steps import (
     BEHIND,
     CALLS,
@@ -58,6 +58,7 @@ class Acquire(Ask):
 
     blocking = False
     polls = False  # whether it may not use the queue
+    given = False  # whether the caller chose its token
     alone = False  # whether it waits by itself, in strict order, or with a token that was given
     sleep = 0.1  # seconds between two looks, where the holder cannot be told that somebody waits
     doubted = False  # a look's reply was lost, once: from then on our own token may turn up at any time
@@ -203,7 +204,7 @@ class Acquire(Ask):
         trial = Trial(clock)
         try:
             reply = yield from called(ask, (yield ask) if answer is None else answer, _entered, trial)
-        except (errors.ConnectionError, errors.TimeoutError) as error:
+        except errors.AWAY as error:
             if self.until is None or clock() < self.until:  # else its own time ended, which says nothing to the others
                 gate.gates.failed(gate, copy.copy(error))
             raise
@@ -247,12 +248,16 @@ class Acquire(Ask):
             return Undo([self.key], [handed.token])
         if place is None:
             return None
-        return Leave(say.leave(self.key, place, gate.gates.inbox), gate.stale, gate.link)
+        return Leave(say.leave(self.key, place, gate.gates.inbox), gate.stale, gate.link, matters=not self.polls)
 
     def _withdraw(self, clock: Clock) -> Steps:
         release = Release(Lease(self.name, self.key, self.token, math.inf))  # somebody may wait for it by now
         undo = lambda: Undo([self.key], [self.token], release.stale)  # noqa: E731
         yield from or_undo(release.asked(Trial(clock)), undo)
+        if not self.given:  # of the old token something may still be on its way: a release, or where nobody may end it
+            self.token, self.doubted = new_token(), False
+            if self.fenced:
+                self.calls = [say.acquire_fenced(self.key, self.token, self.ms)]
 
     def _late(self, clock: Clock) -> bool:
         """Whether there is no time for another look."""

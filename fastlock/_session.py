@@ -28,6 +28,7 @@ class Session(NamedTuple):
     address: bytes
     policy: str  # maxmemory-policy; empty when the server did not tell
     serial: int = 0  # of this process's sessions, in order
+    run_id: bytes = b""  # of the server, another one after each start; empty when the server did not tell
 
 
 def greeting(settings: Any) -> list[tuple[bytes, ...]]:
@@ -45,6 +46,7 @@ def greeting(settings: Any) -> list[tuple[bytes, ...]]:
         (b"CONFIG", b"GET", b"maxmemory-policy"),
         (b"CLIENT", b"SETINFO", b"LIB-NAME", b"fastlock"),
         (b"CLIENT", b"SETINFO", b"LIB-VER", __version__.encode()),
+        (b"INFO", b"server"),
     ]
     if settings.db:  # else it is a permission that nobody needs
         calls.append((b"SELECT", b"%d" % settings.db))
@@ -64,18 +66,24 @@ def read_greeting(replies: list[Any]) -> Session:
     """
     hello, info, commands, policy = replies[:4]
     refused(hello)
-    for select in replies[6:]:
+    for select in replies[7:]:
         refused(select)
     if not isinstance(hello, dict):
         raise errors.InvalidResponse("the server's reply to HELLO is not a map: is this a Redis or Valkey server?")
     if hello.get(b"server") == b"redis" and (0,) < say.version(hello) < FLOOR:
         raise errors.ResponseError(f"Redis {hello[b'version'].decode()} is too old: fastlock needs Redis 6.2 or Valkey")
-    return Session(hello, say.capabilities(hello, commands), *_identity(info), _policy(policy), next(_SERIAL))
+    capabilities, server = say.capabilities(hello, commands), replies[6] if len(replies) > 6 else None
+    return Session(hello, capabilities, *_identity(info), _policy(policy), next(_SERIAL), _run_id(server))
 
 
 def _identity(info: Any) -> tuple[bytes, bytes]:
     found = re.match(rb"id=(\d+) addr=(\S+) ", info) if isinstance(info, bytes) else None
     return (found[1], found[2]) if found else (b"", b"")
+
+
+def _run_id(info: Any) -> bytes:
+    found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE) if isinstance(info, bytes) else None
+    return found[1] if found else b""
 
 
 def _policy(reply: Any) -> str:
@@ -88,14 +96,19 @@ def _policy(reply: Any) -> str:
 def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
     """The call by which the current connection ends another, so that nothing that sent can still be executed.
 
-    By number and address together: after a failover the number alone may be somebody else's. Numbers only grow while a
-    server lives: a later connection with a smaller one talks to a server that was restarted, and ends nobody there.
+    By number and address together, and only at the server on which it was, by that one's run id: another one, as after
+    a restart, has nothing of what it sent, and gives its number to somebody else. Where the run id is not known, the
+    address has to tell them apart, which that of a unix socket cannot: all who are there have the same. And numbers
+    only grow while a server lives: a later connection with a smaller one talks to a server that was restarted.
     """
     if not session.id:
         return None
-    if current.id and current.serial > session.serial and int(current.id) <= int(session.id):
-        return None
-    return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address)
+    if session.run_id and current.run_id:
+        same = session.run_id == current.run_id
+    else:
+        younger = not current.id or current.serial < session.serial or int(current.id) > int(session.id)
+        same = younger and not session.address.endswith(b":0")
+    return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address) if same else None
 
 
 def warn_of_eviction(session: Session, place: str) -> None:

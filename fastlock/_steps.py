@@ -132,7 +132,10 @@ class Undo:
     the server counts a lease from when it executes the command, which may be long after that was sent."""
 
     kind = CALLS
-    by_text = False  # of the scripts, which the server may have forgotten
+    again = False  # it is said once more: behind its scripts, which the server may have forgotten
+    matters = True  # whether anybody is worse off if it is refused
+    refusals = 0
+    scripts: tuple[say.Script, ...] = (say.HAND_OVER_LUA, say.RELEASE_LUA)
 
     def __init__(self, names: list[bytes], tokens: list[bytes], stale: tuple[Any, ...] = ()) -> None:
         self.names = names
@@ -144,51 +147,73 @@ class Undo:
     def calls(self) -> list[tuple[bytes, ...]]:
         if not self.names:
             return [(b"PING",)]  # only to end what is stale
-        return say.undo(self.names, self.tokens, self.link.session.capabilities, self.by_text)
+        return say.undo(self.names, self.tokens, self.link.session.capabilities, self.again)
 
     # As a slot of the pipe: nobody waits for its replies, but a connection that breaks gives it back, to be done on the
-    # next, and what was an error is said once more in other words.
+    # next, and what was an error is said once more.
 
     def done(self) -> bool:
         return False
 
     def set_result(self, replies: list[Any]) -> None:
-        pairs = zip(replies[::2], replies[1::2], strict=False)
-        failed = [1 not in pair and any(isinstance(each, Exception) for each in pair) for pair in pairs]
-        left = [i for i, each in enumerate(failed) if each]
-        if left and not self.by_text:
+        answers = say.undone(replies, len(self.names), self.again)
+        left = [i for i, answer in enumerate(answers) if isinstance(answer, Exception)]
+        if left:
             self.names, self.tokens = [self.names[i] for i in left], [self.tokens[i] for i in left]
-            self.by_text = True
+            self._refused(answers[left[0]])
+
+    def _refused(self, reply: Exception) -> None:
+        self.stale = ()  # they were ended before
+        self.refusals += 1
+        if errors.passes(reply):
+            self.link.post_later(self, backoff(self.refusals))
+        elif not self.again or (str(reply).startswith("NOSCRIPT") and self.refusals < RELOADS):
+            self.again = True
             self.link.post(self)
+        elif self.matters:
+            self.link.refused(self, errors.from_reply(reply))
 
 
 class Leave(Undo):
-    """Step: wait no longer in the queue."""
+    """Step: wait no longer in the queue. `matters`: as of an Undo; it does not for who may not queue either."""
 
-    def __init__(self, call: tuple[bytes, ...], stale: tuple[Any, ...], link: Any) -> None:
+    scripts = (say.LEAVE_LUA,)
+
+    def __init__(self, call: tuple[bytes, ...], stale: tuple[Any, ...], link: Any, matters: bool = True) -> None:
         super().__init__([], [], stale)
         self.call = call
         self.link = link
+        self.matters = matters
 
     @property
     def calls(self) -> list[tuple[bytes, ...]]:
-        return [self.call]
+        return [say.LEAVE_LUA.load, self.call] if self.again else [self.call]
 
     def set_result(self, replies: list[Any]) -> None:
-        """Whatever it says: the queue forgets by itself."""
+        if isinstance(replies[-1], Exception):
+            self._refused(replies[-1])
 
 
 class Lost:
-    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again."""
+    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again. `own`: it
+    broke by the reply to this very step, which made no sense."""
 
     def __init__(
-        self, error: Exception, patience: float, *, sent: bool, final: bool = False, session: Any = None
+        self,
+        error: Exception,
+        patience: float,
+        *,
+        sent: bool,
+        final: bool = False,
+        session: Any = None,
+        own: bool = False,
     ) -> None:
         self.patience = patience  # seconds: how long to go on asking over new connections
         self.error = error
         self.sent = sent
         self.final = final
         self.session = session  # which broke
+        self.own = own
 
 
 Steps = Generator[Any, Any, Any]
@@ -197,36 +222,41 @@ Steps = Generator[Any, Any, Any]
 class Trial:
     """One operation's patience: what went wrong so far, and how much longer to try."""
 
-    __slots__ = ("clock", "doubt", "doubt_since", "failures", "give_up", "loads")
+    __slots__ = ("clock", "doubt", "doubt_since", "failures", "give_up", "loads", "senseless")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.doubt = False  # a command with our token was sent and its reply lost
         self.doubt_since = math.inf  # when the first such was sent
         self.failures = self.loads = 0
+        self.senseless = 0  # replies of its own that made no sense; what others were answered is borne
         self.give_up = math.inf
 
     def pause(self, lost: Lost) -> float:
-        """Seconds before the next connection (full jitter, doubling). Raises the error when patience is over.
-
-        Exponential backoff with full jitter: M. Brooker, "Exponential Backoff and Jitter", AWS, 2015.
-        """
+        """Seconds before the next connection. Raises the error when patience is over."""
         now = self.clock()
         self.doubt |= lost.sent
         self.failures += 1
         if self.failures == 1:
             self.give_up = now + lost.patience
-        senseless = isinstance(lost.error, errors.InvalidResponse) and self.failures > 1
-        if lost.final or senseless or (now >= self.give_up and self.failures > 1):
+        self.senseless += lost.own
+        if lost.final or self.senseless > 1 or (now >= self.give_up and self.failures > 1):
             raise lost.error
-        if self.failures == 1:
-            return 0.0
-        first, longest = BACKOFF
-        return random.uniform(0, min(longest, first * 2.0 ** min(self.failures, 20)))
+        return 0.0 if self.failures == 1 else backoff(self.failures)
+
+
+def backoff(failures: int) -> float:
+    """Seconds before the next try after so many failures.
+
+    Exponential backoff with full jitter: M. Brooker, "Exponential Backoff and Jitter", AWS, 2015.
+    """
+    first, longest = BACKOFF
+    return random.uniform(0, min(longest, first * 2.0 ** min(failures, 20)))
 
 
 def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
-    """From an answer that is not plain to one that is: reconnect, load scripts, change to a form the server knows.
+    """From an answer that is not plain to one that is: reconnect, load scripts, change to a form the server knows, wait
+    for one that can do nothing now.
 
     Returns a reply of the right shape, or LATE. Raises the redis-py exception of an error reply, or of a connection
     that stays away.
@@ -243,6 +273,9 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
         elif isinstance(answer, Exception):
             if ask.verb in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
                 return _COMPARES[ask.verb]  # something that is no lock at all stands there: not ours
+            if errors.passes(answer):
+                answer = Lost(errors.from_reply(answer), ask.link.patience, sent=False)
+                continue
             yield from _heal(ask, answer, trial)
         elif answer is LATE:
             return LATE
@@ -312,7 +345,7 @@ def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
     if code == "NOSCRIPT" and trial.loads < RELOADS:
         trial.loads += 1
         answer = yield Call([script.load for script in say.SCRIPTS])
-        if type(answer) is list and isinstance(answer[0], Exception):
+        if type(answer) is list and isinstance(answer[0], Exception) and not errors.passes(answer[0]):
             raise errors.from_reply(answer[0])
     elif form is not None and text.startswith(("ERR unknown command", "ERR syntax error", "NOPERM")):
         ask.verb = form

@@ -8,6 +8,7 @@ thread. Never here: decisions about locks (the law makes them), the content of f
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -68,6 +69,21 @@ def queue(link: Any, ask: Any, slot: Any) -> None:
         pipe.put_calls(slot, ask.calls)
 
 
+def warn_of_refusal(wire: Any, undo: Undo, error: errors.RedisError) -> None:
+    """Once a client: what a caller left behind stays at the server until its time is over."""
+    if wire.warned:
+        return
+    wire.warned = True
+    rights = " ".join(dict.fromkeys(" ".join(script.rights for script in undo.scripts).split()))
+    remedy = f": its user needs {rights}" if errors.forbids(error) else ""
+    logging.getLogger("fastlock").warning(
+        "%s refuses to forget a caller that is gone (%s), so that others wait longer%s",
+        wire.settings.place,
+        error,
+        remedy,
+    )
+
+
 def as_error(error: BaseException, place: str) -> Exception:
     """A broken connection as redis-py's exception."""
     if isinstance(error, errors.RedisError):
@@ -88,6 +104,7 @@ class Connection:
         self.dead: Exception | None = None
         self.mutex = threading.Lock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
+        self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
         self.sock = open_socket(wire.settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
@@ -147,7 +164,13 @@ class Connection:
             return STALE
         if isinstance(error, _BROKEN):
             self.fail(error)  # after which it is `dead`
-            return Lost(self.dead, self.patience, sent=True, session=self.session)  # type: ignore[arg-type]
+            return Lost(
+                self.dead,  # type: ignore[arg-type]
+                self.patience,
+                sent=True,
+                session=self.session,
+                own=self.senseless,
+            )
         self._leave(ask)  # perhaps on its way out: the others must not pay for it
         try:
             raise error
@@ -235,6 +258,15 @@ class Connection:
         except _BROKEN as error:
             self.fail(error)
 
+    def post_later(self, undo: Undo, seconds: float) -> None:
+        """Send it before whatever is asked next: there is no thread to wait for it, and who is refused too asks again
+        after a pause of its own."""
+        self.wire.owe(undo)
+
+    def refused(self, undo: Undo, error: errors.RedisError) -> None:
+        """The server will not do it."""
+        warn_of_refusal(self.wire, undo, error)
+
     def fail(self, error: BaseException) -> None:
         """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
         again."""
@@ -247,12 +279,14 @@ class Connection:
             with contextlib.suppress(OSError):  # whoever reads wakes up; closed when the last of them has let go of it
                 self.sock.shutdown(socket.SHUT_RDWR)
         final = isinstance(error, errors.ClientClosedError)
+        self.senseless = isinstance(error, ProtocolError) and len(slots) == 1
         for slot in slots:
             if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
                 self.wire.owe(slot)
             elif slot is not None:
-                slot.set_result(Lost(self.dead, self.patience, sent=True, final=final, session=self.session))
+                lost = Lost(self.dead, self.patience, sent=True, final=final, session=self.session, own=self.senseless)
+                slot.set_result(lost)
         self.wire.discard(self)
         if self.hears:
             self.wire.gates.reconnected()
@@ -266,7 +300,7 @@ class Connection:
         """A reply that cannot be true: nothing that is in flight here can be believed."""
         error = errors.InvalidResponse(f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
         self.fail(error)
-        return Lost(error, self.patience, sent=True, session=self.session)
+        return Lost(error, self.patience, sent=True, session=self.session, own=True)
 
 
 class Wire(Common):
@@ -276,6 +310,7 @@ class Wire(Common):
         self.settings = settings
         self.impl = impl
         self.closed = False
+        self.warned = False  # that something was refused which nobody waits for
         self._start()
         _WIRES.add(self)
 

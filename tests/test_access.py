@@ -17,6 +17,8 @@ import redis
 from support.faces import Face
 
 import fastlock
+from fastlock import _aio_wire, _gate, _wire
+from fastlock import _commands as say
 from fastlock.embedded import Server
 
 SECRET = "corr3ct-h0rse"
@@ -30,8 +32,8 @@ NEEDED = {
     "floor": "set get del pttl exists pexpire evalsha script|load",
 }
 FENCED = ["+evalsha", "+script|load", "+time"]
-QUEUED = "eval evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
-HANDSHAKE = {"client", "config", "command"}  # of use there, and no need
+QUEUED = "evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
+USEFUL = {"client", "config", "command", "info", "pubsub"}  # and no need
 KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
 
 
@@ -116,7 +118,111 @@ async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
     assert client.get_stats()["remote_handovers"] == 1 and not client._wire.gates.deaf
     await face.get(waiting.release())
     refused = {entry["object"].partition("|")[0] for entry in probe.acl_log()}
-    assert probe.keys() == [] and refused <= HANDSHAKE, "good to have, no more"
+    assert probe.keys() == [] and refused <= USEFUL, "good to have, no more"
+
+
+def test_scripts_need_no_more_than_is_said() -> None:
+    said = {f"+{command}" for command in [*QUEUED.split(), *NEEDED["redis"].split(), "pubsub|numsub"]}
+    for script in say.SCRIPTS:
+        assert {*script.rights.split()} <= said | {*FENCED}, script.name
+    assert say.RELEASE_LUA.rights == "+evalsha +script|load +del +get"
+
+
+@KINDS
+async def test_scripts_that_are_forgotten_are_loaded_for_who_gives_up(
+    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+) -> None:
+    """Nobody waits for what is said then, and it may not be said by the scripts' text."""
+    allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()]]
+    client = face.client(set_user("~*", "resetchannels", "&fastlock:*", *allowed))
+    probe.set("a", "fl:" + "0" * 32)
+    job = face.start(lambda: client.lock("a", blocking_timeout=0.3).acquire())
+    while not probe.zcard("fastlock:queue:{a}"):
+        await face.checkpoint()
+    probe.script_flush()
+    assert await job.get() is False
+    await face.get(client.lock("a").locked())
+    end = time.monotonic() + 5
+    while probe.zcard("fastlock:queue:{a}"):
+        await face.get(client.lock("a").locked())
+        assert time.monotonic() < end, "its place is kept until the queue is forgotten"
+
+
+@KINDS
+async def test_what_is_refused_for_good_is_logged_once_a_client(
+    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()] if command != "zrem"]
+    client = face.client(set_user("~*", "resetchannels", "&fastlock:*", *allowed))
+    probe.set("a", "fl:" + "0" * 32)
+    for _ in range(3):
+        assert await face.get(client.lock("a", blocking_timeout=0.03).acquire()) is False
+        await face.get(client.lock("a").locked())
+    end = time.monotonic() + 5
+    while not caplog.records and time.monotonic() < end:
+        await face.get(client.lock("a").locked())
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and server.path in record.getMessage()
+    assert "+zrem" in record.getMessage() and "refuses to forget" in record.getMessage()
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits looks often: here the next holder is not told, as the one who lets go may not."""
+    for module in (_gate, _wire, _aio_wire):
+        monkeypatch.setattr(module, "LOOK", 0.02)
+
+
+@KINDS
+@pytest.mark.parametrize("missing", ["all", "zpopmin", "publish", "zadd"])
+async def test_a_user_of_all_keys_waits_and_lets_go_without_the_right_to_queue(
+    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, quick_looks: None, missing: str
+) -> None:
+    """Refused by the commands in a script only, which old servers say in words of their own."""
+    queued = [] if missing == "all" else [command for command in QUEUED.split() if command != missing]
+    allowed = [*{f"+{command}" for command in [*NEEDED[kind].split(), *queued]}, *FENCED]
+    url = set_user("~*", "resetchannels", "&fastlock:*", *allowed)
+    client, others = face.client(url), face.client(server.url)
+
+    async def take(lock: Any) -> int | None:
+        assert await face.get(lock.acquire()) is True
+        fence: int | None = lock.lease.fence
+        await face.get(lock.release())
+        return fence
+
+    def lock_of(client: Any, **terms: Any) -> Any:
+        return client.lock("a", sleep=0.002, thread_local=False, **terms)
+
+    async def is_waited_for(lease: Any) -> None:
+        end = time.monotonic() + 10
+        while probe.get("a") != say.WAITED_FOR + lease.token[3:]:
+            assert time.monotonic() < end, "the holder is not told"
+            await face.checkpoint()
+
+    theirs = lock_of(others)
+    await face.get(theirs.acquire())
+    jobs = [face.start(lambda terms=terms: take(lock_of(client, **terms))) for terms in ({}, {"fence": True})]
+    while client.get_stats()["commands"] < 8:
+        await face.checkpoint()
+    await face.get(theirs.release())
+    assert [fence is not None for fence in [await job.get() for job in jobs]] == [False, True]
+
+    ours = lock_of(client)
+    await face.get(ours.acquire())
+    (also,) = await face.get(client.acquire_many(["b"]))
+    job = face.start(lambda: take(lock_of(others)))
+    await is_waited_for(ours.lease)
+    assert await face.get(ours.extend(5)) and await face.get(ours.reacquire()) and await face.get(ours.owned())
+    await face.get(ours.release())
+    await job.get()
+
+    batch = await face.get(client.acquire_many(["a", "c"]))
+    job = face.start(lambda: take(lock_of(others)))
+    await is_waited_for(batch[0])
+    assert await face.get(client.release_many([*batch, also])) == [True] * 3
+    await job.get()
+    await face.get(client.close())
+    assert [key for key in probe.scan_iter() if not key.startswith(b"fastlock:")] == []
 
 
 @KINDS

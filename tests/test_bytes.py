@@ -348,7 +348,17 @@ def test_bytes_that_cannot_be_explained_break_the_pipe_and_cost_nothing(
     assert pipe.drain() == [slot, other]
 
 
-@pytest.mark.parametrize("header", [b"$9223372036854775807\r\n", b"$70000\r\n", b"=99999\r\n", b"*3\r\n$65537\r\n"])
+HUGE = [
+    b"$9223372036854775807\r\n",
+    b"$4294967297\r\n",
+    b"=99999\r\n",
+    b"!65537\r\n",
+    b"*3\r\n=65537\r\n",
+    b"$" + b"0" * 70,
+]
+
+
+@pytest.mark.parametrize("header", HUGE)
 def test_a_reply_too_long_is_refused_when_it_is_announced(layer: ModuleType, header: bytes) -> None:
     for pieces in ([header], [header[i : i + 1] for i in range(len(header))]):
         pipe = layer.Pipe()

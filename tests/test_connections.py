@@ -288,8 +288,9 @@ async def test_a_broken_connection_is_ended_on_its_own_server_only(
         await face.get(client.close())
 
 
-def session(number: int, serial: int, id: bytes | None = None) -> sessions.Session:
-    return sessions.Session({}, frozenset(), b"%d" % number if id is None else id, b"/tmp/s:0", "", serial)
+def session(number: int, serial: int, run: bytes = b"", *, unix: bool = False) -> sessions.Session:
+    address = b"/tmp/s:0" if unix else b"10.0.0.7:51234"
+    return sessions.Session({}, frozenset(), b"%d" % number if number else b"", address, "", serial, run)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +302,17 @@ def session(number: int, serial: int, id: bytes | None = None) -> sessions.Sessi
         (session(7, 1), session(3, 2), False),
         (session(99, 1), session(100, 2), True),  # numbers, not texts
         (session(100, 1), session(99, 2), False),
-        (session(0, 1, b""), session(8, 2), False),  # nobody knows who that was
-        (session(7, 1), session(0, 2, b""), True),  # nobody knows who this is: by number and address
+        (session(0, 1), session(8, 2), False),  # nobody knows who that was
+        (session(7, 1), session(0, 2), True),  # nobody knows who this is: by number and address
+        (session(7, 1, b"one"), session(8, 2, b"one"), True),
+        (session(7, 1, b"one"), session(3, 2, b"one"), True),  # as after numbers that went round
+        (session(7, 1, b"one"), session(8, 2, b"two"), False),  # others came first to the server that was restarted
+        (session(7, 1, b"one", unix=True), session(8, 2, b"one", unix=True), True),
+        (session(7, 1, b"one", unix=True), session(8, 2, b"two", unix=True), False),
+        (session(7, 1, b"", unix=True), session(8, 2, b"two", unix=True), False),  # all there have one address
+        (session(7, 1, b"one", unix=True), session(8, 2, b"", unix=True), False),
+        (session(7, 1, b"one"), session(8, 2, b""), True),  # a port, which nobody else has at once
+        (session(7, 1, b"", unix=True), session(8, 2, b"", unix=True), False),
     ],
 )
 def test_who_ends_whom(broken: sessions.Session, current: sessions.Session, is_ended: bool) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from redis import exceptions
 from support.play import (
     GIVEN,
     MARKED,
@@ -85,6 +87,25 @@ def test_a_late_grant_that_cannot_be_let_go_leaves_an_undo(clock: Clock, problem
     played = play(clock, acquire(ms=50), After(0.06, None), problem)
     assert played.raised is not None
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("fenced", [False, True])
+def test_after_a_late_grant_the_next_try_has_another_token(clock: Clock, given: bool, fenced: bool) -> None:
+    """The release of the first, or where nobody may end a broken connection its SET, may still be on its way."""
+    tokens: list[bytes] = []
+
+    def note(seconds: float) -> Any:
+        def answer(ask: Any) -> Any:
+            tokens.append(ask.calls[0][5] if fenced else ask.token)
+            return After(seconds, [[None, 7]] if fenced else None)
+
+        return answer
+
+    op = acquire(ms=50, fenced=fenced, blocking=True, polls=True, given=given)
+    played = play(clock, op, lost(), note(0.06), lost(), 1, note(0.0))
+    assert tokens[0] == MINE and (tokens[1] == MINE) is given and played.outcome.token == op.token == tokens[1]
+    assert played.undos == [] and say.markable(op.token)
 
 
 def test_the_wires_late_is_no_lease(clock: Clock) -> None:
@@ -241,11 +262,50 @@ def test_a_full_server_extends_by_script(clock: Clock) -> None:
     assert isinstance(played.raised, errors.ResponseError)
 
 
-@pytest.mark.parametrize("text", ["ERR something else", "LOADING", "MISCONF x", "BUSY", "", "WRONGTYPE x", "MOVED 1"])
+@pytest.mark.parametrize("text", ["ERR something else", "MISCONF x", "BUSY", "", "WRONGTYPE x", "MOVED 1"])
 def test_an_error_without_a_cure_is_raised_at_once(clock: Clock, text: str) -> None:
     played = play(clock, acquire(), error(text))
     assert isinstance(played.raised, errors.RedisError)
     assert (len(played.asks), played.undos) == (1, [])
+
+
+PASSING = {
+    "LOADING Redis is loading the dataset in memory": exceptions.BusyLoadingError,
+    "MASTERDOWN Link with MASTER is down": exceptions.MasterDownError,
+    "TRYAGAIN Multiple keys request during rehashing of slot": exceptions.TryAgainError,
+    "CLUSTERDOWN The cluster is down": exceptions.ClusterDownError,
+}
+BORNE: dict[str, tuple[Callable[[Clock], Any], list[Any]]] = {  # and what is answered at last
+    "acquire": (lambda clock: acquire(), [None]),
+    "acquire, in the queue": (lambda clock: acquire(blocking=True, alone=True), [[[1, 0, 0]]]),
+    "acquire with a fence": (lambda clock: law.Acquire("name", b"name", MINE, 10_000, fenced=True), [[[None, 7]]]),
+    "release": (lambda clock: law.Release(lease_of(clock)), [1]),
+    "extend": (lambda clock: law.extend(b"name", MINE, 5, clock), [1]),
+    "look": (lambda clock: law.inspect(say.EXISTS, b"name", clock), [1]),
+}
+
+
+@pytest.mark.parametrize("text", PASSING)
+@pytest.mark.parametrize("what", BORNE)
+def test_a_server_that_can_do_nothing_now_is_waited_for(clock: Clock, what: str, text: str) -> None:
+    """Nothing was executed: no doubt, nothing to undo. As long as for one that is away."""
+    make, last = BORNE[what]
+    refused = error(text) if not isinstance(last[0], list) else [error(text)]
+    start = clock()
+    played = play(clock, make(clock), *[refused] * 9, *last)
+    assert played.raised is None and played.outcome and len(played.asks) == 10
+    assert played.undos == [] and clock() - start == pytest.approx(sum(played.sleeps)) and 0 < clock() - start < 5
+    played = play(clock, make(clock), refused, ...)
+    assert type(played.raised) is PASSING[text] and played.undos == []
+    assert len(played.asks) > 5 and max(played.sleeps) < 1
+
+
+def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) -> None:
+    loading = error(next(iter(PASSING)))
+    played = play(
+        clock, acquire(blocking=True, alone=True), [error("NOSCRIPT x")], [loading] * 8, [loading], [[1, 0, 0]]
+    )
+    assert played.outcome is not None and played.raised is None
 
 
 @pytest.mark.parametrize("reply", [0, 1, True, False, 1.5, [], {}, [None], "OK", (None,)])

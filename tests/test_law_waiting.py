@@ -337,7 +337,7 @@ def test_a_reply_of_the_wrong_shape_is_never_a_place(clock: Clock, reply: Any) -
 
 
 def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: Clock) -> None:
-    """Over the same connection, and in one step: or it could let go of what the next look is granted."""
+    """Over the same connection, and of another place: or it could let go of what the next look is granted."""
 
     def late(ask: Any) -> Any:
         ask.link = "the connection"
@@ -349,7 +349,7 @@ def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: C
         played = play(clock, op, *([] if alone else [OTHER]), late, GRANTED)
         (undo,) = played.undos
         one, other = (place_of(call) for call in entered(played))
-        assert undone(undo) == ([b"name"], [one]) and (one == other == MINE) is alone
+        assert undone(undo) == ([b"name"], [one]) and (one == MINE) is alone and other != one
         assert undo.link == "the connection"
         assert played.steps.index(undo) < played.steps.index(played.asks[-1])
         assert played.outcome.token == other and played.outcome.deadline == clock() + 0.05
@@ -358,43 +358,98 @@ def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: C
 # --------------------------------------------------------------------------------------------------------------- undos
 
 
+LOADING = "LOADING Redis is loading the dataset in memory"
+
+
 class Link:
     """A connection that keeps what was posted on it."""
 
     def __init__(self, *capabilities: str) -> None:
         self.session = Session({}, frozenset(capabilities), b"1", b"a", "")
         self.posted: list[Any] = []
+        self.later: list[Any] = []
+        self.heard: list[Exception] = []  # for what it was refused
+
+    def post_later(self, undo: _steps.Undo, seconds: float) -> None:
+        self.later.append((undo, seconds))
+
+    def refused(self, undo: _steps.Undo, error: Exception) -> None:
+        self.heard.append(error)
 
     def post(self, undo: _steps.Undo) -> None:
         self.posted.append((undo, undo.calls))
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_an_undo_lets_go_whether_or_not_somebody_waits_and_by_text_of_what_was_refused(native: bool) -> None:
+def test_an_undo_lets_go_whether_or_not_somebody_waits_and_once_more_of_what_was_refused(native: bool) -> None:
+    """Then behind its scripts, and in whichever form the token stands there, also where it may not ask who waits."""
     link: Any = Link(say.DELIFEQ) if native else Link()
-    undo = _steps.Undo([b"a", b"b", b"c"], [b"1", b"2", b"3"], ("one",))
+    a, b, c = MINE, OTHER, b"fl:" + b"c" * 32
+    undo = _steps.Undo([b"a", b"b", b"c"], [a, b, c], ("one",))
     undo.link = link
     assert undo.kind == _steps.CALLS and not undo.done()
-    plain = [(b"DELIFEQ", b"a", b"1")] if native else [(b"EVALSHA", say.RELEASE_LUA.sha, b"1", b"a", b"1")]
-    assert undo.calls[:2] == [say.hand_over(b"a", b"1"), *plain] and len(undo.calls) == 6
+
+    def plain(name: bytes, token: bytes) -> tuple[bytes, ...]:
+        return (b"DELIFEQ", name, token) if native else (b"EVALSHA", say.RELEASE_LUA.sha, b"1", name, token)
+
+    assert undo.calls[:2] == [say.hand_over(b"a", a), plain(b"a", a)] and len(undo.calls) == 6
     refused, forgotten = error("NOPERM"), error("NOSCRIPT")
     undo.set_result([1, 0, forgotten, 1, forgotten, 0])
-    assert link.posted == [(undo, say.undo([b"c"], [b"3"], frozenset(), by_text=True))], "only c may still be held"
-    assert [call[:1] for call in undo.calls] == [(b"EVAL",), (b"EVAL",)]
-    undo.set_result([refused, 0])
-    assert len(link.posted) == 1, "in no other words either"
+    again = [say.hand_over(b"c", c), plain(b"c", c), plain(b"c", b"fl+" + c[3:])]
+    assert link.posted == [(undo, [say.HAND_OVER_LUA.load, say.RELEASE_LUA.load, *again])], "only c may still be held"
+    assert undo.stale == (), "what broke was ended by then"
+    undo.set_result([b"sha", b"sha", refused, 0, 0])
+    assert len(link.posted) == 1 and not link.heard, "it is held in neither form"
+    undo.set_result([refused, refused, refused, refused, refused])
+    (error_of,) = link.heard
+    assert len(link.posted) == 1 and isinstance(error_of, errors.ResponseError)
 
 
 def test_an_undo_that_let_go_of_all_is_done() -> None:
     link: Any = Link()
-    undo = _steps.Undo([b"a", b"b"], [b"1", b"2"])
+    undo = _steps.Undo([b"a", b"b", b"c"], [b"1", b"2", b"3"])
     undo.link = link
-    undo.set_result([1, 0, 0, 1])
+    undo.set_result([1, 0, 0, 1, 0, error("NOSCRIPT")])
     only = _steps.Undo([], [], ("one",))
     only.link = link
     assert only.calls == [(b"PING",)]
-    only.set_result([b"PONG"])
+    for reply in (b"PONG", error(LOADING)):
+        only.set_result([reply])
     leave = _steps.Leave(say.leave(b"a", b"p", b"inbox"), ("two",), link)
     assert (leave.calls, leave.stale, leave.kind, leave.names) == ([leave.call], ("two",), _steps.CALLS, [])
     leave.set_result([0])
-    assert link.posted == []
+    assert link.posted == link.later == link.heard == []
+
+
+def test_a_leave_whose_script_was_forgotten_is_said_behind_it() -> None:
+    for matters in (True, False):
+        link: Any = Link()
+        leave = _steps.Leave(say.leave(b"a", b"p", b"inbox"), (), link, matters)
+        leave.set_result([error("NOSCRIPT")])
+        assert link.posted == [(leave, [say.LEAVE_LUA.load, leave.call])]
+        leave.set_result([error("NOPERM evalsha")] * 2)
+        assert len(link.posted) == 1 and len(link.heard) == matters
+
+
+def test_who_forgets_scripts_all_the_time_is_given_up() -> None:
+    link: Any = Link()
+    leave = _steps.Leave(say.leave(b"a", b"p", b"inbox"), (), link)
+    for number in range(1, 20):
+        leave.set_result([error("NOSCRIPT")])
+        assert len(link.posted) == min(number, _steps.RELOADS - 1), number
+    assert len(link.heard) == 10
+
+
+def test_what_nobody_waits_for_is_said_later_to_a_server_that_can_do_nothing_now() -> None:
+    link: Any = Link()
+    undo, leave = _steps.Undo([b"a"], [MINE]), _steps.Leave(say.leave(b"a", b"p", b"inbox"), (), link)
+    undo.link = link
+    for _ in range(30):
+        undo.set_result([error(LOADING)] * 2)
+        leave.set_result([error(LOADING)])
+    assert [step for step, _ in link.later] == [undo, leave] * 30 and link.posted == link.heard == []
+    seconds = [each for _, each in link.later]
+    assert 0 < max(seconds[:4]) < 0.05 and 0.1 < max(seconds) <= 1
+    undo.set_result([error("NOSCRIPT")] * 2)
+    undo.set_result([error(LOADING)] * 5)
+    assert undo.again and len(link.posted) == 1 and len(link.later) == 61

@@ -301,10 +301,8 @@ client.close()
 """
 
 
-@pytest.mark.parametrize("by_text", [False, True])
-def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(
-    server: Server, probe: redis.Redis, by_text: bool
-) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(server: Server, probe: redis.Redis, again: bool) -> None:
     """By an undo, which may come before what it says to the queue: nobody has marked a token that was just granted."""
     holder, first, second = (b"fl:" + letter * 32 for letter in (b"a", b"b", b"c"))
     inbox = b"fastlock:" + b"d" * 32
@@ -318,7 +316,7 @@ def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(
             probe.execute_command(*say.enter(b"sku", inbox, False, place, b"10000"))
         assert probe.execute_command(*say.hand_over(b"sku", holder)) == 1
         assert probe.get("sku") == first, "for a moment"
-        for call in say.undo([b"sku"], [first], frozenset(), by_text):
+        for call in say.undo([b"sku"], [first], frozenset(), again):
             probe.execute_command(*call)
         assert probe.get("sku") == second
         probe.execute_command(*say.leave(b"sku", second, inbox))

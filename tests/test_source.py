@@ -50,7 +50,8 @@ class Layer:
 
 LAYERS = [
     Layer(
-        "_sources _broken _libc _slots _template _mutex _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}
+        "_sources _broken _libc _slots _template _mutex _filter _core _fallback _impl",
+        never={"asyncio", "redis", "time.sleep"},
     ),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(

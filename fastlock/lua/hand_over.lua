@@ -2,7 +2,8 @@
 -- KEYS     1: name, 2: queue
 -- ARGV     1: token
 -- returns  1: released; 0: somebody else's, nobody's, or not a lock
--- cost     5 commands with waiters, 3 without
+-- cost     6 commands with waiters, 3 without
+redis.replicate_commands() -- to ask for subscribers before a write needs it on Redis 6.2; since 7.0 it changes nothing
 local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE', 1, true) then
   return held

@@ -150,6 +150,8 @@ class FakeServer:
                 return _bulk(hashlib.sha1(words[2]).hexdigest().encode())
             case [b"COMMAND", b"INFO", *names]:
                 return b"*%d\r\n" % len(names) + b"_\r\n" * len(names)
+            case [b"INFO", *_]:
+                return _bulk(b"# Server\r\nrun_id:%040d\r\n" % id(self))
             case [b"CONFIG", b"GET", *_]:
                 return b"%1\r\n" + _bulk(b"maxmemory-policy") + _bulk(b"noeviction")
         return None

@@ -211,7 +211,7 @@ class Process:
             return self.enters(client) if client.called else client._replace(pc=QUEUED)
         if message == LATE and "late" not in self.wrong:
             client = client._replace(out=(*client.out, ("UNDO", number)))
-            return self.enters(client, place=number if client.alone else number + 1, waited=False)
+            return self.enters(client, place=number + 1, waited=False)
         return self.holds(client, number, message == CONTENDED)
 
     def lets_go(self, client: Client, verb: str = "") -> Client:

@@ -39,6 +39,15 @@ class Clock:
         self.time += seconds
 
 
+class Connection:
+    """As much of one as the law looks at."""
+
+    patience = 5.0
+
+
+CONNECTION = Connection()
+
+
 @dataclass
 class Raise:
     """An answer: the caller goes away (cancelled, interrupted) while the step is under way."""
@@ -182,10 +191,10 @@ def _answer(clock: Clock, step: Any, left: deque[Any], played: Played) -> Any:
     if isinstance(step, _steps.Undo):
         return None
     if isinstance(step, _steps.Distrust):
-        return _steps.Lost(errors.InvalidResponse("makes no sense"), 5.0, sent=True, session="distrusted")
+        return _steps.Lost(errors.InvalidResponse("makes no sense"), 5.0, sent=True, session="distrusted", own=True)
     assert left, f"asked once too often: {vars(step) if hasattr(step, '__dict__') else step}"
     if isinstance(step, _steps.Ask):
-        step.sent = clock()
+        step.sent, step.link = clock(), CONNECTION
         played.stales.append(step.stale)
     answer = left.popleft()
     if left and left[0] is ...:

@@ -21,6 +21,7 @@ from fastlock._session import Session
 from support.play import Clock, Raise, error
 
 MINE, OTHER, RIVAL = (b"fl:" + who * 32 for who in (b"m", b"o", b"r"))  # of a rival, who waits in the queue
+LOADING = error("LOADING Redis is loading the dataset in memory")
 MOMENT = 1.0  # seconds in which who was granted a name has to come for it
 CAPABILITIES = (frozenset(), frozenset({say.SET_NX_GET, say.DELIFEQ, say.SET_IFEQ}))
 
@@ -35,9 +36,16 @@ class Link:
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
         self.session = Session({}, CAPABILITIES[world.native], b"", b"", "")
+        self.patience = 5.0
 
     def post(self, undo: _steps.Undo) -> None:
         self.world.post(undo, self.number)
+
+    def post_later(self, undo: _steps.Undo, seconds: float) -> None:
+        self.world.debts.append(undo)
+
+    def refused(self, undo: _steps.Undo, error: Exception) -> None:
+        raise AssertionError(f"{undo.calls} are allowed: {error}")
 
 
 class World:
@@ -60,6 +68,7 @@ class World:
         self.doubted = False  # whether a command with a token was sent whose reply never came
         self.scripts = self.dice.random() < 0.7
         self.native = self.dice.random() < 0.5
+        self.loading = 0  # commands that it will refuse, as it loads its data
         self.trouble = self.dice.choice((0.05, 0.3, 0.6))
         self.orderly = False  # whether what a caller left behind on a live session is read before anything else
         self.trace: list[str] = []
@@ -75,6 +84,8 @@ class World:
         return self.keys[key][1]
 
     def execute(self, verb: int, key: bytes, token: bytes, ms: int) -> Any:
+        if self.loads():
+            return LOADING
         scripted = verb in say.SCRIPTED.values() or (not self.native and verb in say.SCRIPTED)
         if scripted and not self.scripts:
             return error("NOSCRIPT No matching script. Please use EVAL.")
@@ -93,6 +104,10 @@ class World:
             return None if native else 0
         self.keys[key] = held, now + ms / 1000
         return b"OK" if native else 1
+
+    def loads(self) -> bool:
+        self.loading -= self.loading > 0
+        return self.loading > 0
 
     def delete(self, key: bytes, token: bytes) -> int:
         if self.holder(key) != token:
@@ -167,6 +182,8 @@ class World:
         return read
 
     def call(self, call: tuple[bytes, ...]) -> Any:
+        if self.loads():
+            return LOADING
         if call[0] == b"SCRIPT":
             self.scripts = True
             return b"sha"
@@ -174,13 +191,6 @@ class World:
             return b"PONG"
         if call[0] == b"DELIFEQ":
             return self.delete(call[1], call[2])
-        if call[0] == b"EVAL":
-            does = {
-                say.RELEASE_LUA.text: self.delete,
-                say.HAND_OVER_LUA.text: self.hand_over,
-                say.LEAVE_LUA.text: self.leave,
-            }
-            return does[call[1]](call[3], call[3 + int(call[2])])
         if not self.scripts:
             return error("NOSCRIPT No matching script. Please use EVAL.")
         if call[1] == say.ENTER_LUA.sha:
@@ -188,6 +198,8 @@ class World:
             return self.enter(call[3], call[3 + keys], int(call[5 + keys]), keys == 3)
         if call[1] == say.HAND_OVER_LUA.sha:
             return self.hand_over(call[3], call[5])
+        if call[1] == say.LEAVE_LUA.sha:
+            return self.leave(call[3], call[5])
         if call[1] == say.RELEASE_LUA.sha:
             return self.delete(call[3], call[4])
         if call[1] == say.FENCED_LUA.sha:
@@ -243,6 +255,8 @@ class World:
                 told.pop(0)()
         if self.dice.random() < 0.02:
             self.scripts = False
+        if self.dice.random() < 0.02:
+            self.loading = self.dice.choice((1, 2, 9))
         self.watch()
 
     def others_come(self, keys: list[bytes]) -> None:

@@ -1,0 +1,104 @@
+"""Strings longer than any token, in both bytes layers: dropped as they come, and answered as empty ones.
+
+What else a stream may be cut into: test_bytes.py. What it means for locks: test_neighbours.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import random
+import tracemalloc
+from types import ModuleType
+from typing import Any
+
+import hiredis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.slots import Slot, shown
+
+
+def bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+# Streams in which something else than a lock lies under some names, and what is answered instead.
+LARGE = b"\r\n$3\r\n*99999\r\n" * 5000
+DROPPED = [
+    ([bulk(LARGE)], [b""]),
+    ([b":1\r\n", bulk(b"x" * 65536), bulk(b"x" * 65537), b":2\r\n"], [1, b"x" * 65536, b"", 2]),
+    ([bulk(LARGE), bulk(b"tok"), bulk(LARGE), bulk(LARGE), b"_\r\n"], [b"", b"tok", b"", b"", None]),
+    ([b"*2\r\n" + bulk(LARGE) + b":7\r\n", b"$5\r\n\r\n$7\n\r\n"], [[b"", 7], b"\r\n$7\n"]),
+    ([b"*3\r\n*1\r\n" + bulk(LARGE) + bulk(LARGE) + b"$-1\r\n", b"#t\r\n"], [[[b""], b"", None], True]),
+]
+
+
+@pytest.mark.parametrize(("parts", "replies"), DROPPED, ids=range(len(DROPPED)))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_string_longer_than_any_token_is_dropped_and_stands_for_an_empty_one(
+    layer: ModuleType, parts: list[bytes], replies: list[Any], seed: int
+) -> None:
+    """Whole, byte by byte where it matters, and in any pieces; its neighbours reach their slots."""
+    stream, dice, log, pipe = b"".join(parts), random.Random(seed), list[Any](), layer.Pipe()
+    for number in range(len(parts)):
+        pipe.put_command(Slot(log, number), (b"GET",))
+    sizes = {0: [len(stream)], 1: [1] * len(stream), 2: [65536] * 99, 3: [dice.choice((1, 2, 7, 9000)) for _ in stream]}
+    at = 0
+    for size in sizes[seed]:
+        if at < len(stream):
+            pipe.feed(stream[at : at + size])
+        at += size
+    assert log == [(number, shown(reply)) for number, reply in enumerate(replies)]
+    assert (pipe.pending, pipe.broken) == (0, False)
+
+
+small = st.sampled_from([
+    *(bulk(b""), bulk(b"\r\n$70000\r\n"), bulk(b"x" * 65536), b":7\r\n", b"_\r\n", b"$-1\r\n", b"+OK\r\n", b"#t\r\n"),
+    *(b"-ERR no\r\n", b"*2\r\n:1\r\n$3\r\nabc\r\n", b"=8\r\ntxt:*123\r\n", b"%1\r\n+k\r\n*1\r\n_\r\n", b"*0\r\n"),
+    *(b">3\r\n+message\r\n+inbox\r\n$3\r\nabc\r\n", b">2\r\n+invalidate\r\n*1\r\n+name\r\n", b"#f\r\n"),
+])  # fmt: skip
+nested = st.sampled_from([b"*2\r\n%b:1\r\n", b"*1\r\n*2\r\n_\r\n%b", b">3\r\n+message\r\n+inbox\r\n%b", b"%b"])
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
+@given(st.lists(st.tuples(nested) | small, max_size=8), st.randoms(use_true_random=False))
+def test_core_and_fallback_drop_the_same(parts: list[Any], dice: random.Random) -> None:
+    """Also what a server sends between them; against a stream in which an empty string stood from the first."""
+    stream, plain = (
+        b"".join(part if type(part) is bytes else part[0] % bulk(value) for part in parts) for value in (LARGE, b"")
+    )
+    reader = hiredis.Reader(notEnoughData=())
+    reader.feed(plain)
+    found: list[Any] = list(iter(reader.gets, ()))
+    replies = [each for each in found if type(each) is not hiredis.PushNotification]
+    notes = [each for each in found if type(each) is hiredis.PushNotification]
+    cuts = sorted(dice.randrange(len(stream) + 1) for _ in range(dice.randrange(12)))
+    for layer in map(importlib.import_module, ("fastlock._core", "fastlock._fallback")):
+        pipe, log, heard = layer.Pipe(), list[Any](), list[Any]()
+        pipe.hear = heard.append
+        for number in range(len(replies)):
+            pipe.put_command(Slot(log, number), (b"GET",))
+        for start, end in itertools.pairwise([0, *cuts, len(stream)]):
+            pipe.feed(stream[start:end])
+        assert log == [(number, shown(reply)) for number, reply in enumerate(replies)], layer
+        assert [shown(push) for push in heard] == [shown(push) for push in notes], layer
+
+
+def test_what_is_dropped_is_not_kept_meanwhile(layer: ModuleType) -> None:
+    pipe, ticket = layer.Pipe(), layer.Ticket()
+    pipe.put_command(ticket, (b"GET",))
+    pipe.feed(b"$%d\r\n" % (100 << 20))
+    chunk = b"x" * 65536
+    tracemalloc.start()
+    try:
+        for _ in range((100 << 20) // 65536):
+            pipe.feed(chunk)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert not ticket.ready, "nobody else may read what is still to come"
+    pipe.feed(b"\r")
+    assert not ticket.ready
+    pipe.feed(b"\n")
+    assert (ticket.reply, pipe.pending) == (b"", 0)

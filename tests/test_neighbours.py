@@ -1,0 +1,154 @@
+"""What others who use the same server do to us, and we to them: values that are no locks, subscribers to everything,
+connections that have our old number. Nobody else pays for it, and no answer is made up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from redis import exceptions
+from support.faces import Face
+from support.faultproxy import FaultProxy, replace
+
+import fastlock
+from fastlock import _commands as say
+from fastlock.embedded import Server
+
+# ------------------------------------------------------------------------------------------- values that are no locks
+
+
+@pytest.mark.parametrize("size", [65_537, 3 << 20])
+async def test_a_name_under_which_a_large_value_lies_is_held(
+    face: Face, server: Server, probe: Any, no_leaks: Any, size: int
+) -> None:
+    no_leaks.allow("page", "fastlock:fence:*")
+    probe.set("page", b"*9\r\n" * (size // 4 + 1))
+    client = face.client(server.url, max_connections=1)
+    lock = client.lock("page")
+    assert await face.get(lock.acquire(blocking=False)) is False
+    assert await face.get(lock.acquire(blocking_timeout=0.05)) is False
+    assert await face.get(lock.acquire(token="mine", blocking_timeout=0.05)) is False
+    assert await face.get(client.lock("page", fence=True).acquire(blocking=False)) is False
+    assert await face.get(client.lock("page", fair=True).acquire(blocking_timeout=0.05)) is False
+    assert await face.get(lock.locked())
+    free = (await face.get(client.acquire_many(["page", "free"])))[1]
+    assert await face.get(client.acquire_many(["page", "free"])) == [None, None]
+    assert await face.get(client.release_many([free])) == [True]
+    value = probe.get("page")
+    for call in (lambda: lock.extend(5), lock.reacquire, lock.release):
+        probe.delete("page")
+        assert await face.get(lock.acquire(blocking=False))
+        probe.set("page", value)
+        assert await face.get(lock.owned()) is False
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await face.get(call())
+    waiting = face.start(lambda: client.lock("page", thread_local=False).acquire(blocking_timeout=20))
+    while not client.get_stats()["waits"]:
+        await face.checkpoint()
+    probe.delete("page")
+    assert await waiting.get() is True
+    probe.delete("page")
+    stats = client.get_stats()
+    assert (stats["reconnects"], stats["recovered"]) == (0, 0)
+
+
+async def test_nobody_else_pays_for_a_large_value(face: Face, server: Server, probe: Any, no_leaks: Any) -> None:
+    no_leaks.allow("page")
+    probe.set("page", b"x" * 200_000)
+    client = face.client(server.url, max_connections=1)
+
+    async def try_it() -> list[bool]:
+        lock = client.lock("page")
+        return [await face.get(lock.acquire(blocking=False)) for _ in range(20)]
+
+    async def innocent(number: int) -> None:
+        for _ in range(20):
+            lock = client.lock(f"innocent:{number}")
+            assert await face.get(lock.acquire(blocking=False))
+            assert await face.get(lock.owned())
+            await face.get(lock.release())
+
+    calls = [try_it, *(lambda number=number: innocent(number) for number in range(20))]
+    outcomes = await face.together(calls)
+    assert outcomes == [[False] * 20, *[None] * 20]
+    assert client.get_stats()["reconnects"] == 0
+
+
+# ------------------------------------------------------------------------------------------ subscribers to everything
+
+
+def die_waiting(probe: Any, *places: bytes) -> None:
+    """Places in the queue of clients that are gone."""
+    probe.execute_command(*say.ENTER_LUA.load)
+    for place in places:
+        assert probe.execute_command(*say.enter(b"sku", b"fastlock:" + b"d" * 32, False, place, b"9000"))[0] == 0
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
+async def test_who_subscribes_to_everything_makes_no_dead_waiter_look_alive(
+    face: Face, server: Server, probe: Any, watched: bool, no_leaks: Any
+) -> None:
+    """As redis-cli, RedisInsight and tracers do. The dead are skipped, and the next is granted, in the one script."""
+    client = face.client(server.url)
+    holder, waiting = client.lock("sku"), face.client(server.url).lock("sku", thread_local=False)
+    dead = [b"fl:%032d" % number for number in range(5)]
+    with probe.pubsub() as tracer:
+        if watched:
+            tracer.psubscribe("*")
+            assert tracer.get_message(timeout=10) is not None
+        await face.get(holder.acquire())
+        die_waiting(probe, *dead)
+        job = face.start(waiting.acquire)
+        while probe.zcard("fastlock:queue:{sku}") < 6:
+            await face.checkpoint()
+        await face.get(holder.release())
+        assert not any(say.proves(probe.get("sku"), place) for place in dead)
+        assert probe.exists("sku") and probe.zcard("fastlock:queue:{sku}") == 0
+        assert await job.get() is True
+        await face.get(waiting.release())
+
+
+async def test_where_nobody_is_there_but_who_subscribes_to_everything_the_name_is_free(
+    face: Face, server: Server, probe: Any, no_leaks: Any
+) -> None:
+    client = face.client(server.url)
+    with probe.pubsub() as tracer:
+        tracer.psubscribe("*")
+        assert tracer.get_message(timeout=10) is not None
+        lock = client.lock("sku")
+        await face.get(lock.acquire())
+        die_waiting(probe, b"fl:" + b"0" * 32)
+        await face.get(lock.release())
+        assert probe.get("sku") is None
+
+
+# ------------------------------------------------------------------------------------------ replies that make no sense
+
+
+async def test_a_reply_that_makes_no_sense_is_no_business_of_those_in_flight_beside_it(
+    face: Face, proxy: FaultProxy, probe: Any, no_leaks: Any
+) -> None:
+    """They ask again as after any connection that broke, and more than once, as long as patience lasts."""
+    client = face.client(proxy.url, max_connections=1, reply_timeout=20)
+    await face.get(client.server_info())
+    armed = proxy.arm(replace(b"?nonsense\r\n"), after=b"\r\nbad\r\n", times=5)
+
+    async def use(name: str) -> bool:
+        lock = client.lock(name)
+        acquired: bool = await face.get(lock.acquire(blocking=False))
+        assert acquired and await face.get(lock.owned())
+        await face.get(lock.release())
+        return acquired
+
+    async def bad() -> None:
+        with contextlib.suppress(exceptions.InvalidResponse):  # twice with nobody beside it
+            await use("bad")
+
+    calls = [bad, *(lambda number=number: use(f"innocent:{number}") for number in range(20))]
+    for _ in range(3):
+        outcomes = await face.together(calls)
+        assert outcomes == [None, *[True] * 20]
+    armed.wait()
+    assert client.get_stats()["reconnects"] > 1

@@ -1,0 +1,178 @@
+"""A server that is started again: while it loads its data nothing can be asked, and its connections get numbers anew.
+
+The server restarts itself (DEBUG RESTART): same process, same socket, its data from its own file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis import exceptions
+from support.faces import Face
+from support.faultproxy import FaultProxy
+from support.wire import Wire
+
+from fastlock.embedded import Server
+
+NAME, OTHER = "sku:42", "sku:43"
+QUEUE = b"fastlock:queue:{%b}" % NAME.encode()
+KEYS, DELAY_US = 250, 4000  # of what is loaded: a second
+KINDS = pytest.mark.parametrize("kind", ["valkey", "redis"])
+Restartable = Callable[[str], "tuple[Server, redis.Redis]"]
+
+
+@pytest.fixture
+def restartable(start_server: Callable[..., Server]) -> Iterator[Restartable]:
+    """restartable("valkey"): a server that takes a second to load what it holds, and a redis-py client of it."""
+    slow = ["--key-load-delay", str(DELAY_US), "--loading-process-events-interval-bytes", "1024"]
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: str) -> tuple[Server, redis.Redis]:
+            server = start_server(kind, args=[*slow, "--enable-debug-command", "yes"])
+            return server, stack.enter_context(redis.Redis(unix_socket_path=server.path))
+
+        yield start
+
+
+def word(server: Server) -> bytes:
+    """What it says to PING; nothing where it is not there."""
+    try:
+        wire = Wire(server.unix_url)
+    except OSError:
+        return b""
+    with wire.socket:
+        with contextlib.suppress(OSError):
+            wire.say(b"PING\r\n")
+            return wire.hear(7)
+        return b""
+
+
+def restart(server: Server, probe: redis.Redis, *, keep: bool) -> None:
+    """Returns when the server is there again: loading, if it is to keep what it has."""
+    if keep:
+        probe.mset({f"filler:{number}": os.urandom(1000) for number in range(KEYS)})
+        probe.config_set("save", "3600 1000000")
+    wire = Wire(server.unix_url)
+    with wire.socket:
+        wire.say(b"DEBUG RESTART\r\n")
+        assert wire.hear_end() == b""
+    end = time.monotonic() + 10
+    while not (found := word(server)):
+        assert time.monotonic() < end, "it does not come back"
+    assert found == (b"-LOADIN" if keep else b"+PONG\r\n")
+
+
+@KINDS
+async def test_who_waits_or_holds_gets_through_a_restart_with_data(
+    face: Face, restartable: Restartable, kind: str
+) -> None:
+    """Redis-py's lock does too."""
+    server, probe = restartable(kind)
+    holder, client = face.client(server.url), face.client(server.url)
+    lock = holder.lock(NAME, timeout=60, thread_local=False)
+    batch = await face.get(holder.acquire_many(["a", "b"], timeout=60))
+    short = holder.lock("e", timeout=60, thread_local=False)
+    assert await face.get(short.acquire())
+    assert await face.get(lock.acquire())
+
+    async def wait_for_it(**terms: Any) -> int | None:
+        waiting = client.lock(NAME, **terms)
+        assert await face.get(waiting.acquire()) is True
+        fence = waiting.lease.fence
+        await face.get(waiting.release())
+        return fence
+
+    async def take(**terms: Any) -> bool:
+        other = client.lock(OTHER, **terms)
+        assert await face.get(other.acquire(blocking_timeout=20)) and await face.get(other.owned())
+        await face.get(other.release())
+        return True
+
+    waiters = [face.start(lambda terms=terms: wait_for_it(**terms)) for terms in ({}, {"fair": True}, {"fence": True})]
+    while probe.zcard(QUEUE) < 2:
+        await face.checkpoint()
+    restart(server, probe, keep=True)
+    late = face.client(server.url)
+    info = await face.get(late.server_info())
+    calls = [
+        lambda: lock.extend(70, replace_ttl=True),
+        lambda: late.acquire_many(["c", "d"]),
+        lambda: holder.release_many(batch),
+        short.release,
+        take,
+        lambda: take(fence=True),
+        lambda: late.lock(NAME).locked(),
+    ]
+    assert word(server) == b"-LOADIN"
+    extended, more, released, *rest = await face.together(calls)
+    assert (extended, released, rest) == (True, [True, True], [None, True, True, True])
+    assert None not in more and await face.get(late.release_many(more)) == [True, True]
+    await face.get(lock.release())
+    assert [fence is not None for fence in [await job.get() for job in waiters]] == [False, False, True]
+    assert await face.get(face.client(server.url).server_info()) == info, "nothing of the handshake was refused"
+    assert [key for key in probe.scan_iter() if not key.startswith((b"filler:", b"fastlock:fence:"))] == []
+
+
+@KINDS
+async def test_a_server_that_loads_longer_than_patience_lasts_is_an_error_and_what_was_left_is_made_good(
+    face: Face, restartable: Restartable, kind: str
+) -> None:
+    """Who gives up meanwhile leaves the queue when that can be said, long before it would be forgotten there."""
+    server, probe = restartable(kind)
+    client = face.client(server.url, reply_timeout=0.2, connect_timeout=5)
+    probe.set(NAME, "fl:" + "0" * 32)
+    with pytest.raises(exceptions.BusyLoadingError):
+        waiting = face.start(client.lock(NAME, fair=True).acquire)
+        while not probe.zcard(QUEUE):
+            await face.checkpoint()
+        restart(server, probe, keep=True)
+        await waiting.get()
+    assert word(server) == b"-LOADIN"
+    end = time.monotonic() + 5
+    while True:
+        with contextlib.suppress(exceptions.BusyLoadingError):  # in threads it goes along with what is asked next
+            await face.get(client.lock(OTHER).locked())
+            if not probe.zcard(QUEUE):
+                break
+        assert time.monotonic() < end
+        if face.is_async:
+            await asyncio.sleep(0.01)
+
+
+@KINDS
+async def test_no_stranger_is_ended_for_having_the_number_of_a_broken_connection(
+    face: Face, restartable: Restartable, kind: str
+) -> None:
+    """Over a unix socket all have one address, and others came first to the server that was started again."""
+    server, probe = restartable(kind)
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            Wire(server.unix_url).socket.close()
+        proxy = stack.enter_context(FaultProxy(server.unix_url))
+        client = face.client(proxy.url, reply_timeout=20, max_connections=1)
+        await face.get(client.server_info())
+        probe.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+        lock = client.lock(NAME, thread_local=False)
+        job = face.start(lambda: lock.acquire(blocking=False))
+        while not probe.info("clients")["blocked_clients"]:
+            await face.checkpoint()
+        proxy.refuse()
+        restart(server, probe, keep=False)
+        strangers = [Wire(server.unix_url) for _ in range(60)]
+        for stranger in strangers:
+            stack.callback(stranger.socket.close)
+            stranger.say(b"PING\r\n")
+            assert stranger.hear(7) == b"+PONG\r\n"
+        proxy.admit()
+        assert await job.get() is True
+        for stranger in strangers:
+            stranger.say(b"PING\r\n")
+            assert stranger.hear(7) == b"+PONG\r\n"
+        await face.get(lock.release())
