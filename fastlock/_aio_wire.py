@@ -24,7 +24,7 @@ from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
-from fastlock._topology import Settings
+from fastlock._topology import ProviderFailed, Settings
 from fastlock._turns import Turns
 from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket
 
@@ -66,9 +66,9 @@ class Link(asyncio.Protocol):
 
     # called by the wire
 
-    async def greet(self, settings: Settings) -> None:
+    async def greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
         """The handshake. Raises redis-py's exceptions."""
-        calls = session.greeting(settings)
+        calls = session.greeting(settings, credentials)
         hello, rest = self._future(), self._future()
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])
@@ -270,6 +270,8 @@ class Wire(Common):
             refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
             final = refused or self.closed or not self._met
             return Lost(known, self.settings.reply_timeout, sent=False, final=final)
+        except ProviderFailed as failed:
+            failed.unwrap()
         if type(ask) is Capabilities:
             return link.session
         if link.dead is not None:  # since the connecting ended, a tick ago
@@ -387,6 +389,7 @@ class Wire(Common):
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> Link:
         settings = self.settings
+        credentials = await settings.credentials_async()  # a provider's time is its own
         link = Link(self, loop)
         try:
             async with asyncio.timeout(settings.connect_timeout):
@@ -398,7 +401,7 @@ class Wire(Common):
                         lambda: link, host, port, ssl=settings.tls, server_hostname=host if settings.tls else None
                     )
                     tune_socket(link.transport.get_extra_info("socket"), settings)
-                await link.greet(settings)
+                await link.greet(settings, credentials)
         except BaseException as error:
             link.fail(error if isinstance(error, Exception) else EOFError("connecting was given up"))
             raise

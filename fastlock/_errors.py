@@ -7,6 +7,7 @@ Never here: any decision what to do about one.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from redis import exceptions
 
@@ -27,6 +28,10 @@ def forbids(error: exceptions.ResponseError) -> bool:
 
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
+
+    def __init__(self, message: str | None = None, lock_name: Any = None) -> None:  # as redis-py has it since 5.0.1
+        self.message = message
+        self.lock_name = lock_name
 
 
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):

@@ -31,7 +31,7 @@ from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
-from fastlock._topology import Settings
+from fastlock._topology import ProviderFailed, Settings
 
 SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost
 PARTING = 1.0  # seconds: how long closing waits for what is in flight
@@ -87,21 +87,22 @@ class Connection:
         self.dead: Exception | None = None
         self.mutex = threading.Lock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
+        credentials = wire.settings.credentials()
         self.sock = open_socket(wire.settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
         self.pipe = self.impl.Pipe(self.sock)
         self.busy = self.impl.BUSY
         try:
-            self.session = self._greet(wire.settings)
+            self.session = self._greet(wire.settings, credentials)
         except BaseException:
             self.sock.close()
             raise
         self.pipe.forms = templates(self.impl, self.session.capabilities)
 
-    def _greet(self, settings: Settings) -> session.Session:
+    def _greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> session.Session:
         hello, rest = self.impl.Ticket(), self.impl.Ticket()
-        calls = session.greeting(settings)
+        calls = session.greeting(settings, credentials)
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])
         try:
@@ -434,6 +435,8 @@ class Wire(Common):
                     connection, owner = self._more()
         except FAILED as error:
             return self._lost(error)
+        except ProviderFailed as failed:
+            failed.unwrap()
         try:
             if self.debts:
                 self._pay(connection)
@@ -449,6 +452,8 @@ class Wire(Common):
             connection, owner = self._more()
         except FAILED as error:
             return self._lost(error)
+        except ProviderFailed as failed:
+            failed.unwrap()
         if owner:
             self.idle.append(connection)
         return connection.session
