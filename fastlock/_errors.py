@@ -29,7 +29,8 @@ def forbids(error: exceptions.ResponseError) -> bool:
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
 
-    def __init__(self, message: str | None = None, lock_name: Any = None) -> None:  # as redis-py has it since 5.0.1
+    def __init__(self, message: str | None = None, lock_name: Any = None) -> None:  # redis-py 5.0.0 has no lock_name
+        super().__init__(message)
         self.message = message
         self.lock_name = lock_name
 

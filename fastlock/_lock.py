@@ -11,7 +11,7 @@ from fastlock import _dropin as dropin
 from fastlock import _hot as hot
 from fastlock import _law as law
 from fastlock._lease import ENDED, Lease, now
-from fastlock._terms import SLEEP, Local, Terms
+from fastlock._terms import SLEEP, Terms
 
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
@@ -106,44 +106,58 @@ class ClientLock(BaseLock):
         return hot.take(self, True)  # type: ignore[return-value]
 
 
-class Lock(BaseLock):
+class Lock(dropin.DropIn, BaseLock):
     """Drop-in for `redis.lock.Lock`: the same arguments, results and exceptions, over fastlock's own connections.
 
     Made from a `redis.Redis` directly, or by `redis.Redis().lock(name, lock_class=fastlock.Lock)`. All locks of one
     redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    What differs from redis-py on purpose: docs/drop-in.md.
     """
 
     def __init__(
         self,
         redis: Any,
-        name: checks.Name,
+        name: checks.Name | float,
         timeout: float | None = None,
-        sleep: float = SLEEP,
+        sleep: float | None = SLEEP,
         blocking: bool = True,
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> None:
-        self.redis = redis
         client = dropin.client_of(redis)
         super().__init__(
+            redis,
             client,
+            "utf-8",  # as redis-py sends names, whatever encoding it was given
             name,
             timeout,
             sleep,
             blocking,
             blocking_timeout,
-            bool(thread_local),
+            thread_local,
             raise_on_release_error,
         )
-        self._encoding = redis.get_encoder().encoding  # of tokens; names go out as UTF-8 in redis-py, whatever it says
 
-    @property
-    def local(self) -> Local:
-        """redis-py's place of the token: `lock.local.token`."""
-        return Local(self)
+    @classmethod
+    def _heed(cls, defined: set[str]) -> None:
+        if "acquire" in defined and "__enter__" not in defined:
+            cls.__enter__ = cls._enter  # type: ignore[method-assign]
+        if "release" in defined and "__exit__" not in defined:
+            cls.__exit__ = cls._exit  # type: ignore[method-assign,assignment]
 
     def __enter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
         hot.take(self, True)
         return self
+
+    def _enter(self) -> Self:
+        if not self.acquire():
+            raise self._not_got()
+        return self
+
+    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.release()
+        except Exception as problem:
+            self.left(error, problem)

@@ -53,9 +53,7 @@ _RENAMED = {
 # Seconds of silence, between probes, and probes: as redis-py has had them since 8.0.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # What redis-py puts into a pool for an option that nobody gave. Where it lives depends on redis-py's version.
-_SENTINELS = [
-    getattr(module, "SENTINEL", None) for module in (redis.utils, redis.connection, redis.asyncio.connection)
-]
+_SENTINELS = [getattr(module, "SENTINEL", None) for module in (redis.utils, redis.connection, redis.asyncio.connection)]
 _TLS_FLOOR = ssl.TLSVersion.TLSv1_2
 _CERT_REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import subprocess
 import sys
 import threading
@@ -27,6 +28,10 @@ from fastlock.embedded import Server
 
 ROOT = Path(fastlock.__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("impl")
+NOT_HELD = {  # what redis-py has said before 5.1, and since
+    "Cannot release an unlocked lock",
+    "Cannot release a lock that's not owned or is already unlocked.",
+}
 
 
 @asynccontextmanager
@@ -87,7 +92,7 @@ async def test_made_in_both_ways_it_behaves_as_redis_py_does(
             assert lock.local.token is None and probe.keys() == []
             with pytest.raises(redis.exceptions.LockError) as caught:
                 await face.get(lock.release())
-            assert str(caught.value) == "Cannot release a lock that's not owned or is already unlocked."
+            assert str(caught.value) in NOT_HELD
             assert await face.get(lock.locked()) is False and await face.get(lock.owned()) is False
 
 
@@ -101,8 +106,11 @@ async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: S
             "thread_local": False,
             "raise_on_release_error": False,
         }
-        for lock in (face.module.Lock(client, "a", **terms), client.lock("a", lock_class=face.module.Lock, **terms)):
-            assert {name: getattr(lock, name) for name in terms} == terms
+        known = inspect.signature(client.lock).parameters  # that of redis-py 5.0 lacks the newest of them
+        passed = {name: value for name, value in terms.items() if name in known}
+        for lock in (face.module.Lock(client, "a", **terms), client.lock("a", lock_class=face.module.Lock, **passed)):
+            given = {name: getattr(lock, name) for name in terms}
+            assert given == terms or passed != terms and given == {**terms, "raise_on_release_error": True}
             assert await face.get(lock.acquire()) and await face.get(lock.acquire()) is False
             assert await face.get(lock.extend(5)) is True and await face.get(lock.extend(5, True)) is True
             assert await face.get(lock.reacquire()) is True
@@ -268,7 +276,8 @@ async def test_losses_raise_what_redis_py_raises(
                 await face.get(lock.extend(5) if verb == "extend" else getattr(lock, verb)())
             said.append((isinstance(caught.value, redis.exceptions.LockNotOwnedError), str(caught.value)))
             probe.delete("a")
-    assert said[0] == said[1]
+    ours, other = said
+    assert ours == other or {ours[1], other[1]} == NOT_HELD
 
 
 # ------------------------------------------------------------------------------------------------------- the client
