@@ -1,7 +1,7 @@
 """What makes a lock a drop-in for redis-py's, whichever its face: the client behind it, and redis-py's arguments.
 
-One fastlock client serves a connection pool of redis-py's, made at first use, gone with the pool. Arguments are taken as
-redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here: how to acquire, wait or release.
+One fastlock client serves a connection pool of redis-py's, made at first use, gone with the pool. Arguments are taken
+as redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here: how to acquire, wait or release.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _named(asynchronous: bool) -> str:
 
 
 def text(value: Any) -> Any:
-    """A name or token: numbers are what redis-py's encoder makes of them. What is none of both is left to the checks."""
+    """A name or token: of numbers what redis-py's encoder makes of them. All else is left to the checks."""
     return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 

@@ -21,6 +21,7 @@ import redis.asyncio.lock
 import redis.lock
 import redis.sentinel
 from support.faces import Face
+from support.redispy import Inner, end, ending, theirs
 
 import fastlock
 import fastlock.asyncio
@@ -40,32 +41,8 @@ async def redis_client(face: Face, server: Server, **keywords: Any) -> AsyncIter
     kind = redis.asyncio.Redis if face.is_async else redis.Redis
     url = keywords.pop("url", None)
     client = kind.from_url(url, **keywords) if url else kind(**{"unix_socket_path": server.path, **keywords})
-    try:
+    async with ending(face, client):
         yield client
-    finally:
-        inner = Inner.of(client)
-        if inner is not None:
-            await face.get(inner.close())
-        await face.get(end(client))
-
-
-def end(client: Any) -> Any:
-    """Close a redis-py client, as its version has it."""
-    return getattr(client, "aclose", client.close)()
-
-
-class Inner:
-    """The fastlock client behind a redis-py client, which users never see."""
-
-    @staticmethod
-    def of(client: Any) -> Any:
-        from fastlock import _dropin
-
-        return _dropin._CLIENTS.get(client.connection_pool)
-
-
-def theirs(face: Face) -> Any:
-    return redis.asyncio.lock.Lock if face.is_async else redis.lock.Lock
 
 
 # ------------------------------------------------------------------------------------------------- made and used
@@ -110,7 +87,7 @@ async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: S
         passed = {name: value for name, value in terms.items() if name in known}
         for lock in (face.module.Lock(client, "a", **terms), client.lock("a", lock_class=face.module.Lock, **passed)):
             given = {name: getattr(lock, name) for name in terms}
-            assert given == terms or passed != terms and given == {**terms, "raise_on_release_error": True}
+            assert given == terms or (passed != terms and given == {**terms, "raise_on_release_error": True})
             assert await face.get(lock.acquire()) and await face.get(lock.acquire()) is False
             assert await face.get(lock.extend(5)) is True and await face.get(lock.extend(5, True)) is True
             assert await face.get(lock.reacquire()) is True
