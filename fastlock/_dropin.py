@@ -54,7 +54,7 @@ def aio_client_of(redis: Any) -> Any:
 
 
 def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
-    if any(base.__name__.endswith("Pipeline") for base in type(redis).__mro__):
+    if hasattr(redis, "command_stack"):
         raise TypeError(
             "redis is a pipeline, which sends nothing before it is executed, and a lock is acquired at once: "
             "give the client that the pipeline was made from"
@@ -106,13 +106,14 @@ def patience(value: Any) -> Any:
     return None if seconds > checks.MAX_WAIT else max(0, seconds)
 
 
-_TAKEN: dict[str, Callable[[Any], Any]] = {"timeout": number, "sleep": pause, "blocking_timeout": patience}
+_TAKEN: dict[str, Callable[[Any], Any]] = {"sleep": pause, "blocking_timeout": patience}
 # What redis-py's lock is made of, by the method that is there instead.
 _INNARDS = {
     name: verb
     for verb in ("acquire", "release", "extend", "reacquire")
     for name in (f"do_{verb}", f"lua_{verb}", f"LUA_{verb.upper()}_SCRIPT")
 } | {"register_scripts": ""}
+_WATCHED = frozenset(("name", "timeout", *_TAKEN, *_INNARDS))
 
 
 def _foreign(name: str) -> str:
@@ -127,6 +128,9 @@ def _foreign(name: str) -> str:
 class DropIn(Terms):
     """What the drop-ins of both faces have in common. Each adds how it waits."""
 
+    redis: Any
+    _names: str
+
     def __init__(
         self,
         redis: Any,
@@ -140,8 +144,8 @@ class DropIn(Terms):
         thread_local: Any,
         raise_on_release_error: Any,
     ) -> None:
-        self.redis = redis
-        self._names = names  # the encoding of names; that of tokens may be another
+        tokens = redis.get_encoder().encoding
+        self.__dict__.update(redis=redis, _names=names)  # the encoding of names; that of tokens may be another
         super().__init__(
             client,
             text(name),
@@ -153,7 +157,8 @@ class DropIn(Terms):
             bool(raise_on_release_error),
             encoding=names,
         )
-        self._encoding = redis.get_encoder().encoding
+        if tokens != names:
+            self._encoding = tokens
         if self.name is not name:
             self.name = name
 
@@ -171,17 +176,20 @@ class DropIn(Terms):
         """Enter and leave a `with` by the subclass's own `acquire` and `release`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, self._changed(name, value) if name in _WATCHED else value)
+
+    def _changed(self, name: str, value: Any) -> Any:
+        """What an attribute of redis-py's lock becomes here, and what follows from it."""
         if name in _INNARDS:
             raise AttributeError(_foreign(name))
-        if name in _TAKEN:
-            value = _TAKEN[name](value)
-            if name == "timeout":
-                self.ms = 0 if value is None else checks.as_ms(value)
-            elif value is not None:
-                checks.as_wait(value, name)
-        elif name == "name":
+        if name == "name":
             self.key = checks.as_name(text(value), self._names)
-        super().__setattr__(name, value)
+        elif name == "timeout":
+            value = number(value)
+            self.ms = 0 if value is None else checks.as_ms(value)
+        elif (value := _TAKEN[name](value)) is not None:
+            checks.as_wait(value, name)
+        return value
 
     @property
     def local(self) -> Local:

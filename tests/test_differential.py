@@ -31,7 +31,8 @@ pytestmark = pytest.mark.usefixtures("impl")
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "drop-in.md"
 ROWS = set(re.findall(r"^\| `([a-z-]+)` \|", TABLE.read_text(), re.MULTILINE))
 NEAR = 2000  # milliseconds by which two leases may differ that were set one after the other
-LONG, SHORT = 1000, 0.02  # seconds: a lease that outlives a walk, a wait that is worth while
+# Seconds: a lease that outlives a walk; a wait for a name that stays held; one that an answer never takes.
+LONG, SHORT, ENOUGH = 1000, 0.02, 20
 Outcome = tuple[str, Any]
 
 
@@ -56,15 +57,15 @@ TERMS: dict[str, list[Any]] = {
     "timeout": [None, LONG, LONG + 0.5, Decimal(LONG), Fraction(LONG), 0],
     "sleep": [0.001, 0.01, Fraction(1, 100), False, None],
     "blocking": [True, False, 0, 1, None],
-    "blocking_timeout": [None, 0, SHORT, -1, Fraction(1, 50), False, float("inf"), 1e12],
+    "blocking_timeout": [None, 0, ENOUGH, -1, Fraction(ENOUGH), False, float("inf"), 1e12],
     "thread_local": [True, False, 0],
     "raise_on_release_error": [True, False],
 }
 ASKED: dict[str, list[Any]] = {
     "sleep": [0.001, Fraction(1, 100), None],
     "blocking": [True, False, 0, 1, None],
-    "blocking_timeout": [None, 0, SHORT, -1, Fraction(1, 50), False, float("inf")],
-    "token": [None, "text", "tökén", b"bytes", 5, 2.5, memoryview(b"view")],
+    "blocking_timeout": [None, 0, ENOUGH, -1, Fraction(ENOUGH), False, float("inf")],
+    "token": [None, "text", "tökén", b"bytes", 5, 2.5, memoryview],
 }
 SECONDS = [5, 2.5, True, Decimal("2.5"), Fraction(5, 2), 0, 0.0004, -1, -2.5, -2 * LONG]
 NAMES: list[Any] = ["text", "ünï", b"bytes\x00\xff", 5, 2.5, -0.0, 10**30]
@@ -84,6 +85,7 @@ class Walk:
         self.known = [name for name in TERMS if name in inspect.signature(theirs(face)).parameters]  # not all in 5.0
         self.log: list[str] = []
         self.excused: set[str] = set()
+        self.tokens = 0
         self.terms: dict[str, Any] = {}
         self.locks: list[Any] = []
 
@@ -150,6 +152,14 @@ class Walk:
             asked.pop("sleep", None)
         if self.patient(asked):
             asked["blocking_timeout"] = SHORT
+        if (token := asked.get("token")) is not None:  # `fresh-token`: never the same twice
+            self.tokens += 1
+            fresh = {
+                str: f"{token}{self.tokens}",
+                bytes: b"bytes%d" % self.tokens,
+                type: memoryview(b"%d" % self.tokens),
+            }
+            asked["token"] = fresh[type(token)] if type(token) in fresh else token + self.tokens
         self.log.append(f"acquire({asked})")
         await self.both(
             lambda lock: lock.acquire(**asked), lambda one, other: self.pauses(one, other, asked.get("sleep"))
@@ -307,6 +317,22 @@ async def last_look(on: Scene) -> Any:
     return got
 
 
+async def late_answer(on: Scene) -> Any:
+    lock = on.lock(timeout=5, blocking_timeout=0.05)
+    assert await on.get(lock.acquire())
+    await on.get(lock.release())
+    on.probe.client_pause(150)
+    return await on.get(lock.acquire())
+
+
+async def fresh_token(on: Scene) -> Any:
+    lock = on.lock(timeout=5)
+    assert await on.get(lock.acquire(token="mine"))
+    on.probe.client_pause(150)
+    assert await on.get(lock.acquire(token="mine", blocking_timeout=0.05)) is False
+    return await on.get(lock.owned())
+
+
 async def odd_pauses(on: Scene) -> Any:
     on.probe.set("a", "somebody else's", px=5000)
     calls = [lambda: on.lock(sleep=None, blocking_timeout=SHORT).acquire()]
@@ -402,6 +428,8 @@ SCENES: dict[str, tuple[Callable[[Scene], Awaitable[Any]], Any, Any]] = {
     "nonsense": (nonsense, ("returns", {("returns", None)}), ("returns", NO)),
     "reserved": (reserved, ("returns", {("returns", None)}), ("returns", {("raises", "ValueError")})),
     "last-look": (last_look, ("returns", False), ("returns", True)),
+    "late-answer": (late_answer, ("returns", True), ("returns", False)),
+    "fresh-token": (fresh_token, ("returns", True), ("returns", False)),
     "odd-pauses": (odd_pauses, ("returns", {("raises", "TypeError")}), ("returns", {("returns", False)})),
     "body-first": (body_first, LOST, ("returns", True)),
     "no-token-elsewhere": (no_token_elsewhere, ("returns", "AttributeError"), ("returns", None)),

@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 import redis.lock
 from support.faces import Face
-from support.redispy import ending, module
+from support.redispy import end, ending, module
 
 from fastlock.embedded import Server
 
@@ -51,7 +51,7 @@ async def test_a_fake_is_refused_also_where_a_real_server_is(
         for client in (fake, module(face).Redis(connection_pool=fake.connection_pool)):
             with pytest.raises(TypeError, match=r"fakeredis.*fastlock\.embedded\.Server\(\)"):
                 client.lock("a", timeout=5, lock_class=face.module.Lock)
-        await face.get(fake.aclose() if face.is_async else fake.close())
+        await face.get(end(fake))
 
 
 def connections(face: Face) -> tuple[Any, Any]:
