@@ -13,8 +13,9 @@ from fastlock import _commands as say
 from fastlock import _dropin as dropin
 from fastlock import _hot as hot
 from fastlock import _law as law
+from fastlock._errors import RedisError
 from fastlock._lease import ENDED, Lease, now
-from fastlock._terms import SLEEP, Local, Terms
+from fastlock._terms import SLEEP, Terms
 
 _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
@@ -118,46 +119,61 @@ class ClientLock(BaseLock):
         return hot.aio_take(self, True)  # type: ignore[return-value]
 
 
-class Lock(BaseLock):
+class Lock(dropin.DropIn, BaseLock):
     """Drop-in for `redis.asyncio.lock.Lock`: the same arguments, results and exceptions, over fastlock's own
     connections.
 
     Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of
     one redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    What differs from redis-py on purpose: docs/drop-in.md.
     """
 
     def __init__(
         self,
         redis: Any,
-        name: checks.Name,
+        name: checks.Name | float,
         timeout: float | None = None,
-        sleep: float = SLEEP,
+        sleep: float | None = SLEEP,
         blocking: bool = True,
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> None:
-        self.redis = redis
         client = dropin.aio_client_of(redis)
-        encoding = redis.get_encoder().encoding
         super().__init__(
+            redis,
             client,
+            redis.get_encoder().encoding,
             name,
             timeout,
             sleep,
             blocking,
             blocking_timeout,
-            bool(thread_local),
+            thread_local,
             raise_on_release_error,
-            encoding=encoding,
         )
 
-    @property
-    def local(self) -> Local:
-        """redis-py's place of the token: `lock.local.token`."""
-        return Local(self)
+    @classmethod
+    def _heed(cls, defined: set[str]) -> None:
+        if "acquire" in defined and "__aenter__" not in defined:
+            cls.__aenter__ = cls._enter  # type: ignore[method-assign]
+        if "release" in defined and "__aexit__" not in defined:
+            cls.__aexit__ = cls._exit  # type: ignore[method-assign,assignment]
 
     async def __aenter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
         await hot.aio_take(self, True)
         return self
+
+    async def _enter(self) -> Self:
+        if not await self.acquire():
+            raise self._not_got()
+        return self
+
+    async def _exit(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.release()
+        except RedisError as problem:
+            self.left(error, problem)

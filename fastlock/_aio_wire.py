@@ -73,9 +73,9 @@ class Link(asyncio.Protocol):
 
     # called by the wire
 
-    async def greet(self, settings: Settings) -> None:
+    async def greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
         """The handshake. Raises redis-py's exceptions."""
-        calls = session.greeting(settings)
+        calls = session.greeting(settings, credentials)
         hello, rest = self._future(), self._future()
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])
@@ -406,6 +406,7 @@ class Wire(Common):
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> Link:
         settings = self.settings
+        credentials = await settings.credentials_async()  # a provider's time is its own
         link = Link(self, loop)
         try:
             async with asyncio.timeout(settings.connect_timeout):
@@ -417,7 +418,7 @@ class Wire(Common):
                         lambda: link, host, port, ssl=settings.tls, server_hostname=host if settings.tls else None
                     )
                     tune_socket(link.transport.get_extra_info("socket"), settings)
-                await link.greet(settings)
+                await link.greet(settings, credentials)
         except OSError as error:
             link.fail(error)
             raise broken(error) from error

@@ -1,14 +1,29 @@
-"""Which fastlock client serves a redis-py client: one per connection pool, made at first use, gone with the pool."""
+"""What makes a lock a drop-in for redis-py's, whichever its face: the client behind it, and redis-py's arguments.
+
+One fastlock client serves a connection pool of redis-py's, made at first use, gone with the pool. Arguments are taken
+as redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here: how to acquire, wait or release.
+"""
 
 from __future__ import annotations
 
 import inspect
+import itertools
+import math
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
+from fastlock import _checks as checks
+from fastlock import _commands as say
+from fastlock import _law as law
 from fastlock import _topology as topology
+from fastlock._lease import Lease, now
+from fastlock._steps import Clock, Steps
+from fastlock._terms import SLEEP, Local, Terms
 
 _CLIENTS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _MUTEX = threading.Lock()
@@ -39,6 +54,11 @@ def aio_client_of(redis: Any) -> Any:
 
 
 def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
+    if hasattr(redis, "command_stack"):
+        raise TypeError(
+            "redis is a pipeline, which sends nothing before it is executed, and a lock is acquired at once: "
+            "give the client that the pipeline was made from"
+        )
     pool = getattr(redis, "connection_pool", None)
     if pool is None or not hasattr(pool, "connection_kwargs"):
         raise TypeError(f"redis must be a {_named(asynchronous)} client, not {type(redis).__name__}")
@@ -56,3 +76,150 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
 
 def _named(asynchronous: bool) -> str:
     return "redis.asyncio.Redis" if asynchronous else "redis.Redis"
+
+
+# redis-py's arguments
+
+
+def text(value: Any) -> Any:
+    """A name or token: of numbers what redis-py's encoder makes of them. All else is left to the checks."""
+    return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def number(value: Any) -> Any:
+    """Seconds: whatever is a real number. Anything else is left to the checks, which refuse it by name."""
+    if value is None or type(value) in (int, float):
+        return value
+    return float(value) if isinstance(value, (Real, Decimal)) else value
+
+
+def pause(value: Any) -> Any:
+    """`sleep`. redis-py takes None and fails when it has to wait."""
+    return SLEEP if value is None else number(value)
+
+
+def patience(value: Any) -> Any:
+    """`blocking_timeout`: below 0 there is one look, as with 0; longer than can be waited is for ever."""
+    seconds = number(value)
+    if not isinstance(seconds, (int, float)) or math.isnan(seconds):
+        return seconds
+    return None if seconds > checks.MAX_WAIT else max(0, seconds)
+
+
+_TAKEN: dict[str, Callable[[Any], Any]] = {"sleep": pause, "blocking_timeout": patience}
+# What redis-py's lock is made of, by the method that is there instead.
+_INNARDS = {
+    name: verb
+    for verb in ("acquire", "release", "extend", "reacquire")
+    for name in (f"do_{verb}", f"lua_{verb}", f"LUA_{verb.upper()}_SCRIPT")
+} | {"register_scripts": ""}
+_WATCHED = frozenset(("name", "timeout", *_TAKEN, *_INNARDS))
+
+
+def _foreign(name: str) -> str:
+    """Why a part of redis-py's lock cannot be replaced here."""
+    verb = _INNARDS[name]
+    way = f": override {verb!r} itself" if verb else ""
+    if verb == "extend":
+        way += ", or set the time that is left by `extend(seconds, replace_ttl=True)`"
+    return f"fastlock's locks do not use redis-py's scripts, so {name!r} would be ignored{way}"
+
+
+class DropIn(Terms):
+    """What the drop-ins of both faces have in common. Each adds how it waits."""
+
+    redis: Any
+    _names: str
+
+    def __init__(
+        self,
+        redis: Any,
+        client: Any,
+        names: str,
+        name: Any,
+        timeout: Any,
+        sleep: Any,
+        blocking: Any,
+        blocking_timeout: Any,
+        thread_local: Any,
+        raise_on_release_error: Any,
+    ) -> None:
+        tokens = redis.get_encoder().encoding
+        self.__dict__.update(redis=redis, _names=names)  # the encoding of names; that of tokens may be another
+        super().__init__(
+            client,
+            text(name),
+            number(timeout),
+            pause(sleep),
+            bool(blocking),
+            patience(blocking_timeout),
+            bool(thread_local),
+            bool(raise_on_release_error),
+            encoding=names,
+        )
+        if tokens != names:
+            self._encoding = tokens
+        if self.name is not name:
+            self.name = name
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """A subclass may override what is public, also for `with`; what it defines for redis-py's lock is refused."""
+        super().__init_subclass__(**keywords)
+        theirs = itertools.takewhile(lambda base: not base.__module__.startswith("fastlock."), cls.__mro__)
+        defined = {name for base in theirs for name in vars(base)}
+        if innards := sorted(defined & _INNARDS.keys()):
+            raise TypeError(f"{cls.__qualname__}: {_foreign(innards[0])}")
+        cls._heed(defined)
+
+    @classmethod
+    def _heed(cls, defined: set[str]) -> None:
+        """Enter and leave a `with` by the subclass's own `acquire` and `release`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, self._changed(name, value) if name in _WATCHED else value)
+
+    def _changed(self, name: str, value: Any) -> Any:
+        """What an attribute of redis-py's lock becomes here, and what follows from it."""
+        if name in _INNARDS:
+            raise AttributeError(_foreign(name))
+        if name == "name":
+            self.key = checks.as_name(text(value), self._names)
+        elif name == "timeout":
+            value = number(value)
+            self.ms = 0 if value is None else checks.as_ms(value)
+        elif (value := _TAKEN[name](value)) is not None:
+            checks.as_wait(value, name)
+        return value
+
+    @property
+    def local(self) -> Local:
+        """redis-py's place of the token: `lock.local.token`."""
+        return Local(self)
+
+    def taking_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Any:
+        """As redis-py has it: its numbers, and None for the lock's own setting."""
+        seconds = patience(blocking_timeout)
+        if seconds is None and blocking_timeout is not None:  # for ever, and not what the lock says
+            seconds = checks.MAX_WAIT
+        return super().taking_with(number(sleep), blocking, seconds, token)
+
+    def _check_both(self, blocking: bool) -> None:
+        """Who does not wait may name a time: `acquire(blocking=True)` means it."""
+
+    def _proof(self, token: Any) -> bytes:
+        return checks.as_bytes(text(token), "token", self._encoding)
+
+    def _extension(self, seconds: Any, replace_ttl: Any, verb: str) -> Any:
+        lease = self._held(verb)
+        added = number(seconds)
+        ms = int(checks.as_number(added, "additional_time") * 1000)
+        if ms > 0:
+            return law.prolong(lease, checks.as_ms(added, "additional_time"), bool(replace_ttl), now)
+        return shortened(lease, ms, bool(replace_ttl), now)
+
+
+def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
+    """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
+    if not replace:
+        ms += int(lease.remaining * 1000) or (yield from law.inspect(say.PTTL, lease.key, clock))
+    return (yield from law.prolong(lease, max(1, ms), True, clock))

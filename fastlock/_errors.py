@@ -7,6 +7,7 @@ Never here: any decision what to do about one.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from redis import exceptions
 
@@ -43,6 +44,11 @@ def own(error: BaseException) -> bool:
 
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
+
+    def __init__(self, message: str | None = None, lock_name: Any = None) -> None:  # redis-py 5.0.0 has no lock_name
+        super().__init__(message)
+        self.message = message
+        self.lock_name = lock_name
 
 
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):

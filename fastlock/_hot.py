@@ -80,7 +80,9 @@ def _odd(lease: Lease) -> bool:
 
 def _special(lock: Terms) -> bool:
     """Whether the way is longer: by a script, or with no time to wait."""
-    return lock.fence or lock.fair or lock.blocking_timeout == 0
+    if lock.fence or lock.fair:
+        return True
+    return lock.blocking_timeout is not None and not (lock.blocking and lock.blocking_timeout)
 
 
 def _gone(lock: Terms, owner: Any, lease: Lease) -> None:

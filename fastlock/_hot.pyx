@@ -146,7 +146,9 @@ cdef bint _odd(Lease lease) except -1:
 
 cdef bint _special(Terms lock) except -1:
     """Whether the way is longer: by a script, or with no time to wait."""
-    return lock.fence or lock.fair or lock.blocking_timeout == 0
+    if lock.fence or lock.fair:
+        return True
+    return lock.blocking_timeout is not None and not (lock.blocking and lock.blocking_timeout)
 
 
 cdef int _gone(Terms lock, owner, Lease lease) except -1:

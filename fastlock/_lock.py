@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
 from fastlock import _dropin as dropin
 from fastlock import _hot as hot
 from fastlock import _law as law
+from fastlock._errors import RedisError
 from fastlock._lease import ENDED, now
-from fastlock._terms import SLEEP, Local, Terms
+from fastlock._terms import SLEEP, Terms
 
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
@@ -97,41 +99,55 @@ class ClientLock(BaseLock):
     __enter__ = hot.enter_lease
 
 
-class Lock(BaseLock):
+class Lock(dropin.DropIn, BaseLock):
     """Drop-in for `redis.lock.Lock`: the same arguments, results and exceptions, over fastlock's own connections.
 
     Made from a `redis.Redis` directly, or by `redis.Redis().lock(name, lock_class=fastlock.Lock)`. All locks of one
     redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    What differs from redis-py on purpose: docs/drop-in.md.
     """
 
     def __init__(
         self,
         redis: Any,
-        name: checks.Name,
+        name: checks.Name | float,
         timeout: float | None = None,
-        sleep: float = SLEEP,
+        sleep: float | None = SLEEP,
         blocking: bool = True,
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> None:
-        self.redis = redis
         client = dropin.client_of(redis)
         super().__init__(
+            redis,
             client,
+            "utf-8",  # as redis-py sends names, whatever encoding it was given
             name,
             timeout,
             sleep,
             blocking,
             blocking_timeout,
-            bool(thread_local),
+            thread_local,
             raise_on_release_error,
         )
-        self._encoding = redis.get_encoder().encoding  # of tokens; names go out as UTF-8 in redis-py, whatever it says
 
-    @property
-    def local(self) -> Local:
-        """redis-py's place of the token: `lock.local.token`."""
-        return Local(self)
+    @classmethod
+    def _heed(cls, defined: set[str]) -> None:
+        if "acquire" in defined and "__enter__" not in defined:
+            cls.__enter__ = cls._enter
+        if "release" in defined and "__exit__" not in defined:
+            cls.__exit__ = cls._exit
 
     __enter__ = hot.enter_lock
+
+    def _enter(self) -> Self:
+        if not self.acquire():
+            raise self._not_got()
+        return self
+
+    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.release()
+        except RedisError as problem:
+            self.left(error, problem)

@@ -31,9 +31,9 @@ class Session(NamedTuple):
     run_id: bytes = b""  # of the server, another one after each start; empty when the server did not tell
 
 
-def greeting(settings: Any) -> list[tuple[bytes, ...]]:
-    """The calls that open a connection."""
-    user, password = settings.credentials()
+def greeting(settings: Any, credentials: tuple[str | None, str | None]) -> list[tuple[bytes, ...]]:
+    """The calls that open a connection, with these credentials (user, password)."""
+    user, password = credentials
     hello: list[bytes] = [b"HELLO", b"3"]
     if password is not None or user is not None:
         hello += [b"AUTH", (user or "default").encode(), (password or "").encode()]

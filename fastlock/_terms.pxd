@@ -12,6 +12,3 @@ cdef class Terms:
     cdef public dict leases
     cdef public str _encoding
     cdef object __weakref__
-
-
-cdef _check_wait(blocking, blocking_timeout)

@@ -68,7 +68,19 @@ class Terms:
         if sleep is not SLEEP:
             as_wait(sleep, "sleep")
         if blocking_timeout is not None:
-            _check_wait(blocking, blocking_timeout)
+            as_wait(blocking_timeout, "blocking_timeout")
+            self._check_both(blocking)
+
+    def _check_both(self, blocking: bool) -> None:
+        """Refuse a time to wait for who does not wait: which of the two is meant?"""
+        if not blocking:
+            raise ValueError(
+                "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
+            )
+
+    def _proof(self, token: Any) -> bytes:
+        """The bytes of a token that the caller gives."""
+        return checks.as_bytes(token, "token", self._encoding)
 
     def _me(self) -> Any:
         """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""
@@ -105,16 +117,17 @@ class Terms:
 
     def taking_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Taking:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
-        proof = new_token() if token is None else checks.as_bytes(token, "token", self._encoding)
+        proof = new_token() if token is None else self._proof(token)
         op = Taking(self, proof, must=False)
         op.given = op.polls = token is not None  # in a queue, two who give the same one would be taken for each other
         op.blocking = bool(self.blocking if blocking is None else blocking)
         op.sleep = self.sleep if sleep is None else as_wait(sleep, "sleep")
         if blocking_timeout is not None:
-            _check_wait(op.blocking, blocking_timeout)
-        elif op.blocking:
+            as_wait(blocking_timeout, "blocking_timeout")
+            self._check_both(op.blocking)
+        else:
             blocking_timeout = self.blocking_timeout
-        if blocking_timeout is not None:
+        if blocking_timeout is not None and op.blocking:
             self._limit(op, blocking_timeout)
         return op
 
@@ -160,6 +173,9 @@ class Terms:
         """The operation of a release of the caller's lease. Raises LockError: there is none."""
         return Releasing(self, self._held("release"))
 
+    def _not_got(self) -> LockError:
+        return LockError("Unable to acquire lock within the time specified", lock_name=self._text)
+
     def _lost(self, verb: str) -> LockNotOwnedError:
         self._wire.stats.losses += 1
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._text)
@@ -175,14 +191,6 @@ class Terms:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
-
-
-def _check_wait(blocking: Any, blocking_timeout: Any) -> None:
-    as_wait(blocking_timeout, "blocking_timeout")
-    if not blocking:
-        raise ValueError(
-            "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
-        )
 
 
 class Taking(law.Acquire):
@@ -211,7 +219,7 @@ class Taking(law.Acquire):
         if lease is not None:
             self.terms.keep(lease)
         elif self.must:
-            raise LockError("Unable to acquire lock within the time specified", lock_name=self.terms._text)
+            raise self.terms._not_got()
         return lease
 
     def _count(self, got: bool) -> None:
@@ -267,7 +275,7 @@ class Local:
             if terms.lease is not None:
                 terms.drop(terms.lease)
         else:
-            proof = checks.as_bytes(token, "token", terms._encoding)
+            proof = terms._proof(token)
             end = now() if terms.ms else math.inf  # when it ends, only the server knows
             lease = Lease(terms.name, terms.key, proof, end)
             lease.exposed = lease.foreign = True

@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from redis.asyncio.connection import SSLConnection
-from redis.connection import parse_url
-
-from fastlock import _errors as errors
+import redis.asyncio.connection
+import redis.connection
+import redis.utils
 
 SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 
@@ -26,7 +25,8 @@ _IGNORED = frozenset(
     (
         *("decode_responses", "encoding", "encoding_errors", "health_check_interval", "legacy_responses", "lib_name"),
         *("lib_version", "protocol", "retry", "retry_on_error", "retry_on_timeout", "single_connection_client"),
-        *("socket_read_size", "timeout"),
+        *("socket_read_size", "timeout", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_ocsp_context"),
+        "ssl_ocsp_expected_cert",
     )
 )
 _NOT_IN_URL = frozenset(
@@ -50,6 +50,10 @@ _RENAMED = {
 }
 # Seconds of silence, between probes, and probes: as redis-py has had them since 8.0.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# What redis-py puts into a pool for an option that nobody gave. Where it lives depends on redis-py's version.
+_SENTINELS = [getattr(module, "SENTINEL", None) for module in (redis.utils, redis.connection, redis.asyncio.connection)]
+_TLS_FLOOR = ssl.TLSVersion.TLSv1_2
+_CERT_REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +117,16 @@ class Settings:
         return self.path if self.path is not None else f"{self.host}:{self.port}"
 
     def credentials(self) -> tuple[str | None, str | None]:
-        """(user, password), asked of the credential provider where there is one."""
+        """(user, password), asked of the credential provider where there is one. Raises what that raises."""
         if self.credential_provider is None:
             return self.username, self.password
-        found = self.credential_provider.get_credentials()
-        return (None, found[0]) if len(found) == 1 else (found[0], found[1])
+        return _pair(self.credential_provider.get_credentials())
+
+    async def credentials_async(self) -> tuple[str | None, str | None]:
+        """The same for asyncio: a provider that has `get_credentials_async`, as those of redis-py 5.1 and newer do, is
+        asked by that."""
+        ask = getattr(self.credential_provider, "get_credentials_async", None)
+        return self.credentials() if ask is None else _pair(await ask())
 
     def address(self) -> tuple[str, int]:
         """Where to connect now."""
@@ -127,6 +136,13 @@ class Settings:
         """TCP options as (constant or its name, value), beyond SO_KEEPALIVE itself."""
         options: dict[Any, int] = self.keepalive_options or _KEEPALIVE
         return list(options.items())
+
+
+def _pair(found: Any) -> tuple[str | None, str | None]:
+    """(user, password) out of what a credential provider gives: both, or the password alone."""
+    texts = [each.decode() if isinstance(each, bytes) else each for each in found]
+    user, password = texts if len(texts) == 2 else (None, *texts)
+    return user, password
 
 
 def _check_text(name: str, value: Any) -> None:
@@ -149,7 +165,8 @@ def from_url(url: str, **overrides: Any) -> Settings:
     plain = f"{SCHEMES[scheme]}://{rest}"
     _check_url(plain)
     _check_query(plain)
-    options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call,unused-ignore]  # typed since redis-py 8
+    # typed since redis-py 8
+    options: dict[str, Any] = redis.connection.parse_url(plain)  # type: ignore[no-untyped-call,unused-ignore]
     kind = options.pop("connection_class", None)
     if plain.startswith("rediss:"):
         options["ssl"] = True
@@ -202,7 +219,9 @@ def from_options(options: dict[str, Any]) -> Settings:
     known: dict[str, Any] = {}
     tls: dict[str, Any] = {}
     for name, value in options.items():
-        if name.startswith("ssl_"):
+        if any(value is sentinel for sentinel in _SENTINELS if sentinel is not None):
+            continue
+        if name in _TLS_OPTIONS:
             tls[name] = value
         elif name in _RENAMED:
             if value is not None:
@@ -213,29 +232,109 @@ def from_options(options: dict[str, Any]) -> Settings:
         elif name not in _IGNORED:
             raise TypeError(f"unknown connection option {name!r}")
     if known.pop("ssl", False):
-        known["tls"] = _tls_context(tls)
+        try:
+            known["tls"] = _tls_context(**tls)
+        except (OSError, ValueError) as error:  # a file that is missing or no certificate, a word that means nothing
+            raise ValueError(f"TLS options ({', '.join(sorted(tls))}): {error}") from None
     return Settings(**known)
 
 
-def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
-    """redis-py's TLS options as a context: certificate and host name are verified unless told otherwise."""
-    allowed = {name: value for name, value in options.items() if "ocsp" not in name}
-    try:
-        return SSLConnection(**allowed).ssl_context.get()
-    except (errors.RedisError, OSError) as error:  # a file that is missing or no certificate, a word that means nothing
-        names = ", ".join(sorted(allowed))
-        raise ValueError(f"TLS options ({names}): {error}") from None
+def _tls_context(
+    *,
+    ssl_keyfile: Any = None,
+    ssl_certfile: Any = None,
+    ssl_password: Any = None,
+    ssl_cert_reqs: Any = "required",
+    ssl_check_hostname: Any = True,
+    ssl_ca_certs: Any = None,
+    ssl_ca_path: Any = None,
+    ssl_ca_data: Any = None,
+    ssl_min_version: Any = None,
+    ssl_ciphers: Any = None,
+    ssl_include_verify_flags: Any = None,
+    ssl_exclude_verify_flags: Any = None,
+) -> ssl.SSLContext:
+    """redis-py's TLS options as a context. Certificate and host name are verified and TLS is 1.2 at least, unless told
+    otherwise.
+
+    Made here, as versions of redis-py differ in the options that they know and read out of a URL.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname = False  # first: with it no context can be told to verify nothing
+    context.verify_mode = _verify_mode(ssl_cert_reqs)
+    context.check_hostname = bool(ssl_check_hostname) and context.verify_mode != ssl.CERT_NONE
+    context.verify_flags |= _verify_flags(ssl_include_verify_flags)
+    context.verify_flags &= ~_verify_flags(ssl_exclude_verify_flags)
+    if ssl_certfile or ssl_keyfile:
+        context.load_cert_chain(ssl_certfile, ssl_keyfile, ssl_password)
+    if ssl_ca_certs or ssl_ca_path or ssl_ca_data:
+        context.load_verify_locations(ssl_ca_certs, ssl_ca_path, ssl_ca_data)
+    if ssl_min_version is not None:
+        context.minimum_version = ssl.TLSVersion(int(ssl_min_version))
+    elif context.minimum_version < _TLS_FLOOR:  # as OpenSSL's configuration may have it
+        context.minimum_version = _TLS_FLOOR
+    if ssl_ciphers is not None:
+        context.set_ciphers(ssl_ciphers)
+    return context
+
+
+_TLS_OPTIONS = frozenset(_tls_context.__kwdefaults__ or ())
+
+
+def _verify_mode(value: Any) -> ssl.VerifyMode:
+    """As redis-py has it: a word, one of ssl's own, or None for no verification."""
+    if value is None:
+        return ssl.CERT_NONE
+    if isinstance(value, str) and value not in _CERT_REQS:
+        raise ValueError(f"ssl_cert_reqs must be one of {', '.join(_CERT_REQS)}, not {value!r}")
+    return _CERT_REQS[value] if isinstance(value, str) else ssl.VerifyMode(value)
+
+
+def _verify_flags(value: Any) -> ssl.VerifyFlags:
+    """ssl's own flags, or their names: a URL holds those as in ?ssl_include_verify_flags=VERIFY_X509_STRICT,..."""
+    flags: Iterable[Any] = value.strip("[]").split(",") if isinstance(value, str) else value or ()
+    found = ssl.VerifyFlags(0)
+    for each in flags:
+        if isinstance(each, str) and each.strip() not in ssl.VerifyFlags.__members__:
+            raise ValueError(f"there is no verify flag {each!r}")
+        found |= ssl.VerifyFlags[each.strip()] if isinstance(each, str) else each
+    return found
 
 
 def from_pool(pool: Any) -> Settings:
     """Settings of a redis-py connection pool, sync or asyncio. What it has beyond that is redis-py's own business."""
     if hasattr(pool, "sentinel_manager"):
         raise TypeError("fastlock does not support redis-py's Sentinel pools yet: give the master's own address")
+    bases = getattr(pool.connection_class, "__mro__", ())
+    _check_transport(pool.connection_class, bases)
     known = _RENAMED.keys() | Settings.__dataclass_fields__.keys() - {"max_connections"}
-    secure = any("SSL" in base.__name__ for base in pool.connection_class.__mro__)
+    secure = any("SSL" in base.__name__ for base in bases)
     options = {
         name: value
         for name, value in pool.connection_kwargs.items()
-        if name in known or (secure and name.startswith("ssl_"))
+        if name in known or (secure and name in _TLS_OPTIONS)
     }
+    for name in ("port", "db"):  # redis-py takes them as they come out of the environment
+        if isinstance(options.get(name), str):
+            options[name] = int(options[name])
     return from_options(options | {"ssl": secure})
+
+
+def _check_transport(kind: Any, bases: tuple[type, ...]) -> None:
+    """Refuse a pool whose connections lead somewhere else than to the address that it names.
+
+    fastlock opens connections of its own. That is no loss where a class of connections adds to redis-py's (it counts,
+    logs, ends differently). One that opens its sockets itself goes through a tunnel, or stays in the process: then the
+    locks would lie on another server than the data, and nobody would notice.
+    """
+    if any(base.__module__.partition(".")[0] == "fakeredis" for base in bases):
+        raise TypeError(
+            "redis is a client of fakeredis, which keeps its keys in this process; locks need a server: give a client "
+            "of a real one, as `fastlock.embedded.Server()` starts for a test"
+        )
+    opener = next((base for base in bases if "_connect" in vars(base)), None)
+    if opener is None or opener.__module__.partition(".")[0] not in ("redis", "valkey"):
+        raise TypeError(
+            f"{getattr(kind, '__name__', kind)} opens its connections in a way of its own (`_connect`), which fastlock "
+            "would bypass: give a client whose connection_class does not, or use a fastlock Client with the address"
+        )

@@ -105,21 +105,22 @@ class Connection:
         self.mutex = threading.Lock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
         self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
+        credentials = wire.settings.credentials()
         self.sock = open_socket(wire.settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
         self.pipe = self.impl.Pipe(self.sock)
         self.busy = self.impl.BUSY
         try:
-            self.session = self._greet(wire.settings)
+            self.session = self._greet(wire.settings, credentials)
         except BaseException:
             self.sock.close()
             raise
         self.pipe.forms = templates(self.impl, self.session.capabilities)
 
-    def _greet(self, settings: Settings) -> session.Session:
+    def _greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> session.Session:
         hello, rest = self.impl.Ticket(), self.impl.Ticket()
-        calls = session.greeting(settings)
+        calls = session.greeting(settings, credentials)
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])
         try:
@@ -159,6 +160,7 @@ class Connection:
             self._leave(ask)
             return LATE
         if isinstance(error, Unasked):
+            ask.sent = 0.0  # it was not
             self.fail(error)
             self.wire.discard(self)  # who found it broken before may not have come to that yet
             return STALE
@@ -351,7 +353,8 @@ class Wire(Common):
         to release it."""
         if not errors.own(error):
             op.forget()
-            if not op.pass_on(self.gates, now()):
+            asked = isinstance(op, law.Release) or op.sent or op.doubted
+            if not op.pass_on(self.gates, now()) and asked:
                 self.undo(op.undo())
             self._settle()
 
@@ -571,7 +574,7 @@ class Wire(Common):
     def _settle(self) -> None:
         """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
         if self.debts and self._met:
-            with contextlib.suppress(*FAILED):
+            with contextlib.suppress(Exception):  # the caller is on its way out, with an error of its own
                 connection, owner = self._more()
                 self._pay(connection)
                 if owner and connection.dead is None:

@@ -59,9 +59,9 @@ def test_a_connection_that_ends_with_the_last_word_of_its_handshake_fails_at_onc
             client = fastlock.asyncio.Client.from_url(fake.url)
             link = Link(client._wire, asyncio.get_running_loop())
             link.connection_made(SimpleNamespace(write=lambda data: None, abort=lambda: None))  # type: ignore[arg-type]
-            greeting = asyncio.create_task(link.greet(client._settings))
+            greeting = asyncio.create_task(link.greet(client._settings, (None, None)))
             await asyncio.sleep(0)
-            link.data_received(fake.greeted(sessions.greeting(client._settings)))
+            link.data_received(fake.greeted(sessions.greeting(client._settings, (None, None))))
             link.connection_lost(None)
             with pytest.raises(redis.exceptions.ConnectionError):
                 await asyncio.wait_for(greeting, 20)

@@ -66,7 +66,7 @@ class Judge:
         """The sum, once all are done. AssertionError when there ever were two holders."""
         total = int(await self._face.get(self._raw.getdel("judge:sum")))
         inside = int(await self._face.get(self._raw.getdel("judge:inside")))
-        await self._face.get(self._raw.aclose() if self._face.is_async else self._raw.close())
+        await self._face.get(getattr(self._raw, "aclose", self._raw.close)())
         assert self.overlaps == 0 and inside == 0
         return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +84,17 @@ async def test_a_plain_server_is_no_tls_server(face: Face, server: Server) -> No
     client = face.client(f"rediss://127.0.0.1:{port}/0", ssl_cert_reqs="none", connect_timeout=0.5)
     with pytest.raises((redis.exceptions.ConnectionError, redis.exceptions.TimeoutError), match=r"127.0.0.1:\d+: \w"):
         await face.get(client.lock("a").acquire())
+
+
+async def test_the_lowest_version_is_what_was_asked_for(face: Face, tmp_path: Path, server: Server) -> None:
+    """771, as a URL has it, is TLS 1.2; 772 is 1.3, which this server does not speak."""
+    authority = Authority(tmp_path, "localhost")
+    authority.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with TlsFront(authority, server.path) as front:
+        url = f"rediss://localhost:{front.port}/0?ssl_min_version="
+        client = face.client(f"{url}771", ssl_ca_certs=authority.file)
+        lock = client.lock("a")
+        assert await face.get(lock.acquire())
+        await face.get(lock.release())
+        with pytest.raises(redis.exceptions.ConnectionError, match=r"(?i)version|alert|eof|reset|closed"):
+            await face.get(face.client(f"{url}772", ssl_ca_certs=authority.file).lock("a").acquire())

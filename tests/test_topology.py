@@ -276,6 +276,79 @@ def test_tls_by_keyword_and_its_versions() -> None:
     assert from_url("redis://h?ssl_cert_reqs=required").tls is None
 
 
+def lowered(purpose: Any = ssl.Purpose.SERVER_AUTH) -> ssl.SSLContext:
+    """A context as OpenSSL's configuration makes it on some systems."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs(purpose)
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    return context
+
+
+def test_tls_is_1_2_at_least_whatever_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssl, "create_default_context", lowered)
+    for options in ({}, {"ssl_min_version": None}):
+        context = from_options({"ssl": True, **options}).tls
+        assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_a_higher_floor_of_the_system_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raised() -> ssl.SSLContext:
+        context = lowered()
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", raised)
+    context = from_options({"ssl": True}).tls
+    assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize("given", ["771", 771, ssl.TLSVersion.TLSv1_2])
+def test_a_floor_that_is_given_holds(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssl, "create_default_context", lowered)
+    for settings in (
+        from_options({"ssl": True, "ssl_min_version": given}),
+        from_url(f"rediss://h?ssl_min_version={int(given)}"),
+    ):
+        assert settings.tls is not None and settings.tls.minimum_version == ssl.TLSVersion.TLSv1_2
+    with pytest.warns(DeprecationWarning):
+        lower = from_url("rediss://h?ssl_min_version=769").tls
+    assert lower is not None and lower.minimum_version == ssl.TLSVersion.TLSv1
+
+
+def test_verify_flags_are_taken_as_values_and_as_names() -> None:
+    strict, partial = ssl.VerifyFlags.VERIFY_X509_STRICT, ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    for given in (
+        [strict, partial],
+        "VERIFY_X509_STRICT, VERIFY_X509_PARTIAL_CHAIN",
+        "[VERIFY_X509_STRICT,VERIFY_X509_PARTIAL_CHAIN]",
+    ):
+        found = from_options({"ssl": True, "ssl_include_verify_flags": given}).tls
+        assert found is not None and found.verify_flags & (strict | partial) == strict | partial
+        without = from_options({"ssl": True, "ssl_exclude_verify_flags": given}).tls
+        assert without is not None and not without.verify_flags & (strict | partial)
+    found = from_url("rediss://h?ssl_include_verify_flags=VERIFY_X509_STRICT").tls
+    assert found is not None and found.verify_flags & strict
+
+
+WRONG_TLS: list[tuple[dict[str, Any], type[Exception]]] = [
+    ({"ssl_cert_reqs": "wat"}, ValueError),
+    ({"ssl_min_version": "x"}, ValueError),
+    ({"ssl_min_version": 5}, ValueError),
+    ({"ssl_ciphers": "wat"}, ValueError),
+    ({"ssl_certfile": "/no/such/file"}, ValueError),
+    ({"ssl_ca_data": "no certificate"}, ValueError),
+    ({"ssl_include_verify_flags": "WAT"}, ValueError),
+    ({"ssl_ca_cert": "/misspelt"}, TypeError),
+]
+
+
+@pytest.mark.parametrize(("options", "kind"), WRONG_TLS, ids=lambda value: str(value))
+def test_a_tls_option_that_cannot_be_right_is_refused_by_name(options: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=next(iter(options))):
+        from_options({"ssl": True, **options})
+
+
 def test_verification_turned_off_by_a_url_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     from_url("rediss://h?ssl_cert_reqs=required")
     assert not caplog.records
@@ -339,6 +412,19 @@ def test_pools_of_urls(module: Any) -> None:
     assert found.tls is not None
     assert found.tls.verify_mode == ssl.CERT_NONE
     assert from_pool(module.Redis(ssl=False, ssl_cert_reqs="none").connection_pool).tls is None
+
+
+@pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
+def test_what_redis_py_puts_in_for_nothing_is_nothing(module: Any) -> None:
+    """Versions differ in which options have a sentinel, and in what it is."""
+    assert topology._SENTINELS, "redis-py has moved its sentinel"
+    for sentinel in filter(None, topology._SENTINELS):
+        names = ("socket_keepalive_options", "socket_timeout", "ssl_ca_certs", "ssl_min_version", "username")
+        pool = module.Redis(ssl=True).connection_pool
+        pool.connection_kwargs.update(dict.fromkeys(names, sentinel))
+        found = from_pool(pool)
+        assert (found.keepalive_options, found.reply_timeout, found.username) == (None, Settings().reply_timeout, None)
+        assert found.tls is not None and found.tls.verify_mode == ssl.CERT_REQUIRED
 
 
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])

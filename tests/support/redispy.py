@@ -1,0 +1,50 @@
+"""redis-py's side of a test: its module for a face, its lock, and how its clients end, whatever its version."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.asyncio.lock
+import redis.lock
+
+from fastlock import _dropin
+from support.faces import Face
+
+
+def module(face: Face) -> Any:
+    """redis or redis.asyncio."""
+    return redis.asyncio if face.is_async else redis
+
+
+def theirs(face: Face) -> Any:
+    """redis-py's own class of locks."""
+    return redis.asyncio.lock.Lock if face.is_async else redis.lock.Lock
+
+
+def end(client: Any) -> Any:
+    """Close a redis-py client; the first of the versions that are supported has no aclose."""
+    return getattr(client, "aclose", client.close)()
+
+
+class Inner:
+    """The fastlock client behind a redis-py client, which users never see."""
+
+    @staticmethod
+    def of(client: Any) -> Any:
+        return _dropin._CLIENTS.get(client.connection_pool)
+
+
+@asynccontextmanager
+async def ending(face: Face, client: Any) -> AsyncIterator[Any]:
+    """The redis-py client, closed in the end together with the fastlock client behind it."""
+    try:
+        yield client
+    finally:
+        if (inner := Inner.of(client)) is not None:
+            await face.get(inner.close())
+        await face.get(end(client))
+        await face.get(client.connection_pool.disconnect())  # one that was given is not closed with its client

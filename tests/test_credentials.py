@@ -1,0 +1,180 @@
+"""Credential providers: asked at each new connection, awaited where they can be, and heard out when they fail.
+
+What a provider raises is its caller's business and no broken connection, whatever its type; redis-py's own errors are
+what redis-py makes of a server that cannot be reached, and are borne as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.redispy import ending, module
+
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("impl")
+USER = "locker"
+
+
+class Provider:
+    """Knows one password, after it has raised what it was told to. Not redis-py's class: none has to be."""
+
+    def __init__(self, *errors: BaseException | None) -> None:
+        self.errors = list(errors)
+        self.asked = 0
+
+    def get_credentials(self) -> tuple[str, ...]:
+        self.asked += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return (USER, "word")
+
+
+class AsyncProvider(Provider):
+    """As those of cloud vendors for asyncio: it has nothing to say at once."""
+
+    def get_credentials(self) -> tuple[str, ...]:
+        raise AssertionError("the blocking way, in an event loop")
+
+    async def get_credentials_async(self) -> tuple[str, ...]:
+        await asyncio.sleep(0)
+        return super().get_credentials()
+
+
+@pytest.fixture(autouse=True)
+def locker(probe: redis.Redis) -> Iterator[None]:
+    probe.execute_command("ACL", "SETUSER", USER, "on", ">word", "~*", "&*", "+@all")
+    yield
+    probe.execute_command("ACL", "DELUSER", USER)
+
+
+def provider(face: Face, *errors: BaseException | None) -> Any:
+    return (AsyncProvider if face.is_async else Provider)(*errors)
+
+
+def cut(probe: redis.Redis) -> None:
+    """End all connections but the probe's own."""
+    probe.client_kill_filter(_type="normal", skipme=True)
+
+
+async def test_each_new_connection_asks_the_provider(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """By `get_credentials_async` in asyncio, also where redis-py's client was given it."""
+    asked = provider(face)
+    client = face.client(server.unix_url, credential_provider=asked)
+    for count in (1, 2, 3):
+        lock = client.lock("a")
+        assert await face.get(lock.acquire())
+        assert asked.asked == count and USER in [each["user"] for each in probe.client_list()]
+        await face.get(lock.release())
+        cut(probe)
+    again = provider(face)
+    async with ending(face, module(face).Redis(port=server.port, credential_provider=again)) as theirs:
+        async_with = face.module.Lock(theirs, "a", timeout=5)
+        await face.enter(async_with)
+        await face.leave(async_with)
+        assert again.asked == 1
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_a_provider_that_only_blocks_is_asked_so(face: Face, server: Server, no_leaks: Any) -> None:
+    asked = Provider()
+    lock = face.client(server.unix_url, credential_provider=asked).lock("a")
+    assert await lock.acquire() and asked.asked == 1
+    await lock.release()
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_a_slow_provider_s_time_is_not_the_connection_s(face: Face, server: Server, no_leaks: Any) -> None:
+    class Slow(AsyncProvider):
+        async def get_credentials_async(self) -> tuple[str, ...]:
+            await asyncio.sleep(0.3)
+            return await super().get_credentials_async()
+
+    lock = face.client(server.unix_url, credential_provider=Slow(), connect_timeout=0.2).lock("a")
+    assert await lock.acquire()
+    await lock.release()
+
+
+STRANGERS = [ValueError, OSError, TimeoutError, EOFError, ConnectionResetError, RuntimeError]
+
+
+@pytest.mark.parametrize("kind", STRANGERS, ids=lambda kind: kind.__name__)
+async def test_what_a_provider_raises_reaches_the_caller_as_it_was(
+    face: Face, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
+) -> None:
+    """At the first connection and at later ones, at once, and once: the next call asks again."""
+    cause = KeyError("the vault")
+    errors = [kind("of the provider") for _ in range(3)]
+    for error in errors:
+        error.__cause__ = cause
+    asked = provider(face, errors[0], None, errors[1], errors[2])
+    client = face.client(server.unix_url, credential_provider=asked)
+    lock = client.lock("a")
+    for number, error in enumerate(errors):
+        with pytest.raises(kind) as caught:
+            await face.get(client.server_info() if number == 2 else lock.acquire())
+        assert caught.value is error
+        assert error.__cause__ is cause, "changed on its way"
+        if number == 0:
+            assert await face.get(lock.acquire())
+            await face.get(lock.release())
+            cut(probe)
+    assert asked.asked == 4
+    assert await face.get(lock.acquire())
+    await face.get(lock.release())
+
+
+async def test_a_waiter_hears_of_it_too(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    """Also in the middle of a wait, in which a cut connection is borne."""
+    no_leaks.allow("a")
+    error = OSError("of the provider")
+    asked = provider(face, None, error)
+    client = face.client(server.unix_url, credential_provider=asked)
+    await face.get(client.server_info())
+    probe.set("a", "somebody else's", px=60_000)
+    job = face.start(lambda: client.lock("a", sleep=0.01).acquire(blocking_timeout=20))
+    while not job.finished.is_set():
+        cut(probe)
+        await face.checkpoint()
+        if face.is_async:
+            await asyncio.sleep(0.001)
+    with pytest.raises(OSError) as caught:
+        await job.get()
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("kind", [redis.exceptions.ConnectionError, redis.exceptions.TimeoutError])
+async def test_redis_pys_own_errors_are_borne_as_an_outage(
+    face: Face, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
+) -> None:
+    asked = provider(face, kind("at first"), None, kind("later"), kind("again"))
+    client = face.client(server.unix_url, credential_provider=asked)
+    lock = client.lock("a")
+    with pytest.raises(kind, match="at first"):
+        await face.get(lock.acquire())
+    assert await face.get(lock.acquire())
+    await face.get(lock.release())
+    cut(probe)
+    assert await face.get(lock.acquire()), "an outage that was over in time"
+    assert asked.asked == 5
+    await face.get(lock.release())
+
+
+@pytest.mark.parametrize("found", [None, (), ("a", "b", "c"), 5])
+async def test_credentials_that_are_none_are_the_provider_s_fault(
+    face: Face, server: Server, found: Any, no_leaks: Any
+) -> None:
+    class Odd(Provider):
+        def get_credentials(self) -> Any:
+            return found
+
+    with pytest.raises((TypeError, ValueError)):
+        await face.get(face.client(server.unix_url, credential_provider=Odd()).lock("a").acquire())
