@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 import weakref
 from typing import Any
 
 from fastlock import _topology as topology
+from fastlock._fork import at_fork, check
 
 _CLIENTS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _MUTEX = threading.Lock()
@@ -20,8 +20,7 @@ def _forget_parent() -> None:
     _MUTEX = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+at_fork(_forget_parent)
 
 
 def client_of(redis: Any) -> Any:
@@ -45,6 +44,7 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
     if inspect.iscoroutinefunction(pool.disconnect) is not asynchronous:
         right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
         raise TypeError(f"redis is a {_named(not asynchronous)} client: use {right}")
+    check()
     client = _CLIENTS.get(pool)
     if client is None or client.retired:
         with _MUTEX:

@@ -21,6 +21,8 @@ from typing import Any
 
 from hiredis import ProtocolError, PushNotification, Reader
 
+from fastlock._native import RLock, allocate_lock, poll
+
 IMPLEMENTATION = "python"
 BUILD = "release"
 SOURCES = ""
@@ -79,10 +81,7 @@ class Unasked(OSError):
     """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
 
 
-_RLock: Any = type(threading.RLock())
-
-
-class Mutex(_RLock):  # type: ignore[misc]
+class Mutex(RLock):  # type: ignore[misc]
     """What keeps the threads of a process apart; its own thread may take it again."""
 
     __slots__ = ()
@@ -130,7 +129,7 @@ class Pipe:
 
     def __init__(self, sock: Any = None) -> None:
         self._reader = Reader(notEnoughData=_NOTHING)
-        self._mutex = threading.RLock()
+        self._mutex = RLock()
         self._out: list[bytes] = []
         self._slots: deque[Any] = deque()
         self._missing = 0  # replies
@@ -142,7 +141,7 @@ class Pipe:
         self._leader: Ticket | None = None  # the ticket of the thread that reads
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._turn = threading.Lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
+        self._turn = allocate_lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
         self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never waits
         if sock is not None and not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
@@ -572,6 +571,6 @@ def _check_depth(reply: Any, left: int) -> None:
 
 
 def _wait(sock: Any, events: int, timeout: float) -> bool:
-    poller = select.poll()
+    poller = poll()
     poller.register(sock, events)
     return bool(poller.poll(min(max(0.0, timeout), _LONGEST) * 1000))

@@ -49,14 +49,17 @@ class Layer:
 
 
 LAYERS = [
-    Layer("_sources _libc _slots _template _mutex _core _fallback _impl", never={"asyncio", "redis", "time.sleep"}),
+    Layer(
+        "_sources _libc _slots _template _mutex _fork _native _core _fallback _impl",
+        never={"asyncio", "redis", "time.sleep"},
+    ),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
         "_version _checks _batch _commands _gate _law _steps _lease _stats _session _terms",
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),
-    Layer("_turns _common _wire _aio_wire _nap _hot_tasks _hot", never={"redis"}),
+    Layer("_turns _common _sockets _wire _aio_wire _nap _hot_tasks _hot", never={"redis"}),
     Layer("_dropin _client _lock _aio_client _aio_lock __init__ asyncio embedded", never={"redis", "hiredis"}),
     Layer("_console _flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
 ]
