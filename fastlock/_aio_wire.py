@@ -259,17 +259,14 @@ class Wire(Common):
                 self._end.asend(None).send(None)  # where it waits for that
 
     async def part(self) -> None:
-        """The loop comes to its end, and the client goes on in the next one."""
+        """The loop comes to its end: what is owed is said, and the connection closed, as nobody else would."""
+        self._end = None
         link = self.link
         if link is not None and link.dead is None:
             await link.settle()
-        with self._binding:
-            self.end_alarms()
-            if self.ticks is not None:
-                self.ticks.cancel()
-            self.loop = None
-            self._leave_loop()
-        await asyncio.sleep(0)  # the transport closes its socket in the next tick
+            self.link = self.open_pipe = None
+            link.fail(EOFError("its event loop ends"))
+            await asyncio.sleep(0)  # the transport closes its socket in the next tick
 
     def _leave_loop(self) -> None:
         """Those who waited in the loop are gone, and the connection. Leases stay, and what is owed."""
@@ -517,6 +514,7 @@ class Wire(Common):
         if (
             not self.closed
             and self._met
+            and self._end is not None  # the loop has not come to its end
             and loop is not None
             and loop is asyncio._get_running_loop()
             and not loop.is_closed()

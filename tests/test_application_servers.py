@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.programs import LIMIT, Program, command
+from support.programs import LIMIT, Program, command, needs
 
 pytestmark = pytest.mark.usefixtures("impl")
 
@@ -37,12 +37,13 @@ def application(environ, start_response):
 """
 
 
-@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
-def test_one_holder_under_uwsgi(tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
+@pytest.mark.parametrize("threads", ["--disable-logging", "--threads=2"], ids=["a thread each", "two threads each"])
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_one_holder_under_uwsgi(tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any, threads: str) -> None:
     """Its default: the application is loaded once, and then forked, without a word to Python."""
     no_leaks.allow("holders", "tokens")
     arguments = [command("uwsgi"), "--http-socket", "127.0.0.1:PORT", "--wsgi-file", "application.py", "--master"]
-    arguments += ["--processes", "4", "--need-app", "--die-on-term", "--listen", "64"]
+    arguments += ["--processes", "4", "--need-app", "--die-on-term", "--listen", "64", threads]
     with Program(tmp_path, server.unix_url, SELLING, arguments) as uwsgi:
         answers = Counter(uwsgi.many("/sell", 120))
         assert answers == {(200, "0"): 120}, uwsgi.log
@@ -127,7 +128,7 @@ def begin(**_):
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_greenlets_of_gunicorn(tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
     """Nobody waits for ever: who would is told so, and by the way which that names all are served, one by one."""
-    pytest.importorskip("gevent", reason="gevent is not installed: it comes with fastlock[test]", exc_type=ImportError)
+    needs("gevent")
     no_leaks.allow("holders")
     arguments = [command("gunicorn"), "--bind", "127.0.0.1:PORT", "--worker-class", "gevent", "application"]
     with Program(tmp_path, server.unix_url, UNDER_GUNICORN, arguments) as gunicorn:
@@ -142,6 +143,7 @@ def test_greenlets_of_gunicorn(tmp_path: Path, server: Any, probe: redis.Redis, 
 def test_greenlets_of_celery(
     tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any, world: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs(world)
     no_leaks.allow("holders", "_kombu.*", "unacked*", "celery*")
     monkeypatch.setenv("WORLD", world)
     arguments = [command("celery"), "--app", "application", "worker", "--pool", world, "--concurrency", "8"]

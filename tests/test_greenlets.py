@@ -5,7 +5,6 @@ Celery they run in `test_application_servers.py`.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.programs import LIMIT
+from support.programs import LIMIT, needs
 
 pytestmark = pytest.mark.usefixtures("impl")
 
@@ -123,8 +122,7 @@ print("well")
 
 def run(world: str, url: str, script: str) -> None:
     """The script ends well, in time, and says nothing else."""
-    if importlib.util.find_spec(world) is None:
-        pytest.skip(f"{world} is not installed: it comes with fastlock[test]")
+    needs(world)
     done = subprocess.run(
         [sys.executable, "-c", WORLDS[world] + script],
         env={**os.environ, "SERVER": url}, capture_output=True, text=True, timeout=LIMIT,

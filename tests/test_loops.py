@@ -114,12 +114,12 @@ def test_what_was_owed_in_a_closed_loop_is_paid_in_the_next(
 @LOOPS
 @pytest.mark.filterwarnings("ignore:unclosed")  # of the loop; an error in it keeps uvloop from closing itself
 def test_a_loop_closed_under_those_who_wait_and_ask(
-    face: Face, server: Any, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a good-bye: its tasks end when they are collected, in another loop's time, and take nothing with them."""
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    client = fastlock.asyncio.Client.from_url(server.unix_url)
+    client = fastlock.asyncio.Client.from_url(proxy.url)
     probe.set("held", "another")
     old = new_loop(face)
     old.set_exception_handler(lambda loop, context: None)  # each task says that it was destroyed
@@ -129,8 +129,10 @@ def test_a_loop_closed_under_those_who_wait_and_ask(
         tasks = [asyncio.ensure_future(client.lock("held", thread_local=False).acquire()) for _ in range(3)]
         for _ in range(50):
             await asyncio.sleep(0.001)
+        proxy.arm(stall(), after=b"new:0", times=1)
         tasks += [asyncio.ensure_future(client.lock(f"new:{n}", timeout=60).acquire()) for n in range(3)]
-        await asyncio.sleep(0)
+        while not probe.exists("new:2"):
+            await asyncio.sleep(0.001)
         return tasks
 
     tasks = old.run_until_complete(begin())
@@ -143,7 +145,7 @@ def test_a_loop_closed_under_those_who_wait_and_ask(
         tasks.clear()
         gc.collect()
         await asyncio.sleep(0)
-        await client.server_info()  # behind what they have left to be undone
+        assert await client.lock("free").locked()  # behind what they have left to be undone
         assert not probe.exists(*(f"new:{n}" for n in range(3)))
         await asyncio.gather(*(work() for _ in range(10)))
         await client.lock("free").locked()

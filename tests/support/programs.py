@@ -6,6 +6,7 @@ What they run is text given to `Program`, written to a file of its own; its stan
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import pytest
 
@@ -22,11 +23,21 @@ LIMIT = 30.0  # seconds for what a program does at once; whoever takes longer ha
 
 
 def command(name: str) -> str:
-    """The path of an installed command; the test is skipped, and says so, where it is missing."""
+    """The path of an installed command; where it is missing, as `missing`."""
     found = shutil.which(name, path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
-    if found is None:
-        pytest.skip(f"{name} is not installed: it comes with fastlock[test]")
-    return found
+    return missing(name) if found is None else found
+
+
+def needs(module: str) -> None:
+    """Somebody else's package, which the program imports; where it is missing, as `missing`."""
+    if importlib.util.find_spec(module) is None:
+        missing(module)
+
+
+def missing(what: str) -> NoReturn:
+    """The test is skipped, and says so; where CI is set it fails."""
+    why = f"{what} is not installed: it comes with fastlock[test]"
+    pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
 
 
 class Program:
