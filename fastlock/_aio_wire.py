@@ -18,9 +18,12 @@ from collections.abc import AsyncGenerator
 from types import ModuleType
 from typing import Any
 
+from hiredis import ProtocolError
+
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _session as session
+from fastlock._broken import Broken, NoReply, broken
 from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
@@ -60,13 +63,16 @@ class Link(asyncio.Protocol):
         self._progress = self.loop.time()
         try:
             self.pipe.feed(data)
-        except Exception as error:  # bytes that cannot be explained
+        except ProtocolError as error:  # bytes that cannot be explained
             self.fail(error)
+        except BaseException:  # a signal's handler raised
+            self.fail(Broken("interrupted half-way"))
+            raise
         else:
             self._quiet = not self.pipe.pending
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.fail(error or EOFError("the server closed the connection"))
+        self.fail(error or Broken("the server closed the connection"))
 
     # called by the wire
 
@@ -142,8 +148,8 @@ class Link(asyncio.Protocol):
             if self._watch is None:
                 self._watch = self.loop.call_later(self.wire.settings.reply_timeout, self._look)
             self.transport.write(self.pipe.take())
-        except BaseException as error:  # a signal's handler raised: what was taken may be in nobody's hands
-            self.fail(error)
+        except BaseException:  # a signal's handler raised: what was taken may be in nobody's hands
+            self.fail(Broken("interrupted half-way"))
             raise
 
     def _look(self) -> None:
@@ -154,7 +160,7 @@ class Link(asyncio.Protocol):
         limit = self.wire.settings.reply_timeout
         left = self._progress + limit - self.loop.time()
         if left <= 0:
-            self.fail(TimeoutError(f"no reply within {limit} s"))
+            self.fail(NoReply(f"no reply within {limit} s"))
         else:
             self._watch = self.loop.call_later(left, self._look)
 
@@ -299,7 +305,7 @@ class Wire(Common):
                 await self.drive(op.rest(await self._ask(op), now))
             else:
                 await self.drive(op.rest(answer, now))
-        except Exception as problem:
+        except errors.RedisError as problem:
             if not leaving:
                 raise
             lock.left(error, problem)
@@ -488,8 +494,11 @@ class Wire(Common):
                     )
                     tune_socket(link.transport.get_extra_info("socket"), settings)
                 await link.greet(settings)
+        except OSError as error:
+            link.fail(error)
+            raise broken(error) from error
         except BaseException as error:
-            link.fail(error if isinstance(error, Exception) else EOFError("connecting was given up"))
+            link.fail(error if isinstance(error, Exception) else Broken("connecting was given up"))
             raise
         if self.closed:
             closed = errors.ClientClosedError("this client is closed")
@@ -504,8 +513,7 @@ class Wire(Common):
         self.open_pipe = link.pipe
         owed, self.debts = self.debts, []
         for undo in owed:
-            if now() < undo.until:
-                link.post(undo)
+            link.post(undo)
         return link
 
     def _reconnect(self) -> None:
@@ -533,6 +541,9 @@ class Wire(Common):
         """End the connection, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
         check()
+        if self.debts and self._met and self.loop is asyncio._get_running_loop():
+            with contextlib.suppress(*FAILED, TimeoutError):  # to be said over a new connection
+                await asyncio.wait_for(self._connected(), PARTING)
         self.closed = True
         self.open_pipe = None
         self._unwatch()

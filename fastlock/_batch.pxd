@@ -22,5 +22,13 @@ cpdef tuple owned(leases)
 cpdef tuple keys_and_tokens(list leases)
 
 
-@cython.locals(released=list, odd=list, i=cython.Py_ssize_t, lease=Lease)
-cpdef tuple ended(list leases, list replies)
+@cython.locals(released=list, rest=list, i=cython.Py_ssize_t, lease=Lease)
+cpdef tuple reported(list leases)
+
+
+@cython.locals(i=cython.Py_ssize_t, lease=Lease)
+cpdef unreported(list leases, list released)
+
+
+@cython.locals(odd=list, i=cython.Py_ssize_t, lease=Lease)
+cpdef list ended(list leases, list replies, list at, list released)

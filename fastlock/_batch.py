@@ -42,17 +42,37 @@ def granted(
 
 
 def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
-    """The checked argument of release_many: as given, and, once each, those that can be released."""
+    """The checked argument of release_many: as given, and, once each, those that can be released, or were without a
+    word."""
     given = _listed(leases, "leases")
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
-            if not lease.inherited and lease.deadline != ENDED:  # which may be another's now, by the same token
+            if not lease.inherited and (lease.deadline != ENDED or lease.unreported):  # else it may be another's now
                 mine.append(lease)
         elif lease is not None:
             raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
     once = dict.fromkeys(mine)
     return given, mine if len(once) == len(mine) else list(once)
+
+
+def reported(leases: list[Any]) -> tuple[list[bool], list[int]]:
+    """Whether each was released by a release_many that failed for others, which is told now; and where not."""
+    released: list[bool] = []
+    rest: list[int] = []
+    for i, lease in enumerate(leases):
+        released.append(lease.unreported)
+        if lease.unreported:
+            lease.unreported = False
+        else:
+            rest.append(i)
+    return released, rest
+
+
+def unreported(leases: list[Any], released: list[bool]) -> None:
+    """A release_many fails that has released some of them."""
+    for i, lease in enumerate(leases):
+        lease.unreported = released[i]
 
 
 def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
@@ -65,19 +85,18 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     return keys, tokens
 
 
-def ended(leases: list[Any], replies: list[Any]) -> tuple[list[bool], list[int]]:
-    """Whether each was the caller's, and is over now; and where the reply does not say, as somebody may wait for it."""
-    released: list[bool] = []
+def ended(leases: list[Any], replies: list[Any], at: list[int], released: list[bool]) -> list[int]:
+    """Note which of them, each `at` its place in `released`, were the caller's and are over now. Returns the places
+    where the reply does not say, as somebody may wait for it."""
     odd: list[int] = []
     for i, lease in enumerate(leases):
         reply = replies[i]
         if type(reply) is int and reply:
-            released.append(True)
+            released[at[i]] = True
             lease.deadline = ENDED
         else:
-            released.append(False)
-            odd.append(i)
-    return released, odd
+            odd.append(at[i])
+    return odd
 
 
 def merge(given: list[Any], mine: list[Any], released: list[bool]) -> list[bool]:

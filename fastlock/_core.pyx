@@ -39,6 +39,8 @@ from fastlock._libc cimport (
 
 from hiredis import ProtocolError, PushNotification, Reader
 
+from fastlock._broken import Broken, NoReply, Unasked
+
 cdef extern from *:
     """
     #ifndef FASTLOCK_BUILD
@@ -74,10 +76,6 @@ cdef object _NOTHING = object()  # what the reader answers when a reply is incom
 include "_template.pxi"
 include "_slots.pxi"
 include "_mutex.pxi"
-
-
-class Unasked(OSError):
-    """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
 
 
 @cython.final
@@ -380,9 +378,9 @@ cdef class Pipe:
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
         """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
-        cdef object reply, slot
+        cdef object reply, slot, getter
         cdef list replies = []
-        cdef _Many many
+        cdef _Many many = None
         self.partial += size
         while True:
             try:
@@ -413,12 +411,14 @@ cdef class Pipe:
                 many.missing -= 1
                 if many.missing:
                     continue
-                slot, reply = many.slot, many.replies
-            self._pop()
-            if type(slot) is Ticket:
-                (<Ticket>slot).set_result(reply)
-            elif slot is not None and not slot.done():
-                slot.set_result(reply)
+                reply = many.replies
+            getter = many.slot if type(slot) is _Many else slot
+            if type(getter) is Ticket:
+                (<Ticket>getter).set_result(reply)
+            elif getter is not None and not getter.done():
+                getter.set_result(reply)
+            if self.pending_ and self.ring[self.head] is slot:  # only now: whom a signal strikes in it gets another
+                self._pop()
         if self.pushes:
             replies, self.pushes = self.pushes, []
             for reply in replies:
@@ -442,14 +442,14 @@ cdef class Pipe:
             self._make_chunk()
             try:
                 read = self._received(c_recv(self.fd, self.chunk, CHUNK, MSG_DONTWAIT), 0)
-            except (OSError, EOFError, ProtocolError):
+            except (Broken, ProtocolError):
                 return False
         return True
 
     def flush(self, double timeout):
         """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
 
-        TimeoutError: the socket took nothing for `timeout` seconds. OSError: the connection is broken.
+        NoReply: the socket took nothing for `timeout` seconds. Broken: the connection is.
         """
         cdef char *data
         cdef Py_ssize_t size, room
@@ -473,7 +473,7 @@ cdef class Pipe:
     cdef int _taken(self) except -1:
         """The buffer is the caller's, to be sent: never behind a command that was lost half-way, or replies shift."""
         if self.broken:
-            raise OSError("the connection is out of step: bytes were lost on their way to the server")
+            raise Broken("the connection is out of step: bytes were lost on their way to the server")
         self.out = NULL
         self.used = self.room = 0
         self.flushes += 1
@@ -497,9 +497,9 @@ cdef class Pipe:
                 size -= sent
             elif failure == EAGAIN:
                 if not _wait(self.fd, POLLOUT, timeout):
-                    raise TimeoutError("the server takes no more bytes")
+                    raise NoReply("the server takes no more bytes")
             elif failure != EINTR:
-                raise OSError(failure, strerror(failure).decode())
+                raise Broken(failure, strerror(failure).decode())
         return 0
 
     def receive(self, double timeout, double spin):
@@ -507,7 +507,7 @@ cdef class Pipe:
 
         Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time; half as
         long for who does not ask again at once.
-        EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
+        Broken: the server closed the connection, or it is broken. ProtocolError: as `feed`.
         """
         cdef ssize_t size
         cdef int64_t start = _now(), budget = self._budget(spin), end = start + _ns(timeout)
@@ -614,11 +614,11 @@ cdef class Pipe:
             self.feed(PyBytes_FromStringAndSize(self.chunk, size))
             return True
         if size == 0:
-            raise EOFError("the server closed the connection")
+            raise Broken("the server closed the connection")
         if size == -EINTR:
             PyErr_CheckSignals()
         elif size != -EAGAIN:
-            raise OSError(-size, strerror(-size).decode())
+            raise Broken(-size, strerror(-size).decode())
         return False
 
     # who reads, among threads
@@ -657,8 +657,8 @@ cdef class Pipe:
     cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin):
         """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
-        Unasked: the server spoke unasked or went away, nothing was sent. TimeoutError: no reply within `timeout`
-        seconds. Errors as in flush and receive.
+        Unasked: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout` seconds.
+        Errors as in flush and receive.
         """
         cdef Ticket ticket = Ticket.__new__(Ticket)  # first: what allocates may let others in
         if self.leader is not None or self.pending_:
@@ -671,7 +671,7 @@ cdef class Pipe:
         try:
             self.put(template, ticket, name, token, ms)
             if not self.exchange(ticket, timeout, spin):
-                raise TimeoutError(f"no reply within {timeout} s")
+                raise NoReply(f"no reply within {timeout} s")
         finally:
             ticket.abandoned = not ticket.ready
             self.resign(ticket)
@@ -693,7 +693,7 @@ cdef bint _wait(int fd, short events, double timeout) except -1:
         if found > 0:
             return True
         if found < 0 and failure != EINTR:
-            raise OSError(failure, strerror(failure).decode())
+            raise Broken(failure, strerror(failure).decode())
         PyErr_CheckSignals()
         if left <= 0:
             return False

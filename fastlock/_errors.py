@@ -25,6 +25,12 @@ def forbids(error: exceptions.ResponseError) -> bool:
     )
 
 
+def own(error: BaseException) -> bool:
+    """Whether an operation itself raised this, after it had left what was to be undone. Anything else struck it from
+    outside (Ctrl-C, what another signal's handler raises, a task's cancellation): nobody else will clean up."""
+    return isinstance(error, RedisError)
+
+
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
 

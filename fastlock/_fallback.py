@@ -21,6 +21,7 @@ from typing import Any
 
 from hiredis import ProtocolError, PushNotification, Reader
 
+from fastlock._broken import Broken, NoReply, Unasked, broken, by_handler
 from fastlock._native import RLock, allocate_lock, poll
 
 IMPLEMENTATION = "python"
@@ -75,10 +76,6 @@ class Template:
             value = values[hole]
             filled += (len(value), value)
         return self._format % tuple(filled)
-
-
-class Unasked(OSError):
-    """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
 
 
 class Mutex(RLock):  # type: ignore[misc]
@@ -376,17 +373,19 @@ class Pipe:
             while self._sock.recv(1, _PEEK) and self.hear is not None:
                 self.feed(self._sock.recv(_CHUNK, _AT_ONCE))
                 read = True
-        except _AGAIN:
-            half = self._partial or self._head or self._skip
-            return not (read and half)  # half a reply was read: its rest must not be taken for one
-        except (OSError, ProtocolError):
+        except OSError as error:
+            if by_handler(error):
+                raise
+            half = self._partial or self._head or self._skip  # half a reply was read: its rest is none
+            return isinstance(error, _AGAIN) and not (read and half)
+        except ProtocolError:
             pass
         return False
 
     def flush(self, timeout: float) -> None:
         """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
 
-        TimeoutError: the socket took nothing for `timeout` seconds. OSError: the connection is broken.
+        NoReply: the socket took nothing for `timeout` seconds. Broken: the connection is.
         """
         mine = False
         try:
@@ -408,7 +407,7 @@ class Pipe:
     def _batch(self) -> bytes:
         """What is to be sent now: nothing behind a command that was lost half-way, or replies shift."""
         if self._out and self.broken:
-            raise OSError("the connection is out of step: bytes were lost on their way to the server")
+            raise Broken("the connection is out of step: bytes were lost on their way to the server")
         try:
             data = b"".join(self._out)
             self._out.clear()
@@ -424,9 +423,13 @@ class Pipe:
             try:
                 with self._turn:
                     sent = self._sock.send(data, self._at_once)
-            except _AGAIN:
+            except OSError as error:
+                if by_handler(error):
+                    raise
+                if not isinstance(error, _AGAIN):
+                    raise broken(error) from None
                 if not _wait(self._sock, select.POLLOUT, timeout):
-                    raise TimeoutError("the server takes no more bytes") from None
+                    raise NoReply("the server takes no more bytes") from None
             else:
                 data = data[sent:]
 
@@ -435,7 +438,7 @@ class Pipe:
 
         Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time; half as
         long for who does not ask again at once.
-        EOFError: the server closed the connection. OSError: it is broken. ProtocolError: as `feed`.
+        Broken: the server closed the connection, or it is broken. ProtocolError: as `feed`.
         """
         self._probes += spin > 0
         start = time.monotonic()
@@ -453,7 +456,11 @@ class Pipe:
                     with self._turn:
                         lost = self._tls  # which is Python's own code: an interrupt may come anywhere in it
                         (data,) = map(self._sock.recv, (_CHUNK,), (flags,))  # no interrupt between taken and kept
-                except _AGAIN:
+                except OSError as error:
+                    if by_handler(error):
+                        raise
+                    if not isinstance(error, _AGAIN):
+                        raise broken(error) from None
                     lost = False
                     if spinning:
                         spinning = time.monotonic() - start < budget
@@ -471,7 +478,7 @@ class Pipe:
             self.broken = self.broken or self._deaf
             raise
         if not data:
-            raise EOFError("the server closed the connection")
+            raise Broken("the server closed the connection")
         return True
 
     def exchange(self, ticket: Ticket, timeout: float, spin: float) -> bool:
@@ -527,8 +534,8 @@ class Pipe:
     def ask(self, template: Template, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
         """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
-        Unasked: the server spoke unasked or went away, nothing was sent. TimeoutError: no reply within `timeout`
-        seconds. Errors as in flush and receive.
+        Unasked: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout` seconds.
+        Errors as in flush and receive.
         """
         ticket = Ticket()
         data = template._encode(_bytes(name), _bytes(token), ms)
@@ -541,7 +548,7 @@ class Pipe:
                 self._leader = ticket
                 self._append(data, ticket, 1)
             if not self.exchange(ticket, timeout, spin):
-                raise TimeoutError(f"no reply within {timeout} s")
+                raise NoReply(f"no reply within {timeout} s")
         finally:
             ticket.abandoned = not ticket.ready
             try:
@@ -573,4 +580,9 @@ def _check_depth(reply: Any, left: int) -> None:
 def _wait(sock: Any, events: int, timeout: float) -> bool:
     poller = poll()
     poller.register(sock, events)
-    return bool(poller.poll(min(max(0.0, timeout), _LONGEST) * 1000))
+    try:
+        return bool(poller.poll(min(max(0.0, timeout), _LONGEST) * 1000))
+    except OSError as error:
+        if by_handler(error):
+            raise
+        raise broken(error) from None

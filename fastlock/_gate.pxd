@@ -22,6 +22,9 @@ cdef class Waiter:
 cdef class Line:
     cdef public Py_ssize_t count
     cdef public Waiter first, last
+    @cython.locals(after=Waiter)
+    cpdef insert(self, Waiter waiter, Waiter before)
+
     cpdef add(self, Waiter waiter)
     cpdef remove(self, Waiter waiter)
 
@@ -31,13 +34,14 @@ cdef class Gate:
     cdef public bytes key, place
     cdef public bint shared, ahead, brisk, asked, waited, elsewhere
     cdef public Line waiters
-    cdef public object link, fence, error
+    cdef public object link, error
     cdef public tuple stale
     cdef public dict forms
     cdef public Lease held
     cdef public double look_at, since, passes, handed
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
+    @cython.locals(waiter=Waiter)
     cpdef bint last_pass(self)
     cpdef double wake_at(self, Waiter waiter)
     cpdef bint doubts(self, Waiter waiter, double now)
@@ -86,3 +90,6 @@ cdef class Gates:
 
     @cython.locals(gate=Gate, heir=Waiter)
     cpdef taken(self, Waiter waiter)
+
+    @cython.locals(gate=Gate, lease=Lease)
+    cpdef Lease returned(self, Waiter waiter, double now)

@@ -20,7 +20,6 @@ from fastlock._stats import Stats
 LOOK = 1.0  # seconds between two looks of the first in a place, whatever it heard
 ROUND = 0.01  # seconds for which a lease goes round before the server is asked who waits elsewhere
 BRISK = 50e-6  # seconds between two passes of a lease by threads that do nothing else
-FENCES = 1000  # reserved with each grant, one for each of those to whom it passes
 ENOUGH = 0.95  # part of the lease that the next one asks for, which must be left of what is passed to it
 
 # What a release is: it needs no command; nobody waits, as far as we know; somebody does; the lease was over before.
@@ -70,6 +69,21 @@ class Line:
         self.first: Waiter | None = None
         self.last: Waiter | None = None
 
+    def insert(self, waiter: Waiter, before: Waiter | None) -> None:
+        """Right behind that one; None: before all others."""
+        after = self.first if before is None else before.after
+        waiter.before, waiter.after = before, after
+        if before is None:
+            self.first = waiter
+        else:
+            before.after = waiter
+        if after is None:
+            self.last = waiter
+        else:
+            after.before = waiter
+        waiter.waits = True
+        self.count += 1
+
     def add(self, waiter: Waiter) -> None:
         """At its end."""
         waiter.before = self.last
@@ -111,7 +125,7 @@ class Gate:
     """The waiters of one process for one name, in order of arrival; they share a place in the server's queue."""
 
     __slots__ = (
-        *("ahead", "asked", "brisk", "elsewhere", "error", "fence", "forms", "gates", "handed", "held", "key", "link"),
+        *("ahead", "asked", "brisk", "elsewhere", "error", "forms", "gates", "handed", "held", "key", "link"),
         *("look_at", "passes", "place", "shared", "since", "stale", "waited", "waiters"),
     )
 
@@ -134,7 +148,6 @@ class Gate:
         self.since = 0.0  # when the server last said who waits elsewhere
         self.elsewhere = False
         self.passes = 0.0  # left before it is their turn
-        self.fence: int | None = None  # of the lease that goes round
         self.error: Exception | None = None  # that the first met, which is of no use to the others either
 
     def first(self) -> Waiter | None:
@@ -156,8 +169,10 @@ class Gate:
         return self.held is None or self.ahead
 
     def last_pass(self) -> bool:
-        """Whether what is held here goes to others next: so who is first joins their queue already."""
-        return self.elsewhere and not self.passes
+        """Whether what is held here goes back to the server next, as others wait elsewhere or the first wants a fence:
+        so the first joins the server's queue already."""
+        waiter = self.first()
+        return (self.elsewhere and not self.passes) or (waiter is not None and waiter.fenced)
 
     def queued(self, left: float, told: bool, sleep: float, now: float) -> None:
         """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
@@ -175,9 +190,6 @@ class Gate:
         self.gates.stats.remote_handovers += waiter.counted
         self.elsewhere = elsewhere > 0
         self.passes = self.waiters.count if elsewhere else math.inf
-        self.fence = lease.fence
-        if lease.fence is not None:
-            self.passes = min(self.passes, FENCES - 1)
         if self.shared:
             self.renew()  # the old one is the lease's token now
             self.warn(now)
@@ -214,9 +226,10 @@ class Gate:
         self.look_at = 0.0
 
     def next_for(self, lease: Lease, now: float) -> Waiter | None:
-        """To whom the lease may pass."""
+        """To whom the lease may pass. Who wants a fence is granted each lease by the server: a lease that passes on is
+        not asked about, and the key may have been lost since."""
         waiter = self.first()
-        if waiter is None or not self.passes or now - self.since > ROUND or (waiter.fenced and self.fence is None):
+        if waiter is None or waiter.fenced or not self.passes or now - self.since > ROUND:
             return None
         if lease.exposed or self.held is not lease:  # its token is known elsewhere, where it would go on to count
             return None
@@ -233,11 +246,7 @@ class Gate:
         if waiter is not None and lease.deadline > now:
             self.waiters.remove(waiter)
             self.passes -= 1
-            if self.fence is not None:
-                self.fence += 1
-            self.held = waiter.lease = Lease(
-                waiter.name, self.key, lease.token, lease.deadline, self.fence if waiter.fenced else None
-            )
+            self.held = waiter.lease = Lease(waiter.name, self.key, lease.token, lease.deadline)
             self.held.contended = lease.contended
             lease.deadline = ENDED
             self.gates.stats.local_handovers += 1
@@ -412,11 +421,31 @@ class Gates:
         """The lease that was passed to this waiter has arrived. Only now is the next one called to join the queue: not
         while this one wakes."""
         gate = waiter.gate
-        if gate is not None and gate.last_pass():
+        if gate is not None and not gate.asked and gate.last_pass():
             with self.mutex:
                 heir = gate.first()
-                if heir is not None and gate.last_pass():
+                if heir is not None and not gate.asked and gate.last_pass():
                     heir.call()
+
+    def returned(self, waiter: Waiter, now: float) -> Lease | None:
+        """The lease that passed to this waiter, if it was over before its caller ran (others may hold the name by now);
+        None: it is not over. It is to be released, and the waiter waits on, before all others but the one who asks the
+        server for their place: two answers to that would be two leases.
+        """
+        lease = waiter.lease
+        if lease is None or now < lease.deadline:
+            return None
+        with self.mutex:
+            gate = waiter.gate
+            assert gate is not None, "it has joined"
+            if gate.held is lease:
+                gate.held = None
+            waiter.lease = None
+            if self.by_key.get(waiter.key) is not gate:  # closed since, as nobody waited there
+                gate = self.by_key.get(waiter.key) or Gate(self, waiter.key, None)
+                self.by_key[waiter.key] = waiter.gate = gate
+            gate.waiters.insert(waiter, gate.first() if gate.asked else None)
+            return lease
 
     def leave(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
         """Wait no longer. Returns what is to be given back: a lease that was handed to it, a place in the queue."""

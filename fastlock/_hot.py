@@ -12,6 +12,7 @@ from asyncio import current_task
 from typing import Any
 
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE, hand_over
+from fastlock._errors import RedisError, own
 from fastlock._fork import check
 from fastlock._gate import GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
@@ -59,9 +60,12 @@ def _behind(lock: Terms, answer: Any = None, token: bytes | None = None) -> Any:
 
 
 def _handed(lock: Terms, owner: Any, waiter: Any) -> Lease | None:
-    """The lease that passed to a waiter, kept for its owner; None: none did."""
+    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran."""
     lease: Lease | None = waiter.lease
     if lease is None:
+        return None
+    if now() >= lease.deadline:
+        lock._wire.late(waiter)
         return None
     lock._wire.gates.taken(waiter)
     lock._wire.stats.acquires += 1
@@ -119,6 +123,28 @@ def _hand_over(connection: Any, lease: Lease) -> Any:
     return connection.pipe.ask(form, b"", b"", 0, connection.patience, 0.0)
 
 
+# What `with` calls
+
+
+def enter_lease(self: Any) -> Any:
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return take(self, True)
+
+
+def enter_lock(self: Any) -> Any:
+    """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    take(self, True)
+    return self
+
+
+def leave(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. What goes wrong with it is put where `Terms.left` says, beside the error that ended the body."""
+    try:
+        give(self)
+    except RedisError as problem:
+        self.left(error, problem)
+
+
 def take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
     check()
@@ -154,7 +180,7 @@ def take(lock: Terms, must: bool) -> Lease | None:
                 return wire.run(op)  # type: ignore[no-any-return]
             return wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
     except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
+        if not own(error):  # it may strike anywhere, also after the grant
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
         raise
     return _wait(lock, must, waiter, sent)
@@ -231,8 +257,8 @@ def give(lock: Terms) -> None:
         else:
             wire.drive(op.rest(answer, now))
     except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the server has let go
-            lease.doubt_release(sent)
+        if not own(error):  # it may strike anywhere; and who leaves a `with` does not try again
+            wire.interrupted(op or _asked(_release(lock, lease, contended), connection, sent), error)
         raise
 
 

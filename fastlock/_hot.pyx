@@ -17,7 +17,7 @@ from fastlock import _wire
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
 from fastlock._commands import enter, hand_over
 from fastlock._gate import GONE as _GONE, HAND_OVER as _HAND_OVER, PASSED as _PASSED
-from fastlock._errors import ClientClosedError
+from fastlock._errors import ClientClosedError, RedisError, own
 from fastlock._law import LAST_LOOK as _LAST_LOOK, _entered as entered
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE, Call
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
@@ -120,9 +120,12 @@ cdef Waiter _behind(Terms lock, answer, bytes token):
 
 
 cdef Lease _handed(Terms lock, owner, Waiter waiter):
-    """The lease that passed to a waiter, kept for its owner; None: none did."""
+    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran."""
     cdef Lease lease = waiter.lease
     if lease is None:
+        return None
+    if lease.deadline != INFINITY and _time() >= lease.deadline:
+        (<Common>lock._wire).late(waiter)
         return None
     (<Common>lock._wire).gates.taken(waiter)
     if waiter.gate.brisk:
@@ -210,7 +213,30 @@ cdef Template _form(Gate gate, words, tuple more):
     return form
 
 
-def take(Terms lock not None, bint must):
+# What `with` calls. As they are compiled, no signal's handler runs between the grant and the body that is left by a
+# release, nor between that and the release.
+
+
+def enter_lease(Terms self not None):
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return take(self, True)
+
+
+def enter_lock(Terms self not None):
+    """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    take(self, True)
+    return self
+
+
+def leave(Terms self not None, kind, error, trace):
+    """Release. What goes wrong with it is put where `Terms.left` says, beside the error that ended the body."""
+    try:
+        give(self)
+    except RedisError as problem:
+        self.left(error, problem)
+
+
+cpdef take(Terms lock, bint must):
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
     cdef double sent = _time()
     cdef bytes token
@@ -250,7 +276,7 @@ def take(Terms lock not None, bint must):
                 return wire.run(op)
             return wire.drive(op.rest(answer, now))
     except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the grant
+        if not own(error):  # it may strike anywhere, also after the grant
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
         raise
     return _wait(lock, must, waiter, sent)
@@ -426,7 +452,7 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
             try:
                 reply = (<Pipe>ear.pipe).ask(form, b"", place, waiter.ms, min(<double>ear.patience, left), spin)
             except BaseException as error:
-                if not isinstance(error, Exception):
+                if not isinstance(error, BROKEN):
                     ear.explain(INTERRUPTED, error)  # which raises it, at once
                 op = _looking(lock, must, gate, start, ear, sent)
                 answer = ear.explain(op.seen[0], error)
@@ -469,7 +495,7 @@ cdef _looking(Terms lock, bint must, Gate gate, double start, ear, double sent):
     return op
 
 
-def give(Terms lock not None):
+cpdef give(Terms lock):
     """Release the lease of the calling thread. Errors are those of `Terms.releasing`."""
     cdef double sent
     cdef Lease lease
@@ -524,8 +550,8 @@ def give(Terms lock not None):
         else:
             wire.drive(op.rest(answer, now))
     except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C may strike anywhere, also after the server has let go
-            lease.doubt_release(sent)
+        if not own(error):  # it may strike anywhere; and who leaves a `with` does not try again
+            wire.interrupted(op or _asked(_release(lock, lease, contended), connection, sent), error)
         raise
 
 

@@ -78,7 +78,7 @@ class Acquire(Ask):
             self.calls = [say.acquire_fenced(key, token, ms)]
 
     def undo(self) -> Undo:
-        return Undo([self.key], [self.token], self.end(), self.stale)
+        return Undo([self.key], [self.token], self.stale)
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
         """From the first answer to the outcome."""
@@ -133,6 +133,11 @@ class Acquire(Ask):
                     yield from self._enter(waiter, ask, answer, clock)
                 elif waiter.lease is None and gate.gates.ask(waiter, clock()):
                     yield from self._enter(waiter, self._look(gate), None, clock)
+                if waiter.place is None and (over := gate.gates.returned(waiter, clock())) is not None:
+                    self.late_grants += 1
+                    gate = waiter.gate
+                    yield Undo([self.key], [over.token])
+                    continue
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
                 if lease is not None:
                     self.token, self.sent, self.handed = lease.token, lease.deadline - self.ms / 1000, lease  # to undo
@@ -225,7 +230,7 @@ class Acquire(Ask):
                 gate.granted(waiter, lease, reply[1], ask.sent)
             return
         self.late_grants += 1
-        undo = Undo([self.key], [gate.place], math.inf, ask.stale)  # its time was over before the reply came
+        undo = Undo([self.key], [gate.place], ask.stale)  # its time was over before the reply came
         undo.link = ask.link  # before the same place is asked for again
         yield undo
         with gate.gates.mutex:
@@ -239,14 +244,14 @@ class Acquire(Ask):
             return None
         handed, place = gate.gates.leave(waiter, clock())
         if handed is not None:
-            return Undo([self.key], [handed.token], handed.deadline)
+            return Undo([self.key], [handed.token])
         if place is None:
             return None
         return Leave(say.leave(self.key, place, gate.gates.inbox), gate.stale, gate.link)
 
     def _withdraw(self, clock: Clock) -> Steps:
         release = Release(Lease(self.name, self.key, self.token, math.inf))  # somebody may wait for it by now
-        undo = lambda: Undo([self.key], [self.token], math.inf, release.stale)  # noqa: E731
+        undo = lambda: Undo([self.key], [self.token], release.stale)  # noqa: E731
         yield from or_undo(release.asked(Trial(clock)), undo)
 
     def _late(self, clock: Clock) -> bool:
@@ -312,9 +317,9 @@ class Release(Ask):
 
     def undo(self) -> Undo:
         if self.lease.deadline == ENDED:  # it is another's now, by the same token
-            return Undo([], [], math.inf, self.stale)
+            return Undo([], [], self.stale)
         self.lease.doubt_release(self.sent)  # repeated, it may find what this undo has done
-        return Undo([self.key], [self.token], self.lease.deadline, self.stale)
+        return Undo([self.key], [self.token], self.stale)
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
         """From the first answer to the outcome."""
@@ -380,7 +385,7 @@ class Release(Ask):
         if not trial.doubt:
             return None
         self.lease.doubt_release(trial.doubt_since)
-        return Undo([self.key], [self.token], self.lease.deadline, self.stale)
+        return Undo([self.key], [self.token], self.stale)
 
 
 def _is_int(reply: Any) -> bool:
@@ -426,7 +431,7 @@ def _given_up(ask: Ask, lease: Lease | None) -> Undo | None:
         return None
     if lease is not None:
         lease.stale = ask.stale
-    return Undo([], [], math.inf, ask.stale)
+    return Undo([], [], ask.stale)
 
 
 def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
@@ -448,7 +453,7 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
         lease.deadline = ENDED
         return False
     lease.deadline = sent + ms / 1000
-    return True
+    return clock() < lease.deadline  # as with an acquire, what is over when the reply comes does not count
 
 
 def inspect(verb: int, key: bytes, clock: Clock) -> Steps:
@@ -497,19 +502,26 @@ def _again(one: Acquire, clock: Clock) -> Steps:
 
 def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
     """Let go of several, in one flush; those that others wait for, in a second one. Returns a list of bool: whether
-    each was the caller's."""
-    if not gates.by_key:
-        return (yield from _let_go(leases, clock))
-    passed = [gates.release(lease, clock()) == PASSED for lease in leases]
-    rest = yield from _let_go([lease for lease, gone in zip(leases, passed, strict=True) if not gone], clock)
-    left = iter(rest)
-    return [gone or next(left) for gone in passed]
+    each was the caller's.
+
+    What was released before it failed for others is told when it is repeated.
+    """
+    released, rest = batch.reported(leases)
+    try:
+        for i in rest if gates.by_key else ():
+            released[i] = gates.release(leases[i], clock()) == PASSED
+        session = (yield from look(clock)) if not all(released) else None
+        # what is over by now was passed on, or another thread released it: its token may be the next holder's already
+        if sent := [i for i in rest if leases[i].deadline != ENDED]:
+            yield from _let_go(leases, sent, released, session, clock)
+    except BaseException:
+        batch.unreported(leases, released)
+        raise
+    return released
 
 
-def _let_go(leases: list[Lease], clock: Clock) -> Steps:
-    if not leases:
-        return []
-    session = yield from look(clock)
+def _let_go(given: list[Lease], at: list[int], released: list[bool], session: Any, clock: Clock) -> Steps:
+    leases = given if len(at) == len(given) else [given[i] for i in at]
     names, tokens = batch.keys_and_tokens(leases)
     ask: Ask
     if session.capabilities & {say.DELIFEQ, say.DELEX}:
@@ -522,16 +534,24 @@ def _let_go(leases: list[Lease], clock: Clock) -> Steps:
             ]
         )
     answers = yield ask
-    if type(answers) is list and type(ask) is Call and all(type(part) is list for part in answers):
-        answers = [answer for part in answers for answer in part]
+    if type(answers) is list and type(ask) is Call:
+        answers = _flat(answers, len(leases))
     whole = type(answers) is list and len(answers) == len(leases)
-    released, odd = batch.ended(leases, answers if whole else [None] * len(leases))
+    odd = batch.ended(leases, answers if whole else [None] * len(leases), at, released)
     if type(answers) is Lost and answers.sent:
         for lease in leases:
             lease.doubt_release(ask.sent)
     if odd:
-        yield from _hand_over([leases[i] for i in odd], odd, released, clock)
-    return released
+        yield from _hand_over([given[i] for i in odd], odd, released, clock)
+
+
+def _flat(answers: list[Any], count: int) -> list[Any]:
+    """The answers of a script for each RELEASE_CHUNK names as one for each name; None where one answered an error."""
+    flat: list[Any] = []
+    for part in answers:
+        size = min(RELEASE_CHUNK, count - len(flat))
+        flat += part if type(part) is list and len(part) == size else [None] * size
+    return flat
 
 
 def _hand_over(leases: list[Lease], at: list[int], released: list[bool], clock: Clock) -> Steps:

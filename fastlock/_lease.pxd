@@ -11,7 +11,7 @@ cdef class Lease:
     cdef public object name, fence
     cdef public bytes key, token
     cdef public double deadline
-    cdef public bint contended, exposed, release_doubted
+    cdef public flag contended, exposed, foreign, release_doubted, unreported
     cdef public tuple stale
     cdef long _generation
     cdef object __weakref__

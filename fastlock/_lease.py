@@ -7,11 +7,11 @@ sleeps. Never here: sockets, waiting, a client's state.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from fastlock._fork import at_fork, check, generation
@@ -21,7 +21,7 @@ __all__ = ["Lease", "new_token", "now"]
 # CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease does not.
 # (macOS's counts on, and there is no other.)
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-now: Callable[[], float] = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
+now: Callable[[], float] = time.monotonic if _BOOTTIME is None else functools.partial(time.clock_gettime, _BOOTTIME)
 
 ENDED = -math.inf  # the deadline of a lease of which the server said that it is over
 
@@ -33,8 +33,8 @@ class Lease:
     """
 
     __slots__ = (
-        *("name", "key", "token", "deadline", "fence", "contended", "exposed", "release_doubted", "stale"),
-        *("_generation", "__weakref__"),
+        *("name", "key", "token", "deadline", "fence", "contended", "exposed", "foreign", "release_doubted", "stale"),
+        *("unreported", "_generation", "__weakref__"),
     )
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
@@ -45,6 +45,8 @@ class Lease:
         self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
         self.contended = False  # whether others waited when it was granted, or it had to wait for others
         self.exposed = False  # whether its token was told to anybody else: then it never passes to the next by that
+        self.foreign = False  # whether only the server knows when it ends, as it was acquired elsewhere
+        self.unreported = False  # whether it was released by a `release_many` that failed for others
         self.release_doubted = False
         self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = generation()  # a child owns nothing that its parent acquired
@@ -69,23 +71,43 @@ class Lease:
     def doubt_release(self, started: float) -> None:
         """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
         before."""
-        self.release_doubted = self.release_doubted or started < self.deadline
+        self.release_doubted = self.release_doubted or self.foreign or started < self.deadline
 
     def __getstate__(self) -> tuple[Any, ...]:
         """For copies: they claim what the lease claims, where and when they are looked at."""
         self.exposed = True
         told = (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted)
-        return (*told, self.stale, self._generation)
+        return (*told, self.foreign, self.stale, self._generation, boot_id(), time.time() + self.remaining)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted) = state[:-2]
-        self.stale, self._generation = state[-2:]
-        self.exposed = True
+        (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted) = state[:7]
+        self.foreign, self.stale, self._generation, booted, end = state[7:]
+        self.exposed, self.unreported = True, False
+        if math.isfinite(self.deadline):
+            self._came_from(booted, end)
+
+    def _came_from(self, booted: bytes, end: float) -> None:
+        """The deadline means nothing on a clock that began with another boot, or elsewhere in a container: the clock on
+        the wall, of which the two may drift apart by a second, tells one from the other."""
+        if booted != boot_id():
+            self.deadline, self.foreign = now(), True
+        elif self.deadline - now() > (left := end - time.time()) + 1:
+            self.deadline = now() + left
 
     def __repr__(self) -> str:
         left = self.remaining
         state = "ended" if not left else "without end" if left == math.inf else f"{left:.3f} s left"
         return f"<Lease of {self.name!r}: {state}>"  # the token proves ownership and is never shown
+
+
+@functools.cache
+def boot_id() -> bytes:
+    """Which boot of which machine the clock `now` counts from; empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 _BLOCK = 256

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
 from fastlock import _dropin as dropin
 from fastlock import _hot as hot
 from fastlock import _law as law
-from fastlock._lease import ENDED, Lease, now
+from fastlock._lease import ENDED, now
 from fastlock._terms import SLEEP, Local, Terms
 
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
@@ -79,13 +78,7 @@ class BaseLock(Terms):
             return False
         return say.proves(token, lease.token)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            hot.give(self)
-        except Exception as problem:
-            self.left(error, problem)
+    __exit__ = hot.leave
 
     async def __aenter__(self) -> NoReturn:
         raise TypeError(_WRONG_FACE)
@@ -101,9 +94,7 @@ class ClientLock(BaseLock):
 
     __slots__ = ()
 
-    def __enter__(self) -> Lease:
-        """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        return hot.take(self, True)  # type: ignore[return-value]
+    __enter__ = hot.enter_lease
 
 
 class Lock(BaseLock):
@@ -143,7 +134,4 @@ class Lock(BaseLock):
         """redis-py's place of the token: `lock.local.token`."""
         return Local(self)
 
-    def __enter__(self) -> Self:
-        """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        hot.take(self, True)
-        return self
+    __enter__ = hot.enter_lock

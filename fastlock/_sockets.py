@@ -6,27 +6,32 @@ import socket
 from typing import Any
 
 from fastlock import _native as native
+from fastlock._broken import broken, by_handler
 from fastlock._topology import Settings
 
 
 def open_socket(settings: Settings) -> Any:
-    """A connected socket, which blocks, but not under TLS. OSError: refused, nobody there, no trust."""
-    if settings.path is not None:
-        sock = _connected(settings, socket.AF_UNIX, settings.path)
-    else:
-        host, port = settings.address()
-        sock = _connected_to(settings, host, port)
-        try:
+    """A connected socket, which blocks, but not under TLS. Broken: refused, nobody there, no trust."""
+    sock = None
+    try:
+        if settings.path is not None:
+            sock = _connected(settings, socket.AF_UNIX, settings.path)
+        else:
+            host, port = settings.address()
+            sock = _connected_to(settings, host, port)
             tune_socket(sock, settings)
             if settings.tls is not None:
                 native.refuse_greenlet("a connection with TLS is to be opened")
                 sock = socket.socket(fileno=sock.detach())
                 sock.settimeout(settings.connect_timeout)
                 sock = settings.tls.wrap_socket(sock, server_hostname=host)
-        except BaseException:
+        sock.setblocking(settings.tls is None)  # the pipe says for how long
+    except BaseException as error:
+        if sock is not None:
             sock.close()
-            raise
-    sock.setblocking(settings.tls is None)  # the pipe says for how long
+        if isinstance(error, OSError) and not by_handler(error):
+            raise broken(error) from error
+        raise
     return sock
 
 
@@ -38,6 +43,8 @@ def _connected_to(settings: Settings, host: str, port: int) -> Any:
             try:
                 return _connected(settings, family, address)
             except OSError as error:
+                if by_handler(error):
+                    raise
                 failure = error
         raise failure
     finally:

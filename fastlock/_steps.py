@@ -68,7 +68,7 @@ class AskMany(Ask):
         self.tokens = tokens
 
     def undo(self) -> Undo:
-        return Undo(self.names, self.tokens, math.inf, self.stale)
+        return Undo(self.names, self.tokens, self.stale)
 
 
 class Call(Ask):
@@ -129,16 +129,15 @@ class Sleep:
 
 
 class Undo:
-    """Step: release these names if their tokens still hold them; nobody waits for it. `until`: when it has no more
-    use."""
+    """Step: release these names if their tokens still hold them; nobody waits for it. It is sent however late it gets:
+    the server counts a lease from when it executes the command, which may be long after that was sent."""
 
     kind = CALLS
     by_text = False  # of the scripts, which the server may have forgotten
 
-    def __init__(self, names: list[bytes], tokens: list[bytes], until: float, stale: tuple[Any, ...] = ()) -> None:
+    def __init__(self, names: list[bytes], tokens: list[bytes], stale: tuple[Any, ...] = ()) -> None:
         self.names = names
         self.tokens = tokens
-        self.until = until
         self.stale = stale  # as of an Ask
         self.link: Any = None  # the connection that it has to go over, while that is there
 
@@ -168,7 +167,7 @@ class Leave(Undo):
     """Step: wait no longer in the queue."""
 
     def __init__(self, call: tuple[bytes, ...], stale: tuple[Any, ...], link: Any) -> None:
-        super().__init__([], [], math.inf, stale)
+        super().__init__([], [], stale)
         self.call = call
         self.link = link
 
@@ -284,7 +283,7 @@ def or_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], Un
     except GeneratorExit:  # nobody drives these steps any more: nothing can be left
         raise
     except BaseException as error:
-        if (left := (undo if gone is None or isinstance(error, Exception) else gone)()) is not None:
+        if (left := (undo if gone is None or errors.own(error) else gone)()) is not None:
             yield left
         raise
 

@@ -284,7 +284,7 @@ class Local:
             proof = checks.as_bytes(token, "token", terms._encoding)
             end = now() if terms.ms else math.inf  # when it ends, only the server knows
             lease = Lease(terms.name, terms.key, proof, end)
-            lease.exposed = True
+            lease.exposed = lease.foreign = True
             terms.keep(lease)
 
 

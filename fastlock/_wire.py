@@ -27,6 +27,7 @@ from fastlock import _law as law
 from fastlock import _native as native
 from fastlock import _session as session
 from fastlock import _steps as steps
+from fastlock._broken import Broken, NoReply, Unasked
 from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
@@ -38,7 +39,7 @@ from fastlock._topology import Settings
 
 SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost
 PARTING = 1.0  # seconds: how long closing waits for what is in flight
-_BROKEN = (OSError, EOFError, ProtocolError)
+_BROKEN = (Broken, ProtocolError)
 STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
 FAILED = (*_BROKEN, errors.RedisError)
 
@@ -58,8 +59,8 @@ def queue(link: Any, ask: Any, slot: Any) -> None:
     """Write a step of the law into a connection's pipe; `slot` gets the answer."""
     pipe = link.pipe
     forms = pipe.forms
-    for broken in ask.stale:  # nothing that these sent may still be executed after this
-        if (call := session.end(broken, link.session)) is not None:
+    for ended in ask.stale:  # nothing that these sessions sent may still be executed after this
+        if (call := session.end(ended, link.session)) is not None:
             pipe.put_command(None, call)
     kind = ask.kind
     if kind == steps.ONE:
@@ -109,7 +110,7 @@ class Connection:
         self.pipe.put_calls(rest, calls[1:])
         try:
             if not self.pipe.exchange(rest, settings.connect_timeout, 0.0):
-                raise TimeoutError("no reply to the handshake")
+                raise NoReply("no reply to the handshake")
         except _BROKEN:
             with contextlib.suppress(*_BROKEN):
                 self.pipe.receive(0.0, 0.0)  # a server that is full says so unasked, and closes
@@ -120,7 +121,7 @@ class Connection:
             loaded = self.impl.Ticket()
             self.pipe.put_calls(loaded, [script.load for script in scripts])
             if not self.pipe.exchange(loaded, settings.connect_timeout, 0.0):
-                raise TimeoutError("no reply to SCRIPT LOAD")
+                raise NoReply("no reply to SCRIPT LOAD")
         return found
 
     def ask(self, ask: Ask, spin: float) -> Any:
@@ -140,10 +141,10 @@ class Connection:
     def explain(self, ask: Ask, error: BaseException) -> Any:
         """What an exception out of the pipe means for a step: STALE, LATE, or `Lost`. Raises what only the caller can
         explain: it was interrupted."""
-        if isinstance(error, TimeoutError) and ask.until is not None and now() >= ask.until and not self.pipe.broken:
+        if isinstance(error, NoReply) and ask.until is not None and now() >= ask.until and not self.pipe.broken:
             self._leave(ask)
             return LATE
-        if isinstance(error, self.impl.Unasked):
+        if isinstance(error, Unasked):
             self.fail(error)
             self.wire.discard(self)  # who found it broken before may not have come to that yet
             return STALE
@@ -163,7 +164,7 @@ class Connection:
         """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
         pipe = self.pipe
         if self.dead is not None or not pipe.usable():
-            raise self.impl.Unasked("the connection is of no use any more")
+            raise Unasked("the connection is of no use any more")
         patience = self._patience(ask, now())
         end = now() + patience
         ticket = self.impl.Ticket()
@@ -191,7 +192,7 @@ class Connection:
                 raise
         if ticket.ready:
             return ticket.reply
-        raise TimeoutError(f"no reply within {self.patience} s")
+        raise NoReply(f"no reply within {self.patience} s")
 
     def watch(self, ticket: Any, wake: Any, seconds: float) -> None:
         """Sleep until the ticket is ready, and read for all meanwhile, if nobody else does."""
@@ -219,7 +220,7 @@ class Connection:
         connection."""
         undo = ask.undo()
         if self.pipe.broken:
-            self.fail(ConnectionError("interrupted half-way"))
+            self.fail(Broken("interrupted half-way"))
         if undo is not None:
             self.post(undo)
 
@@ -328,11 +329,13 @@ class Wire(Common):
             raise
 
     def interrupted(self, op: Any, error: BaseException) -> None:
-        """Ctrl-C may strike anywhere, also between the grant and its being kept: nobody is left to release it."""
-        if not isinstance(error, Exception):
+        """What a signal's handler raises may strike anywhere, also between the grant and its being kept: nobody is left
+        to release it."""
+        if not errors.own(error):
             op.forget()
             if not op.pass_on(self.gates, now()):
                 self.undo(op.undo())
+            self.say_debts()
 
     def torn(self, op: Any, waiter: Any, error: BaseException) -> None:
         """Who slept is interrupted, or the client closed: what was handed to it goes on."""
@@ -506,7 +509,7 @@ class Wire(Common):
                     return self.connections[self._turn % len(self.connections)], False
                 native.refuse_greenlet("another is still connecting")
                 if not self._changed.wait(deadline - now()):
-                    raise TimeoutError("no connection came up")
+                    raise NoReply("no connection came up")
         return self._open(), True
 
     def _open(self) -> Connection:
@@ -557,10 +560,18 @@ class Wire(Common):
         else:
             connection.post(undo)
 
+    def say_debts(self) -> None:
+        """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
+        if self.debts and self._met:
+            with contextlib.suppress(*FAILED):
+                connection, owner = self._more()
+                self._pay(connection)
+                if owner and connection.dead is None:
+                    self.idle.append(connection)
+
     def _pay(self, connection: Connection) -> None:
         for undo in list(self.debts):
-            if now() < undo.until:
-                connection.post(undo)
+            connection.post(undo)
             with contextlib.suppress(ValueError):  # paid by another thread as well, which does no harm
                 self.debts.remove(undo)
 
@@ -568,6 +579,7 @@ class Wire(Common):
         """End all connections, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
         check()
+        self.say_debts()
         with self._mutex:
             if not self.closed:
                 self._closing.release()
@@ -578,7 +590,7 @@ class Wire(Common):
         self.gates.call_all()
         for connection in connections:
             if connection.hears:  # one of those who were called may be reading there: the reply wakes it
-                connection.post(Undo([], [], math.inf))
+                connection.post(Undo([], []))
         until = now() + PARTING
         while self.gates.by_place and now() < until:  # each leaves the queue as it goes
             time.sleep(0.0005)
@@ -604,14 +616,16 @@ def _forget_parent() -> None:
         wire.forget_parent()
 
 
-def _settle() -> None:
+def _at_exit() -> None:
     """The interpreter ends: clients that live until then say what they owe, as long as there is Python."""
     check()
     until = now() + PARTING
     for wire in list(_WIRES):
+        if not wire.closed:
+            wire.say_debts()
         for connection in list(wire.connections):
             connection.settle(until)
 
 
 at_fork(_forget_parent)
-atexit.register(_settle)
+atexit.register(_at_exit)

@@ -1,11 +1,13 @@
 """The chaos: many processes that want the same few names, while they are killed, stopped, interrupted and cut off.
 
     python -m tests.chaos --minutes 10 --processes 8 [--seed N] [--server valkey|redis|floor] [--impl cython|python]
+                          [--shortest SECONDS]
 
 Half of the workers wait in threads, half in asyncio (`support/callers.py`: what they do). A random hand kills workers,
-which are replaced, stops them for up to 1.5 s, sends Ctrl-C, cuts connections at the server, makes it forget scripts or
-pause. What must hold all the while is written down in `support/judge.py`. In the end every worker leaves in good
-order, and no key is left when the longest lease is over, but counters of fences. Exit code 1: a violation.
+which are replaced, stops them for up to 1.5 s, sends Ctrl-C and signals whose handlers raise, cuts connections at the
+server, makes it forget scripts, pause, or restart with its data or (`wipe`) without. What must hold all the while is
+written down in `support/judge.py`. In the end every worker leaves in good order, and no key is left when the longest
+lease is over, but counters of fences. Exit code 1: a violation.
 """
 
 from __future__ import annotations
@@ -35,14 +37,17 @@ from fastlock.embedded import Server
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # support/ is on the path of pytest, not of `python -m`
 
-from support.callers import LONGEST, OVER, RIVAL, Plan, Worker
+from support.callers import LONGEST, OVER, RIVAL, SHORTEST, WIPED, Plan, Worker
 from support.diary import Reader
 from support.judge import History, Judge
 from support.servers import Servers
 
 CALLERS = 4  # of each worker
 OFTEN = 10.0  # deeds a second
-DEEDS = {"kill": 1, "stop": 2, "interrupt": 2, "cut": 12, "cut_messages": 8, "flush": 3, "pause": 1}
+DEEDS = {
+    **{"kill": 2, "stop": 4, "interrupt": 4, "raise_in_handler": 8, "cut": 24, "cut_messages": 16, "flush": 6},
+    **{"pause": 2, "restart": 1, "wipe": 1},
+}
 MILD = {"cut": 12, "cut_messages": 8, "flush": 3}  # beside a planted violation: what is done to workers excuses a lot
 LONGEST_STOP, LONGEST_PAUSE = 1.5, 0.3  # seconds
 GROWN = 1.0  # seconds: before that, a worker is still being made, and is spared a Ctrl-C
@@ -145,6 +150,35 @@ class Chaos:
     def flush(self) -> None:
         self.probe.script_flush()
 
+    def raise_in_handler(self) -> None:
+        threads = [each for each in self.workers if each.face == "threads" and not each.stopped]
+        victim = self.dice.choice(threads or self.workers)
+        if threads and now() - victim.interrupted > GROWN:
+            victim.interrupted = now()
+            victim.signal(signal.SIGALRM)
+
+    def restart(self, save: str = "100000 100000") -> None:
+        """The server restarts as the same process, and loads what it saved."""
+        start = now()
+        self.probe.config_set("save", save)
+        with contextlib.suppress(redis.exceptions.ConnectionError):
+            self.probe.execute_command("DEBUG", "RESTART", "0")
+        while now() < start + PARTING:
+            with contextlib.suppress(redis.exceptions.RedisError):
+                self.probe.ping()
+                break
+            time.sleep(0.001)
+        self.history.pauses.append((start, now()))
+        (Path(self.probe.config_get("dir")["dir"]) / "dump.rdb").unlink(missing_ok=True)
+
+    def wipe(self) -> None:
+        """It restarts empty: leases of before are worth nothing, and nobody can know."""
+        start = now()
+        (self.plan.folder / WIPED).write_text("inf")
+        self.restart(save="")
+        (self.plan.folder / WIPED).write_text(str(now()))
+        self.history.wipes.append((start, now()))
+
     def pause(self) -> None:
         seconds, start = self.dice.uniform(0.02, LONGEST_PAUSE), now()
         self.probe.client_pause(int(seconds * 1000))
@@ -229,7 +263,7 @@ class Chaos:
     def judge(self) -> Judge:
         self.read()
         self.history.requests = [each for victim in self.gone for each in victim.reader.requests.values()]
-        judge = Judge(self.history, LONGEST)
+        judge = Judge(self.history, max(LONGEST, self.plan.shortest))
         complaints = [path.read_text() for path in sorted(self.plan.folder.glob("*.wrong"))]
         judge.wrong += self.wrong + complaints
         return judge
@@ -238,7 +272,7 @@ class Chaos:
 def play(server: Server, args: Any, progress: Callable[[Chaos], None]) -> tuple[Chaos, Judge]:
     """A whole run on an empty server."""
     with tempfile.TemporaryDirectory(prefix="fastlock-chaos-") as folder:
-        plan = Plan(server.unix_url, Path(folder), args.seed, args.names, CALLERS)
+        plan = Plan(server.unix_url, Path(folder), args.seed, args.names, CALLERS, shortest=args.shortest)
         chaos = Chaos(server, plan, args.processes, args.plant)
         try:
             return chaos, chaos.run(args.minutes * 60, progress)
@@ -253,6 +287,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--names", type=int, default=8, help="the fewer, the more wait for one in a process")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shortest", type=float, default=SHORTEST, help="seconds of the shortest leases")
     parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
     parser.add_argument("--impl", choices=("cython", "python"), default="cython")
     parser.add_argument("--plant", choices=PLANTS, default="", help="commit a violation, which has to be found")
@@ -268,7 +303,8 @@ def main() -> int:
     def progress(chaos: Chaos) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {chaos.read():8} requests  {dict(chaos.counts)}", flush=True)
 
-    with Servers().start(args.server) as server:
+    options = () if args.server == "floor" else ("--enable-debug-command", "yes")
+    with Servers().start(args.server, args=options) as server:
         chaos, judge = play(server, args, progress)
     cell = f"{fastlock.IMPLEMENTATION} {args.server} seed {args.seed}"
     print(f"{cell}: {args.processes} processes, {args.minutes:g} minutes, {dict(chaos.counts)}")

@@ -145,7 +145,9 @@ def test_a_reply_in_the_form_that_says_somebody_waits_is_looked_at_again() -> No
 def test_what_the_flush_did_not_release_is_looked_at_again() -> None:
     """Also a plain 0: it may have been marked by who waits for it."""
     leases = [fastlock.Lease("x", b"x", b"t", 5.0) for _ in range(5)]
-    assert _batch.ended(leases, [1, 0, None, b"1", ValueError()]) == ([True] + [False] * 4, [1, 2, 3, 4])
+    released = [True] + [False] * 6
+    assert _batch.ended(leases, [1, 0, None, b"1", ValueError()], [2, 3, 4, 5, 6], released) == [3, 4, 5, 6]
+    assert released == [True, False, True, False, False, False, False]
     assert [lease.deadline for lease in leases] == [ENDED] + [5.0] * 4
 
 

@@ -30,6 +30,7 @@ from fastlock import _law as law
 from fastlock import _session as sessions
 from fastlock import _steps
 from fastlock._aio_wire import Link
+from fastlock._broken import Broken
 from fastlock._lease import now
 from fastlock.embedded import Server
 
@@ -152,9 +153,9 @@ def test_what_is_owed_outlives_the_connection_that_was_to_carry_it(
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
     wire = client._wire
-    wire.debts += [_steps.Undo([name], [b"abandoned"], now() + PATIENT) for name in (b"other", NAME.encode())]
+    wire.debts += [_steps.Undo([name], [b"abandoned"]) for name in (b"other", NAME.encode())]
     connection = wire.idle.pop()
-    connection.fail(EOFError("by another thread"))
+    connection.fail(Broken("by another thread"))
     wire._pay(connection)
     assert sorted(undo.names for undo in wire.debts) == [[b"other"], [NAME.encode()]]
     assert not client.lock("barrier").locked()

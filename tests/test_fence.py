@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -173,3 +175,46 @@ async def test_a_damaged_counter_never_leaves_a_lock_that_nobody_holds(
         assert await face.get(client.lock("a").locked()) is False
     with pytest.raises(fastlock.LockError):
         await face.get(lock.release())
+
+
+@pytest.mark.parametrize("fair", [False, True])
+async def test_fences_do_not_run_ahead_of_the_clock(face: Face, server: Server, probe: redis.Redis, fair: bool) -> None:
+    """However many are granted: else the next would be smaller after a restart with nothing kept."""
+    clients = [face.client(server.unix_url) for _ in range(3)]
+    fences: list[int] = []
+
+    def worker(client: Any) -> Callable[[], Any]:
+        async def work() -> None:
+            lock = client.lock("a", fence=True, fair=fair)
+            for _ in range(400):
+                assert await face.get(lock.acquire())
+                fences.append(lock.lease.fence)
+                await face.get(lock.release())
+
+        return work
+
+    assert await face.together([worker(clients[at % 3]) for at in range(6)]) == [None] * 6
+    seconds, microseconds = probe.time()
+    assert fences == sorted(set(fences)) and len(fences) == 2400
+    assert max(fences[-1], int(probe.get(COUNTER))) <= seconds * 1_000_000 + microseconds
+
+
+async def test_with_a_fence_no_lease_passes_on_without_asking(face: Face, server: Server, probe: redis.Redis) -> None:
+    """The key is lost as the holder lets go: who waits behind it is granted the name by the server, or not at all."""
+    client = face.client(server.unix_url)
+    first, second, third = (client.lock("a", fence=True, thread_local=False) for _ in range(3))
+    await face.get(first.acquire())
+    jobs = []
+    for waiting, lock in enumerate((second, third)):
+        jobs.append(face.start(lock.acquire))
+        while sum(gate.waiters.count for gate in list(client._wire.crowd.values())) <= waiting:
+            await asyncio.sleep(0.0005) if face.is_async else time.sleep(0.0005)
+    await face.get(first.release())
+    assert await jobs[0].get() is True
+    fence = second.lease.fence
+    probe.flushall()
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await face.get(second.release())
+    assert await jobs[1].get() is True
+    assert await face.get(third.owned()) and third.lease.fence > fence
+    await face.get(third.release())

@@ -18,7 +18,7 @@ from support.play import Clock, joined
 
 from fastlock import _commands as say
 from fastlock._commands import QUEUE_KEPT_MS
-from fastlock._gate import BRISK, ENOUGH, FENCES, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Line, Waiter
+from fastlock._gate import BRISK, ENOUGH, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Line, Waiter
 from fastlock._impl import default
 from fastlock._lease import ENDED, Lease
 
@@ -90,7 +90,6 @@ def test_the_inbox_is_as_long_as_the_scripts_expect() -> None:
     one, other = (Gates(contextlib.nullcontext()).inbox for _ in range(2))
     assert one != other and one.startswith(b"fastlock:")
     assert b"local INBOX = %d " % len(one) in say.ENTER_LUA.text
-    assert b"local FENCES = %d " % FENCES in say.ENTER_LUA.text
     assert b"#token == %d " % say.TOKEN_SIZE in say.ENTER_LUA.text
 
 
@@ -402,17 +401,6 @@ def test_who_asks_whether_it_is_busy_finds_what_ran_out_once_a_second(gates: Gat
 # --------------------------------------------------------------------------------------------------------------- fences
 
 
-def test_each_pass_has_a_fence_of_those_that_were_reserved(gates: Gates, clock: Clock) -> None:
-    waiters = [joined(gates, "name", b"name", MS, fenced, None) for fenced in (True, True, False, True)]
-    lease = grant(gates, waiters[0], clock, fence=700)
-    fences = [lease.fence]
-    for waiter in waiters[1:]:
-        assert passed(gates, lease, clock)
-        lease = taken(waiter)
-        fences.append(lease.fence)
-    assert fences == [700, 701, None, 703]
-
-
 def test_who_wants_a_fence_does_not_get_a_lease_without(gates: Gates, clock: Clock) -> None:
     one, two = join(gates, 1), join(gates, 1, fenced=True)
     lease = grant(gates, one[0], clock)
@@ -420,18 +408,23 @@ def test_who_wants_a_fence_does_not_get_a_lease_without(gates: Gates, clock: Clo
     assert grant(gates, two[0], clock, fence=5).fence == 5
 
 
-@pytest.mark.parametrize("elsewhere", [0, 1])
-def test_no_more_passes_than_fences(gates: Gates, clock: Clock, elsewhere: int) -> None:
-    waiters = join(gates, FENCES + 5, fenced=True)
-    clock_step, fences = ROUND / FENCES / 4, []
-    lease = grant(gates, waiters[0], clock, elsewhere, fence=1)
-    for waiter in waiters[1:]:
-        fences.append(lease.fence)
-        clock.go(clock_step)
-        if not passed(gates, lease, clock):
-            break
-        lease = taken(waiter)
-    assert fences == list(range(1, FENCES + 1))
+def test_who_wants_a_fence_is_granted_each_lease_by_the_server(gates: Gates, clock: Clock) -> None:
+    """And joins its queue already while another one holds: that one hands over, in one step."""
+    one, two, three = join(gates, 3, fenced=True)
+    lease = grant(gates, one, clock, fence=1)
+    gates.taken(one)
+    assert two.called and gates.ask(two, clock()) and not three.called
+    two.gate.queued(5.0, True, 0.1, clock())
+    assert gates.release(lease, clock()) == HAND_OVER and two.lease is None
+    lease = grant(gates, two, clock, fence=2)
+    gates.taken(two)
+    assert three.called and gates.ask(three, clock())
+
+
+def test_a_lease_with_a_fence_passes_to_who_wants_none(gates: Gates, clock: Clock) -> None:
+    (one,), (two,) = join(gates, 1, fenced=True), join(gates, 1)
+    lease = grant(gates, one, clock, fence=1)
+    assert passed(gates, lease, clock) and taken(two).fence is None
 
 
 # -------------------------------------------------------------------------------------------------------------- leaving

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.play import Clock, joined
 
-from fastlock._gate import FENCES, HAND_OVER, LOOK, PASSED, PLAIN, Gates, Waiter
+from fastlock._gate import HAND_OVER, LOOK, PASSED, PLAIN, Gates, Waiter
 from fastlock._lease import ENDED, Lease
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
@@ -32,6 +32,8 @@ class Crowd(RuleBasedStateMachine):
         self.holder: Waiter | None = None
         self.lease: Lease | None = None
         self.late: list[Lease] = []  # that ran out before they were released
+        self.passed: list[Waiter] = []  # to whom a lease passed, and whose callers have not run since
+        self.returned: set[Waiter] = set()  # whose lease was over when they did
         self.elsewhere = 0  # others who wait for it
         self.known = False  # whether the server said so
         self.taken = False  # by one of them
@@ -52,16 +54,20 @@ class Crowd(RuleBasedStateMachine):
         self.waiting.append(waiter)
 
     def now_holds(self, waiter: Waiter, lease: Lease) -> None:
-        assert self.holder is None and not self.taken, "two hold"
-        assert waiter is self.waiting.pop(0), "somebody was overtaken"
+        assert self.holder is None and not self.taken and not self.underway(), "two hold"
         self.holder, self.lease = waiter, lease
-        self.served.append(self.numbers[waiter])
+        if waiter not in self.returned:
+            self.served.append(self.numbers[waiter])
         if waiter.fenced:
             assert lease.fence is not None and lease.fence > self.last_fence
             self.last_fence = lease.fence
         assert lease.deadline > self.clock() and (lease.deadline == math.inf) is (waiter.ms == 0)
         if waiter.ms:
             assert lease.deadline - self.clock() <= waiter.ms / 1000 + 1e-6
+
+    def underway(self) -> bool:
+        """Whether a lease that is not over has passed to somebody who does not know it yet."""
+        return any(waiter.lease.deadline > self.clock() for waiter in self.passed if waiter.lease is not None)
 
     @precondition(lambda self: self.waiting)
     @rule(place=st.integers(0, 5))
@@ -71,15 +77,17 @@ class Crowd(RuleBasedStateMachine):
         waiter.called = False
         if not self.gates.ask(waiter, self.clock()):
             return
-        assert waiter is self.waiting[0] and (self.holder is None or (self.known and self.passes == 0))
-        if self.taken or self.holder is not None:  # or it asks ahead of its turn
+        busy = self.holder is not None or self.underway()
+        assert waiter is self.waiting[0] and (not busy or waiter.fenced or (self.known and self.passes == 0))
+        if self.taken or busy:  # or it asks ahead of its turn
             waiter.gate.queued(5.0, True, 0.1, self.clock())
             return
         end = self.clock() + waiter.ms / 1000 if waiter.ms else math.inf
-        fence = self.last_fence + FENCES if waiter.fenced else None  # behind all that were reserved
+        fence = self.last_fence + 1 if waiter.fenced else None
         lease = Lease("name", b"name", waiter.gate.place, end, fence)
         waiter.gate.granted(waiter, lease, self.elsewhere, self.clock())
         self.known = self.elsewhere > 0
+        assert waiter is self.waiting.pop(0), "somebody was overtaken"
         self.now_holds(waiter, lease)
         self.passes = len(self.waiting) if self.elsewhere else math.inf
 
@@ -91,10 +99,7 @@ class Crowd(RuleBasedStateMachine):
         what = self.gates.release(lease, self.clock())
         if what == PASSED:
             assert lease.deadline == ENDED
-            assert self.waiting and self.waiting[0].called
-            handed, self.waiting[0].lease = self.waiting[0].lease, None
-            assert handed is not None and handed.token == lease.token
-            self.passed_on(handed)
+            self.passes_to_the_first(lease)
             return
         assert all(waiter.lease is None for waiter in self.waiting)
         assert what == (HAND_OVER if self.waiting or self.known else PLAIN)
@@ -103,34 +108,48 @@ class Crowd(RuleBasedStateMachine):
         elif self.waiting and self.waiting[0].gate.asked:  # it asked ahead, and is first of all
             self.gates.hear(self.waiting[0].gate.place)
 
-    def passed_on(self, lease: Lease) -> None:
-        """To the first, who is awake by now: who comes next is called where it has to join the queue."""
-        waiter = self.waiting[0]
-        self.now_holds(waiter, lease)
+    def passes_to_the_first(self, lease: Lease) -> None:
+        first = self.waiting.pop(0)
+        assert first.called and not first.fenced and first.lease is not None and first.lease.token == lease.token
+        self.passed.append(first)
         self.passes -= 1
-        self.gates.taken(waiter)
-        assert not self.waiting or self.passes or not self.known or self.waiting[0].called
 
-    @precondition(lambda self: self.holder is not None and self.waiting)
-    @rule()
-    def release_to_one_who_leaves(self) -> None:
-        """It is handed the lease, and goes before it has seen that."""
-        lease, self.holder, self.lease = self.lease, None, None
-        assert lease is not None
-        if self.gates.release(lease, self.clock()) != PASSED:
+    @precondition(lambda self: self.passed)
+    @rule(at=st.integers(0, 3))
+    def resume(self, at: int) -> None:
+        """One to whom a lease passed runs at last: it has the lease, or is the first of those who wait."""
+        waiter = self.passed.pop(at % len(self.passed))
+        assert waiter.lease is not None
+        over = waiter.lease.deadline <= self.clock()
+        found = self.gates.returned(waiter, self.clock())
+        assert (found is not None) is over
+        if over:
+            asks = self.waiting and self.waiting[0].gate.asked
+            self.waiting.insert(1 if asks else 0, waiter)
+            self.returned.add(waiter)
             return
-        gone = self.waiting.pop(0)
+        lease, waiter.lease = waiter.lease, None
+        self.now_holds(waiter, lease)
+        self.gates.taken(waiter)
+        first = self.waiting[0] if self.waiting else None
+        assert first is None or first.called or not (first.fenced or (self.known and not self.passes))
+
+    @precondition(lambda self: self.passed)
+    @rule()
+    def resume_to_leave(self) -> None:
+        """It goes before it has seen that it was handed the lease."""
+        gone = self.passed.pop()
         handed = gone.lease
         given_back, place = self.gates.leave(gone, self.clock())
         assert gone.lease is None and place is None and handed is not None
         if given_back is None:
-            assert self.waiting and self.waiting[0].called
-            handed, self.waiting[0].lease = self.waiting[0].lease, None
-            assert handed is not None
-            self.passes -= 1
-            self.passed_on(handed)
+            self.passes_to_the_first(handed)
         else:
             assert given_back is handed
+            if self.elsewhere and handed.deadline > self.clock():
+                self.elsewhere, self.taken = self.elsewhere - 1, True
+            elif self.waiting and self.waiting[0].gate.asked:
+                self.gates.hear(self.waiting[0].gate.place)
 
     @precondition(lambda self: self.waiting)
     @rule(place=st.integers(0, 5))
@@ -140,7 +159,7 @@ class Crowd(RuleBasedStateMachine):
         asked = gate.asked
         handed, place_left = self.gates.leave(gone, self.clock())
         assert handed is None
-        held = self.holder is not None
+        held = self.holder is not None or self.underway()
         assert (place_left is not None) is (not self.waiting and asked)
         assert not held or place_left is None or place_left != gate.place
 
@@ -160,12 +179,12 @@ class Crowd(RuleBasedStateMachine):
     def release_too_late(self) -> None:
         assert self.gates.release(self.late.pop(), self.clock()) != PASSED
 
-    @rule(seconds=st.sampled_from([0.0001, 0.001, 0.02, 0.3]))
+    @rule(seconds=st.sampled_from([0.0001, 0.001, 0.02, 0.3, 11]))
     def wait(self, seconds: float) -> None:
         self.clock.go(seconds)
         if self.lease is not None and self.lease.deadline <= self.clock():
             self.holder = self.lease = None
-            self.gates.lapsed(self.clock())
+        self.gates.lapsed(self.clock())
 
     @precondition(lambda self: self.elsewhere < 3)
     @rule()
@@ -190,7 +209,7 @@ class Crowd(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        if self.waiting and self.holder is None:
+        if self.waiting and self.holder is None and not self.underway():
             first, now = self.waiting[0], self.clock()
             at = first.gate.wake_at(first)
             assert first.called or at <= now + LOOK, "nobody would ever look"
@@ -201,12 +220,12 @@ class Crowd(RuleBasedStateMachine):
         assert set(self.gates.by_place.values()) <= set(self.gates.by_key.values())
         for place, gate in self.gates.by_place.items():
             assert gate.place == place
-        if not self.waiting and self.holder is None:
+        if not self.waiting and self.holder is None and not self.passed:
             assert not self.gates.by_key and not self.gates.by_place
 
     def teardown(self) -> None:
-        while self.waiting or self.holder is not None:
-            self.leave(0) if self.waiting else self.release()
+        while self.waiting or self.holder is not None or self.passed:
+            self.leave(0) if self.waiting else self.release() if self.holder is not None else self.resume_to_leave()
         assert not self.gates.by_key and not self.gates.by_place
         assert self.served == sorted(self.served)
 

@@ -21,6 +21,8 @@ HOLDS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "lapse": ((1, 1, 1), {"lapse": 1}),
     "lapse in a crowd": ((3, 1), {"lapse": 2}),
     "lapse in strict order": ((STRICT, STRICT), {"lapse": 2, "cut": 1}),
+    "passed and over": ((4, 1), {"lapse": 1, "cut": 1}),
+    "passed and left": ((3, 1), {"lapse": 1, "cancel": 2}),
     "another library": ((1, 1), {"take": 2}),
     "ahead": ((2, 1), {"come": 2}),
     "ahead in a crowd": ((3, 2), {"come": 1, "cancel": 1}),
@@ -43,6 +45,8 @@ FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "undo": ((1, STRICT, 1), {"cancel": 1}),
     "owe": ((1, 1), {"cut": 1, "cancel": 1}),
     "ahead": ((2, 1), {"come": 1, "cancel": 1}),
+    "resume": ((2, 1), {"lapse": 1}),
+    "overtake": ((3, 1), {"lapse": 1}),
 }
 
 

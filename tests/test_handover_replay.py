@@ -22,10 +22,10 @@ from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 WALKS, LENGTH = 250, 60
-ENOUGH = 1500  # walks, among which one must find a planted mistake
+ENOUGH = 3000  # walks, among which one must find a planted mistake
 EVENTS = {
     *("asks", "executes", "hears", "looks", "lets go", "lets go in a batch", "lets go late"),
-    *("lets go to one who gives up", "the first gives up", "the last gives up", "is cut", "dies", "expires"),
+    *("resumes", "resumes to leave", "the first gives up", "the last gives up", "is cut", "dies", "expires"),
     *("another library takes it", "another library releases it", "another comes"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -109,7 +109,7 @@ PLANTED: dict[str, Plant] = {
     "an undo deletes first": in_code(say, "undo", undoing_what_is_unmarked_first),
     "the law does not leave": in_code(law.Acquire, "leave", doing(None)),
     "the law undoes nothing": in_code(
-        law.Acquire, "undo", lambda _: lambda self: law.Undo([self.key], [b"fl:" + b"0" * 32], 0.0)
+        law.Acquire, "undo", lambda _: lambda self: law.Undo([self.key], [b"fl:" + b"0" * 32])
     ),
     "a SET in doubt waits by another place": in_code(
         law.Acquire, "waiter", lambda _: lambda self: gate.Waiter(self.name, self.key, self.ms, False)
@@ -118,6 +118,10 @@ PLANTED: dict[str, Plant] = {
 }
 IN_GATES: dict[str, Plant] = {
     "a lease that lapsed is passed on": in_code(gate.Gate, "release", passing_what_lapsed),
+    "a lease that is over when its taker runs counts": in_code(gate.Gates, "returned", doing(None)),
+    "who comes back asks for the place for which another asks": in_code(
+        gate.Line, "insert", lambda insert: lambda self, waiter, before: insert(self, waiter, None)
+    ),
     "a gate lets those behind it sleep": in_code(gate.Waiter, "call", doing(None)),
     "a gate keeps its place": in_code(gate.Gate, "renew", doing(None)),
     "a gate believes in a lease that is over": in_code(

@@ -1,6 +1,7 @@
-"""Callers that are torn away: Ctrl-C in threads, cancellation in asyncio. What they may have got is given back.
+"""Callers that are torn away: by what a signal's handler raises in threads, by cancellation in asyncio. What they may
+have got is given back.
 
-Threads: real SIGINTs at seeded random moments in a program of its own (support/interrupted.py). asyncio: cancelled at
+Threads: real signals at seeded random moments in a program of its own (support/interrupted.py). asyncio: cancelled at
 every step of the event loop in turn. What must never happen: a key that stays although nobody owns it, a reply for the
 wrong caller, a task or an error left behind, anybody who hangs.
 """
@@ -74,9 +75,10 @@ async def test_ctrl_c_on_the_way_into_the_queue_leaves_nobody_there(
     lock.release()
 
 
-@pytest.mark.parametrize("mode", ["pair", "wait", "lead", "with", "connect", "asyncio"])
-def test_ctrl_c_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
-    """pair: acquire and release; wait: somebody else holds it; lead: one connection with other threads on it."""
+@pytest.mark.parametrize("mode", ["pair", "wait", "lead", "with", "drop-in", "connect", "asyncio"])
+def test_who_is_struck_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
+    """pair: acquire and release; wait: somebody else holds it; lead: one connection with other threads on it; drop-in:
+    a lock without end. What the handler raises arrives, also where it is an OSError."""
     hits = {"lead": 150, "asyncio": 100}.get(mode, 200)
     program = [sys.executable, str(ROOT / "tests/support/interrupted.py"), server.unix_url, mode, "7", str(hits)]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -85,9 +87,9 @@ def test_ctrl_c_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mod
     report = json.loads(done.stdout)
     assert report["implementation"] == impl
     assert report["wrong"] == [] and report["leaks"] == 0 and report["hits"] == hits, report
-    # Leaving a `with` can be interrupted between the last line of its body and the release: that lease runs out.
+    # In Python, a signal can strike as the method that leaves a `with` is entered: that lease runs out.
     owned = [key for key, _ in leftovers(probe)]
-    assert len(owned) <= (hits if mode == "with" else 0), owned
+    assert len(owned) <= (hits // 20 if impl == "python" and mode in ("with", "drop-in") else 0), owned
 
 
 STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # what is compiled cannot be interrupted

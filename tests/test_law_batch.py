@@ -177,5 +177,6 @@ def test_a_batch_passes_to_those_who_wait_in_this_process(clock: Clock) -> None:
     played = play(clock, law.release_many(leases, gates, clock), NATIVE, [1, 1])
     assert played.outcome == [True] * 3 and played.asks[0].names == [b"n0", b"n2"]
     assert second.called and second.lease is not None and second.lease.token == lease.token
-    played = play(clock, law.release_many([lease, second.lease], gates, clock), NATIVE, [0, 1], [0])
+    played = play(clock, law.release_many([lease, second.lease], gates, clock), NATIVE, [1])
+    assert played.asks[0].tokens == [lease.token], "once: it is the other one's"
     assert played.outcome == [False, True] and not gates.by_key

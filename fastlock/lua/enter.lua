@@ -5,7 +5,6 @@
 -- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, told}: queued, the holder's lease has so many
 --          milliseconds left (-1: without end), told = 1: the holder was told that somebody waits, 0: it cannot be
 -- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 once more
-local FENCES = 1000 -- the number returned, and those after it for callers of the same client
 redis.replicate_commands() -- TIME before a write needs it on Redis 6.2; since 7.0 it changes nothing
 local me = ARGV[2] .. ARGV[1]
 local held = redis.pcall('GET', KEYS[1])
@@ -27,7 +26,7 @@ if mine(held, ARGV[1]) or (not held and not grant(me)) then
   if KEYS[3] then
     local time = redis.call('TIME')
     fence = math.max((tonumber(redis.call('GET', KEYS[3]) or 0) or 0) + 1, time[1] * 1000000 + time[2])
-    redis.call('SET', KEYS[3], string.format('%.0f', fence + FENCES - 1), 'PX', ARGV[5])
+    redis.call('SET', KEYS[3], string.format('%.0f', fence), 'PX', ARGV[5])
   end
   return {1, waiting, fence}
 end

@@ -37,6 +37,7 @@ SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, an extension of it included
 PR_SET_PDEATHSIG = 1  # of prctl
 NEARLY = 0.02  # seconds before the end of a blocking_timeout, in which there is no time to ask again
 OVER = "over"  # a file that says so to all workers
+WIPED = "wiped"  # a file that says when the server last lost its data
 RIVAL = "rival"  # the name of redis-py's connections, which are not cut: it would not know what it holds
 
 
@@ -50,6 +51,15 @@ class Plan:
     names: int
     callers: int
     plant: str = ""  # a violation that this worker commits
+    shortest: float = SHORTEST  # seconds of a lease
+
+
+class Struck(Exception):
+    """What a signal's handler raises."""
+
+
+class StruckInACall(Struck, OSError):
+    """The same, as if it came from a system call."""
 
 
 class NotedLock(RivalLock):
@@ -78,9 +88,15 @@ class Worker:
         self.owner = os.getppid()
         self.client: Any = None
         self.rival: Any = None
+        self.strikes = 0
 
     def over(self) -> bool:
         return (self.plan.folder / OVER).exists() or os.getppid() != self.owner
+
+    def wiped(self, deadline: float) -> bool:
+        """Whether the server may have lost its data since the lease that ends then was granted."""
+        path = self.plan.folder / WIPED
+        return path.exists() and float(path.read_text() or "inf") > deadline - LONGEST
 
     def complain(self, text: str) -> None:
         with (self.plan.folder / f"{self.number}.wrong").open("a") as file:
@@ -104,7 +120,12 @@ class Worker:
         except BaseException:
             self.complain(traceback.format_exc())
 
+    def strike(self, number: int, frame: Any) -> None:
+        self.strikes += 1
+        raise (Struck, StruckInACall)[self.strikes % 2]
+
     def _threads(self) -> None:
+        signal.signal(signal.SIGALRM, self.strike)
         self.client = fastlock.Client.from_url(self.plan.url, max_connections=3)
         self.rival = redis.Redis.from_url(self.plan.url, client_name=RIVAL)
         drive(self._connected())
@@ -113,7 +134,7 @@ class Worker:
         for thread in threads:
             thread.start()
         while not self.over():
-            with contextlib.suppress(KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt, Struck):
                 drive(callers[0].guarded())
         for thread in threads:
             thread.join()
@@ -166,6 +187,8 @@ class Caller:
         while not self.worker.over():
             try:
                 await self.turn()
+            except Struck:
+                raise
             except Exception:
                 self.worker.complain(traceback.format_exc())
             await self.rest(self.dice.uniform(0, 0.01))
@@ -192,7 +215,9 @@ class Caller:
         return self.dice.randrange(self.plan.names)
 
     def lease(self) -> float:
-        return round(self.dice.uniform(SHORTEST, LONGEST), 3)
+        """Half of the shortest allowed are as short as that: a lease may end before its caller runs."""
+        short = self.plan.shortest < SHORTEST and self.dice.random() < 0.5
+        return self.plan.shortest if short else round(self.dice.uniform(SHORTEST, LONGEST), 3)
 
     # ----------------------------------------------------------------------------------------------------- one name
 
@@ -208,12 +233,11 @@ class Caller:
         )
         request = self.diary.ask(name, lease, blocking=way != "try")
         try:
-            if not await self.acquire(lock, limit, cancel=way == "cancel"):
+            if not await self.acquire(lock, request, limit, cancel=way == "cancel"):
                 self.diary.write(ENDED, request)
                 if lock.lease is not None:
                     self.worker.complain(f"{lock!r}: not acquired, but there is a lease")
                 return
-            self.diary.write(GRANT, request, lock.lease.deadline, lock.lease.fence or 0)
             await self.hold(lock, request, lease)
         except BaseException:  # Ctrl-C: whatever is held is given back, which has to be possible
             self.diary.write(RELEASE, request)
@@ -224,18 +248,25 @@ class Caller:
             self.diary.write(ENDED, request)
             raise
 
-    async def acquire(self, lock: Any, limit: float | None, *, cancel: bool) -> bool:
+    async def acquire(self, lock: Any, request: int, limit: float | None, *, cancel: bool) -> bool:
         """An acquire, which is given up half-way if `cancel`."""
+
+        async def noted() -> bool:
+            got = await self.face.get(lock.acquire())
+            if got:
+                self.diary.write(GRANT, request, lock.lease.deadline, lock.lease.fence or 0)
+            return bool(got)
+
         if not cancel or not self.face.is_async:
             start = now()
             try:
-                return bool(await self.face.get(lock.acquire()))
+                return await noted()
             except redis.exceptions.ConnectionError:
                 # Its connection was cut at the very end of its time: then nobody could say whether the name was held.
                 if limit is None or now() < start + limit - NEARLY:
                     raise
                 return False
-        task = asyncio.ensure_future(lock.acquire())
+        task = asyncio.ensure_future(noted())
         timer = asyncio.get_running_loop().call_later(
             self.dice.choice((0, 0.001, 0.3)) * self.dice.random(), task.cancel
         )
@@ -252,13 +283,18 @@ class Caller:
     async def hold(self, lock: Any, request: int, lease: float) -> None:
         """Mostly for a moment; some extend, some hold beyond the lease, some go without a word."""
         dice = self.dice
-        what = dice.choices(("short", "long", "extend", "beyond", "never"), (92, 3, 2, 1.5, 1.5))[0]
+        kinds = ("short", "long", "extend", "beyond", "never", "busy")
+        what = dice.choices(kinds, (92, 3, 2, 1.5, 1.5, 2 if lease < SHORTEST else 0))[0]
         if what == "never":
             return
         if what == "extend" and lease < LONGEST / 2:
             await self.rest(dice.uniform(0, lease / 2))
             await self.extend(lock, request, lease)
             await self.rest(dice.uniform(0, lease / 2))
+        elif what == "busy":  # and lets nobody else of its process run
+            end = now() + dice.uniform(0, 5 * lease)
+            while now() < end:
+                pass
         else:
             longest = {"short": 0.005, "beyond": lease + 0.5}.get(what, lease / 2)
             await self.rest(dice.uniform(lease if what == "beyond" else 0, longest))
@@ -278,15 +314,27 @@ class Caller:
             self.diary.write(EXTENDED, request, lock.lease.deadline)
 
     async def let_go(self, lock: Any) -> None:
-        deadline = lock.lease.deadline
-        try:
-            await self.face.get(lock.release())
-        except fastlock.LockNotOwnedError:
+        """Sometimes another thread or task lets go of the same lease at the same moment: one of them does."""
+        lease, twice = lock.lease, self.dice.random() < 0.1
+        deadline = lease.deadline
+
+        async def release() -> bool:
+            try:
+                await self.face.get(lock.release())
+            except fastlock.LockError:
+                return False
+            return True
+
+        async def in_a_batch() -> bool:
+            return bool((await self.face.get(self.worker.client.release_many([lease])))[0])
+
+        released = await self.face.together([release, in_a_batch]) if twice else [await release()]
+        if not any(released):
             self.lost(deadline, "release")
 
     def lost(self, deadline: float, verb: str) -> None:
         """The server says that the name is not the caller's any more: only after the lease's end."""
-        if now() < deadline:
+        if now() < deadline and not self.worker.wiped(deadline):
             self.worker.complain(f"{verb}: not owned, {deadline - now():.6f} s before the end of the lease")
 
     # ------------------------------------------------------------------------------------------------- several names

@@ -42,6 +42,8 @@ MISTAKES = {
     "undo": "what undoes a grant does not ask who waits, if the token is not marked",
     "owe": "what was left behind on a connection that was cut is not said again",
     "ahead": "who has asked while another of its client holds, and gives up, leaves its place behind",
+    "resume": "a lease that passed on counts, though it was over before its taker ran",
+    "overtake": "who comes back from such a lease asks for the place for which another one is asking",
 }
 
 
@@ -59,6 +61,7 @@ class Client(NamedTuple):
     contended: bool = False  # whether others waited elsewhere when it was granted, or it had to wait for them
     waited: bool = False  # whether the server has put its place into the queue
     lapsed: tuple[tuple[int, bool], ...] = ()  # leases that ran out, not yet let go: token, contended
+    passed: tuple[tuple[int, bool, bool], ...] = ()  # to callers who have not run since: and whether it is over
     heard: bool = False  # whether the server knows where to send hints
     called: bool = False  # a hint came while it was asking: it will ask again
     alone: bool = False  # it waits with its own token: in strict order, or as the reply to its SET was lost
@@ -230,7 +233,38 @@ class Process:
     @staticmethod
     def forsaken(client: Client) -> bool:
         """Whether some wait behind a lease that is over."""
-        return client.pc == BEHIND and client.waiting > 0 and client.held == NONE
+        passed = any(not over for _, _, over in client.passed)
+        return client.pc == BEHIND and client.waiting > 0 and client.held == NONE and not passed
+
+    @staticmethod
+    def passes(client: Client, token: int, contended: bool) -> Client:
+        """A lease goes to the first of those who wait, who has not run yet."""
+        return client._replace(waiting=client.waiting - 1, passed=(*client.passed, (token, contended, False)))
+
+    def resumes(self, client: Client, at: int) -> Iterator[Client]:
+        """One to whom a lease has passed runs: it holds, and who is next may ask already; or the lease is over."""
+        token, contended, over = client.passed[at]
+        client = client._replace(passed=without(client.passed, client.passed[at]))
+        if not over or "resume" in self.wrong:
+            client = client._replace(held=token if client.held == NONE else TWICE, contended=contended)
+        else:
+            own = tuple(sorted({*client.own, ("UNDO", token)}))
+            client = client._replace(own=own, waiting=client.waiting + 1)
+            if self.forsaken(client) or "overtake" in self.wrong:
+                yield self.enters(client)
+                return
+        yield client
+        if client.waiting and client.pc == BEHIND:
+            yield self.enters(client)
+
+    def resumes_to_leave(self, client: Client, at: int) -> Client:
+        """It gives up before it has run: the lease goes to the next, or back."""
+        token, contended, over = client.passed[at]
+        client = client._replace(passed=without(client.passed, client.passed[at]))
+        if client.waiting and client.pc == BEHIND and not over:
+            return self.passes(client, token, contended)
+        client = client._replace(own=tuple(sorted({*client.own, ("UNDO", token)})))
+        return self.enters(client) if self.forsaken(client) else client
 
     def gives_up(self, client: Client) -> Client:
         """The first of those who wait; the next one has the place, and looks."""
@@ -247,7 +281,8 @@ class Process:
             return self.enters(left)
         if client.held != NONE and "ahead" in self.wrong:
             return left._replace(pc=BEHIND)
-        left = left._replace(pc=QUEUED if left.waiting else BEHIND, out=(*out, ("LEAVE", client.place)))
+        place = client.place if left.waiting else client.place + 1  # whoever comes waits with another
+        left = left._replace(pc=QUEUED if left.waiting else BEHIND, place=place, out=(*out, ("LEAVE", client.place)))
         own_token = client.alone or not client.queues  # the server has heard of it: it is undone too
         return left._replace(own=(*left.own, ("UNDO", 0))) if own_token else left
 
@@ -319,10 +354,10 @@ class Protocol(Server, Process):
             for what, verb in (("lets go", ""), ("lets go in a batch", "BATCH")):
                 yield step(what, self.lets_go(client, verb))
                 if client.waiting and client.pc == BEHIND:
-                    passed = client._replace(waiting=client.waiting - 1)
-                    yield step(what, passed)
-                    if passed.waiting:
-                        yield step(what, self.enters(passed))
+                    yield step(what, self.passes(client._replace(held=NONE), client.held, client.contended))
+        for at, (token, *_) in enumerate(client.passed):
+            for became in self.resumes(client, at):
+                yield step("resumes", became, token)
         for at, (token, _) in enumerate(client.lapsed):
             yield step("lets go late", self.lets_go_late(client, at), token)
             if "pass lapsed" in self.wrong and self.forsaken(client):
@@ -361,14 +396,8 @@ class Protocol(Server, Process):
             yield "the first gives up", self.gives_up(client)
         if client.waiting > 1:
             yield "the last gives up", client._replace(waiting=client.waiting - 1)
-        if client.waiting and client.held != NONE and client.pc == BEHIND:
-            what, left = "lets go to one who gives up", client._replace(waiting=client.waiting - 1)
-            yield what, self.lets_go(left, "UNDO")
-            if left.waiting:
-                passed = left._replace(waiting=left.waiting - 1)
-                yield what, passed
-                if passed.waiting:
-                    yield what, self.enters(passed)
+        if client.passed:
+            yield "resumes to leave", self.resumes_to_leave(client, 0)
 
     def partly(self, s: State, i: int, client: Client) -> Iterator[tuple[tuple[Command, ...], State]]:
         """What may have been executed of all that client i has sent when its connections end, and what came of it."""
@@ -394,6 +423,9 @@ def expired(s: State) -> State:
 
 def runs_out(client: Client, number: int, moment: bool) -> Client | None:
     """The client when its key expires, if that is what is explored: while it holds, or before it knows."""
+    passed = tuple((token, contended, over or token == number) for token, contended, over in client.passed)
+    if passed != client.passed:
+        return client._replace(passed=passed)
     if client.held == number:
         lapsed = (*client.lapsed, (number, client.contended))
         return client._replace(held=NONE, contended=False, lapsed=lapsed)
@@ -406,7 +438,7 @@ def runs_out(client: Client, number: int, moment: bool) -> Client | None:
 
 
 def finished(client: Client) -> bool:
-    return not (client.waiting or client.held != NONE or client.lapsed or client.out or client.own)
+    return not (client.waiting or client.held != NONE or client.lapsed or client.passed or client.out or client.own)
 
 
 def unsafe(s: State) -> str | None:

@@ -1,16 +1,18 @@
-"""A program that is interrupted on purpose: real SIGINTs at random moments of lock operations, hundreds of them.
+"""A program that is interrupted on purpose: real signals at random moments of lock operations, hundreds of them.
 
     python interrupted.py URL MODE SEED HITS
 
-Each attempt acquires and releases one lock; what it owns after a KeyboardInterrupt it releases, as a `finally` would.
-Prints a JSON object: implementation (FASTLOCK_IMPL asks for it), attempts, hits, leaks (keys that stay although nobody
-owns them), wrong (what must never happen).
+The handler raises one kind of exception after the other, as those of Ctrl-C, of workers that limit a task's time, and
+of alarms do. Each attempt acquires and releases one lock; what it owns after it was interrupted it releases, as a
+`finally` would, unless a `with` has to. Prints a JSON object: implementation (FASTLOCK_IMPL asks for it), attempts,
+hits, leaks (keys that stay although nobody owns them), wrong (what must never happen).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import signal
@@ -26,6 +28,29 @@ import fastlock.asyncio
 
 LEASE, PATIENCE = 60, 2.0  # seconds: of a lock, and until a key that stays counts as left behind
 LONGEST = 25.0  # seconds for the whole program
+
+
+class Soft(Exception):
+    """As Celery's SoftTimeLimitExceeded, or RQ's JobTimeoutException."""
+
+
+class Hard(BaseException):
+    """As what ends a worker."""
+
+
+KINDS = (Soft, OSError, KeyboardInterrupt, TimeoutError, BlockingIOError, Hard, InterruptedError)
+
+
+class Handler:
+    """Raises another kind of exception for each signal."""
+
+    def __init__(self) -> None:
+        self.kinds = itertools.cycle(KINDS)
+        self.raised: BaseException | None = None
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.raised = next(self.kinds)("struck")
+        raise self.raised
 
 
 class Sender(threading.Thread):
@@ -46,7 +71,7 @@ class Sender(threading.Thread):
 
 
 def hold_back() -> None:
-    """From here on no KeyboardInterrupt; one that is already on its way is raised here."""
+    """From here on no signal; what one raises that is already on its way is raised here."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
@@ -103,6 +128,11 @@ class Run:
         self.attempts = self.hits = self.leaks = 0
         self.wrong: list[str] = []
         self.holder = fastlock.Client.from_url(url) if mode == "wait" else None
+        self.handler = Handler()
+        self.unraised: list[BaseException | None] = []  # in a __del__ or the like, where Python lets nothing through
+        sys.unraisablehook = lambda args: self.unraised.append(args.exc_value)
+        if mode != "asyncio":  # whose loop has a handler of its own, and does not raise what others do in its callbacks
+            signal.signal(signal.SIGINT, self.handler)
 
     def connect(self) -> fastlock.Client:
         return fastlock.Client.from_url(self.url, max_connections=1 if self.mode == "lead" else 4)
@@ -127,9 +157,10 @@ class Run:
 
     def attempt(self, name: str) -> None:
         """One attempt, and everything set right after it; SIGINT is held back before and afterwards."""
-        lock = self.client.lock(name, timeout=LEASE, sleep=0.001)
+        lock = self.lock(name)
         held = self.occupy(name)
-        interrupted = False
+        self.handler.raised = None
+        found: BaseException | None = None
         try:
             try:
                 self.sender.armed.set()
@@ -137,15 +168,18 @@ class Run:
                 self.work(name, lock)
             finally:
                 hold_back()
-        except KeyboardInterrupt:
-            interrupted = True
-        with contextlib.suppress(KeyboardInterrupt):
+        except BaseException as error:
+            found = error
+        with contextlib.suppress(*KINDS):
             hold_back()
         self.sender.armed.clear()
+        interrupted = found is not None
+        if found is not (raised := self.handler.raised) and raised not in self.unraised and self.mode != "asyncio":
+            self.wrong.append(f"the handler raised {raised!r}, and what arrived is {found!r}")
         if held is not None:
             held.join()
         self.hits += interrupted
-        if lock.lease is not None:
+        if lock.lease is not None and self.mode not in ("with", "drop-in"):  # there it is the statement's to release
             try:
                 lock.release()
             except fastlock.LockError as error:
@@ -153,12 +187,17 @@ class Run:
         if interrupted:
             self.check(name)
 
+    def lock(self, name: str) -> Any:
+        if self.mode == "drop-in":
+            return self.probe.lock(name, lock_class=fastlock.Lock)  # without end, as redis-py's
+        return self.client.lock(name, timeout=LEASE, sleep=0.001)
+
     def work(self, name: str, lock: Any) -> None:
         if self.mode == "asyncio":
             asyncio.run(self.work_async(name))
             return
         for _ in range(1 if self.mode in ("connect", "wait") else 100):
-            if self.mode == "with":
+            if self.mode in ("with", "drop-in"):
                 with lock:
                     pass
             else:
@@ -191,13 +230,9 @@ class Run:
         return thread
 
     def check(self, name: str) -> None:
-        """The key must be gone, as soon as the client has been used again."""
+        """The key must be gone, though nobody uses the client again."""
         end = time.monotonic() + PATIENCE
-        if not self.probe.exists(name):
-            return
         while self.probe.exists(name):
-            if self.mode != "asyncio":
-                self.client.lock("barrier").locked()
             if time.monotonic() > end:
                 self.leaks += 1
                 return
@@ -206,7 +241,7 @@ class Run:
 def main() -> None:
     url, mode, seed, hits = sys.argv[1:]
     run = Run(url, mode, int(seed))
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(*KINDS):
         run.go(int(hits))
     report = {"attempts": run.attempts, "hits": run.hits, "leaks": run.leaks, "wrong": run.wrong[:5]}
     print(json.dumps({"implementation": fastlock.IMPLEMENTATION, **report}))

@@ -1,11 +1,12 @@
 """The judge of the chaos: from the diaries of all workers, and what was done to them, to what must never have happened.
 
-1. No two holders: no two `Request.held` of a name overlap, not by a microsecond.
+1. No two holders: no two `Judge.held` of a name overlap, not by a microsecond.
 2. Fences: of the grants of a name in their order, each fence is greater than all before.
-3. No name lies idle: while anybody waits for a name, the time from the end of one `Request.kept` to the next adds up to
+3. No acquire answers True with a lease that is over: but for LATE, and where its worker was stopped.
+4. No name lies idle: while anybody waits for a name, the time from the end of one `Request.kept` to the next adds up to
    at most GAP + SLACK. A stopped worker does not wait. Not counted: time in which the server was paused, or in which a
    stopped or killed worker may have the name, as it had asked for it (`Judge.excuses`).
-4. No waiter is forgotten: it waits at most its place in line (itself, and those who hold or wait when it asks) times
+5. No waiter is forgotten: it waits at most its place in line (itself, and those who hold or wait when it asks) times
    the longest lease, and GAP + SLACK, not counting the excuses.
 """
 
@@ -26,6 +27,7 @@ Span = tuple[float, float]
 GAP = 1.0  # seconds: what a lost message costs, as waiters look every second
 MOMENT = 1.0  # seconds: for which the server keeps a name for a waiter that it has granted it
 SLACK = 0.5  # seconds: for a busy machine
+LATE = 0.04  # seconds: for which a caller may stand still between its grant and its note of it
 JUST_NOW = 0.25  # seconds: who gave up so shortly before it was stopped may not have told the server yet
 
 
@@ -37,6 +39,7 @@ class History:
     stops: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
     kills: dict[int, float] = field(default_factory=dict)
     pauses: list[Span] = field(default_factory=list)
+    wipes: list[Span] = field(default_factory=list)  # in which the server lost its data
     end: float = math.inf
 
 
@@ -98,6 +101,7 @@ class Judge:
             self.grants += len(granted)
             self.no_two_holders(name, granted)
             self.fences_rise(name, granted)
+            self.no_lease_that_is_over(name, granted)
             excuses = merge(self.excuses(requests))
             self.no_idle_name(name, requests, excuses)
             self.nobody_forgotten(name, requests, excuses)
@@ -107,15 +111,25 @@ class Judge:
 
     def no_two_holders(self, name: int, granted: list[Request]) -> None:
         last: Request | None = None
+        last_end = 0.0
         for request in granted:
-            start, end = request.held
+            start, end = self.held(request)
             if end <= start:
                 continue
-            if last is not None and start < last.held[1]:
-                both = min(last.held[1], end) - start
+            if last is not None and start < last_end:
+                both = min(last_end, end) - start
                 self.say(name, start, f"two holders for {both:.6f} s: {last} and {request}")
-            if last is None or end > last.held[1]:
-                last = request
+            if last is None or end > last_end:
+                last, last_end = request, end
+
+    def held(self, request: Request) -> Span:
+        """In which time its holder could rely on it: a lease of before the server lost its data is worth nothing from
+        then on, also where it passed on within a client since."""
+        start, end = request.held
+        for wiped, _ in self.history.wipes:
+            if request.kept[0] < wiped:
+                end = min(end, wiped)
+        return start, end
 
     def fences_rise(self, name: int, granted: list[Request]) -> None:
         highest: Request | None = None
@@ -126,6 +140,16 @@ class Judge:
                 self.say(name, request.granted, f"fence {request.fence} after {highest.fence}: {highest}, {request}")
             else:
                 highest = request
+
+    def no_lease_that_is_over(self, name: int, granted: list[Request]) -> None:
+        for request in granted:
+            late = request.granted - request.first_deadline
+            since = request.first_deadline - request.lease, request.granted
+            stopped = any(
+                start < since[1] and end > since[0] for start, end in self.history.stops.get(request.worker, ())
+            )
+            if late > LATE and not stopped and not request.rival:
+                self.say(name, request.granted, f"granted {late:.3f} s after the end of its lease: {request}")
 
     def excuses(self, requests: list[Request]) -> Iterable[Span]:
         """When a name may have been kept for somebody who cannot show it, or the server stood still.

@@ -20,7 +20,7 @@ import fastlock._law as law
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _steps as steps
-from fastlock._gate import ROUND, Gates
+from fastlock._gate import ROUND, Gates, Waiter
 from fastlock._lease import ENDED, Lease, new_token
 from fastlock._session import Session
 from support.handover import GHOSTS, Command
@@ -90,6 +90,7 @@ class Caller:
     lease: Lease | None = None
     steps: Any = None  # of what it does at the time
     wait: steps.Wait | None = None  # in which it sleeps
+    waiter: Waiter | None = None  # by which the gate knows it
 
 
 @dataclass
@@ -117,9 +118,19 @@ class Process:
     def those(self, phase: str) -> list[Caller]:
         return [caller for caller in self.callers if caller.phase == phase]
 
+    def waiting(self) -> list[Caller]:
+        """Those who have no lease yet, in the order in which the gate has them."""
+        gate = self.gates.by_key.get(KEY)
+        line = [] if gate is None else list(gate.waiters)
+        callers = [caller for caller in self.those("waits") if caller not in self.passed()]
+        return sorted(callers, key=lambda who: line.index(who.waiter) if who.waiter in line else -1)
+
+    def passed(self) -> list[Caller]:
+        """Those to whom a lease has passed, and who have not run since."""
+        return [each for each in self.those("waits") if each.waiter is not None and each.waiter.lease is not None]
+
     def first(self) -> Caller:
-        """Of those who have no lease yet, in order of arrival."""
-        return self.those("waits")[0]
+        return self.waiting()[0]
 
     def holders(self) -> list[Caller]:
         return [caller for caller in self.those("holds") if self.valid(caller)]
@@ -187,6 +198,8 @@ class Process:
                 if isinstance(step, steps.Ask):
                     self.send(caller, step)
                     return
+                if isinstance(step, steps.Join | steps.Wait):
+                    caller.waiter = step.waiter
                 if isinstance(step, steps.Wait) and not self.awake(step):
                     caller.wait = step
                     return
@@ -238,11 +251,6 @@ class Process:
         assert not (passed and late), "it has gone round for long enough"
         return passed
 
-    def could_pass(self) -> bool:
-        """Whether the holder's lease would go to the next of this client."""
-        gate = self.gates.by_key.get(KEY)
-        return gate is not None and gate.next_for(self.lease(self.holders()[0]), self.clock()) is not None
-
     def give_up(self, caller: Caller) -> None:
         """The caller is cancelled, as the wires do it."""
         flight = self.pending(caller)
@@ -261,8 +269,9 @@ class Process:
             self.post(caller.op.undo())
 
     def settle(self) -> None:
-        """Whoever was called wakes."""
-        while called := [each for each in self.callers if each.wait is not None and each.wait.waiter.called]:
+        """Whoever was called wakes; but to whom a lease has passed when the walk says so."""
+        awake = lambda each: each.wait is not None and each.wait.waiter.called and each not in self.passed()  # noqa: E731
+        while called := [each for each in self.callers if awake(each)]:
             caller = called[0]
             assert caller.wait is not None
             caller.wait.waiter.called = False

@@ -41,6 +41,7 @@ class Seen(NamedTuple):
     place: int = -1
     held: tuple[tuple[int, bool], ...] = ()
     lapsed: tuple[tuple[int, bool], ...] = ()
+    passed: tuple[tuple[int, bool, bool], ...] = ()
     heard: bool = False
     called: bool = False
     out: tuple[model.Command, ...] = ()
@@ -74,6 +75,7 @@ def _imagined(client: model.Client) -> Seen:
         client.place if asks else -1,
         held,
         tuple(sorted(client.lapsed)),
+        tuple(sorted(client.passed)),
         client.heard,
         client.called and client.pc == model.ENTER,
         client.out,
@@ -131,10 +133,11 @@ class Replay:
         pc, place, called = self.at_work(each)
         return Seen(
             pc,
-            len(each.those("waits")),
+            len(each.waiting()),
             place,
             self.leases_of(each, each.holders()),
             self.leases_of(each, each.lapsed()),
+            tuple(sorted(self.passed(each, who) for who in each.passed())),
             each.line is not None and each.line.hears,
             called,
             tuple(each.known_as(flight) for flight in each.flights if flight.ordered),
@@ -147,10 +150,16 @@ class Replay:
         return tuple(sorted((each.token(who), each.lease(who).contended) for who in callers))
 
     @staticmethod
+    def passed(each: Process, who: Caller) -> tuple[int, bool, bool]:
+        assert who.waiter is not None and who.waiter.lease is not None
+        lease = who.waiter.lease
+        return each.number(lease.token), lease.contended, lease.deadline <= each.clock()
+
+    @staticmethod
     def at_work(each: Process) -> tuple[int, int, bool]:
         """What the first of those who wait does, its place if it has one that the server may know, whether it was
         called meanwhile."""
-        if not each.asked or not each.those("waits"):
+        if not each.asked or not each.waiting():
             return model.BEHIND if each.asked else model.START, -1, False
         first = each.first()
         flight = each.pending(first)
@@ -197,12 +206,13 @@ class Replay:
             "executes": lambda: each.execute(self.flight(each, *rest)),
             "looks": lambda: each.advance(each.first(), None),
             "the first gives up": lambda: each.give_up(each.first()),
-            "the last gives up": lambda: each.give_up(each.those("waits")[-1]),
+            "the last gives up": lambda: each.give_up(each.waiting()[-1]),
+            "resumes": lambda: self.resume(each, rest[0]),
+            "resumes to leave": lambda: each.give_up(each.passed()[0]),
             "lets go": lambda: each.let_go(each.holders()[0], late=dice.random() < 0.5),
             "lets go in a batch": lambda: each.let_go(each.holders()[0], batch=True, late=dice.random() < 0.5),
             "lets go late": lambda: each.let_go(next(who for who in each.lapsed() if each.token(who) == rest[0])),
             "another comes": each.another,
-            "lets go to one who gives up": lambda: self.let_go_to_one_who_gives_up(each),
             "is cut": lambda: each.cut(self.end(each, rest[0])),
             "dies": lambda: self.die(each, rest[0]),
         }
@@ -213,10 +223,11 @@ class Replay:
         return next(flight for flight in each.flights if each.known_as(flight) == command)
 
     @staticmethod
-    def let_go_to_one_who_gives_up(each: Process) -> None:
-        first = each.first()
-        if each.let_go(each.holders()[0]):
-            each.give_up(first)
+    def resume(each: Process, token: int) -> None:
+        who = next(who for who in each.passed() if each.number(who.waiter.lease.token) == token)  # type: ignore[union-attr]
+        assert who.waiter is not None
+        who.waiter.called = False
+        each.advance(who, None)
 
     def end(self, each: Process, sent: tuple[model.Command, ...]) -> list[Flight]:
         """Its connection ends after the server has executed these. What it does not know the reply to."""
@@ -242,7 +253,8 @@ class Replay:
         held = self.probe.ask((b"GET", KEY))[0]
         i, _ = self.identity(held)
         each = self.processes[i]
-        for lease in map(each.lease, each.holders()):
+        passed = [who.waiter.lease for who in each.passed() if who.waiter is not None]
+        for lease in (*map(each.lease, each.holders()), *filter(None, passed)):
             if say.proves(held, lease.token):
                 each.clock.time = lease.deadline
         for flight, reply in each.come:
@@ -252,9 +264,11 @@ class Replay:
 
     def could(self, event: Event) -> bool:
         """Whether it is for the environment to decide, and not for the gate, that this happens now."""
-        if event[0] == "another comes":
-            return KEY in self.processes[event[1]].gates.by_key
-        return event[0] != "lets go to one who gives up" or self.processes[event[1]].could_pass()
+        if event[0] != "another comes":
+            return True
+        each = self.processes[event[1]]
+        gate = each.gates.by_key.get(KEY)  # which is swept out as one comes, if nobody waits there and nobody holds
+        return gate is not None and bool(gate.waiters.count or gate.held is None or gate.held.deadline > each.clock())
 
     def left(self) -> list[str]:
         """What is left of those who live, when all should be over."""

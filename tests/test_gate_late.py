@@ -1,0 +1,73 @@
+"""A lease that passes on within a client, to a caller who runs only when it is over: it does not count, and the caller
+waits on in front. Others may hold the name by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from support.play import Clock
+from test_gate import MS, empty, grant, join, passed, taken
+
+from fastlock._gate import Gates
+
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
+
+
+@pytest.fixture
+def gates() -> Gates:
+    return Gates(contextlib.nullcontext())
+
+
+def test_a_lease_that_is_over_before_its_taker_runs_does_not_count(gates: Gates, clock: Clock) -> None:
+    one, two, three = join(gates, 3)
+    lease = grant(gates, one, clock)
+    assert passed(gates, lease, clock) and gates.returned(two, clock()) is None and two.lease is not None
+    clock.go(MS / 1000)
+    over = gates.returned(two, clock())
+    assert over is not None and over.token == lease.token and two.lease is None
+    assert list(two.gate.waiters) == [two, three], "it is the first again"
+    assert gates.ask(two, clock()) and not gates.ask(three, clock())
+    assert two.gate.place != over.token
+
+
+def test_who_comes_back_is_the_first_also_of_a_gate_that_was_opened_since(gates: Gates, clock: Clock) -> None:
+    one, two = join(gates, 2)
+    assert passed(gates, grant(gates, one, clock), clock)
+    clock.go(MS / 1000)
+    gates.lapsed(clock())
+    assert empty(gates), "nobody waits there, as far as is known"
+    (three,) = join(gates, 1)
+    assert gates.returned(two, clock()) is not None
+    assert two.gate is three.gate and list(two.gate.waiters) == [two, three]
+
+
+def test_who_comes_back_waits_behind_the_one_who_asks_for_their_place(gates: Gates, clock: Clock) -> None:
+    """Else both would be answered that it is theirs."""
+    one, two, three, four = join(gates, 4)
+    assert passed(gates, grant(gates, one, clock), clock)
+    clock.go(MS / 1000)
+    assert gates.ask(three, clock())
+    assert gates.returned(two, clock()) is not None
+    assert list(two.gate.waiters) == [three, two, four] and not gates.ask(two, clock())
+    assert gates.leave(three, clock()) == (None, None) and two.called and gates.ask(two, clock())
+
+
+def test_who_comes_back_where_another_holds_by_now_waits_for_that(gates: Gates, clock: Clock) -> None:
+    one, two, three = join(gates, 3)
+    assert passed(gates, grant(gates, one, clock), clock)
+    clock.go(MS / 1000)
+    later = grant(gates, three, clock)
+    assert gates.returned(two, clock()) is not None and not gates.ask(two, clock())
+    assert passed(gates, later, clock) and taken(two).valid
+
+
+def test_who_comes_back_and_leaves_leaves_nothing(gates: Gates, clock: Clock) -> None:
+    one, two = join(gates, 2)
+    assert passed(gates, grant(gates, one, clock), clock)
+    clock.go(MS / 1000)
+    gates.lapsed(clock())
+    assert gates.returned(two, clock()) is not None
+    assert gates.leave(two, clock()) == (None, None)
+    assert not gates.by_key and not gates.by_place

@@ -1,0 +1,247 @@
+"""What comes late: a lease that passed on and was over before its caller ran, an extension whose reply took longer than
+itself, an acquire that the server executes when its caller has long gone. Nothing of it counts, nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall, swallow
+
+import fastlock
+from fastlock import _lease as leases
+from fastlock._lease import now
+from fastlock.embedded import Server
+
+NAME, SHORT = "sku", 0.1  # seconds: of a lease that ends before its caller runs
+MARK = b"\r\nsku\r\n"
+HASTY = 0.15  # seconds: a reply_timeout that strikes
+
+
+def busy_until(over: Callable[[], object]) -> None:
+    """As a task that computes, or a thread that has the interpreter: nobody else of the process runs."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(30)
+    try:
+        while not over():
+            pass
+    finally:
+        sys.setswitchinterval(interval)
+
+
+# ------------------------------------------------------------------------------------ passed on, over before it is seen
+
+
+async def test_a_lease_that_is_over_before_its_taker_runs_is_not_acquired(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """It passed on within the client; meanwhile the process computes, and somebody else has the name."""
+    client = face.client(server.unix_url)
+    for _ in range(10):
+        holder = client.lock(NAME, timeout=SHORT, thread_local=False)
+        taker = client.lock(NAME, timeout=SHORT, thread_local=False)
+        valid: list[bool] = []
+
+        async def take(taker: Any = taker, valid: list[bool] = valid) -> None:
+            assert await face.get(taker.acquire())
+            valid.append(taker.lease.valid)
+
+        await wait_as_two(face, client, holder)
+        job = face.start(take)
+        await joined(face, client)
+        deadline = holder.lease.deadline
+        for gate in client._wire.crowd.values():
+            gate.handed = now() + 1  # as if it had passed a moment ago: the next one is not let run first
+        await face.get(holder.release())
+        busy_until(lambda deadline=deadline: now() > deadline + 0.005)
+        while not valid and not probe.set(NAME, b"rival", nx=True, px=30):
+            pass
+        await job.get()
+        assert valid == [True]
+        with contextlib.suppress(fastlock.LockNotOwnedError):  # a thread may have had it before we computed
+            await face.get(taker.release())
+    assert client.get_stats()["late_grants"] > 0, "or this shows nothing"
+
+
+async def pause(face: Face, seconds: float) -> None:
+    await asyncio.sleep(seconds) if face.is_async else time.sleep(seconds)
+
+
+async def wait_as_two(face: Face, client: Any, lock: Any) -> None:
+    """Acquire by waiting, as only such a lease passes on without a command."""
+    first = client.lock(NAME, thread_local=False)
+    await face.get(first.acquire())
+    job = face.start(lock.acquire)
+    await joined(face, client)
+    await face.get(first.release())
+    assert await job.get() is True
+
+
+async def joined(face: Face, client: Any) -> None:
+    """Return when somebody waits in the client."""
+    end = time.monotonic() + 10
+    while not any(gate.waiters.count for gate in list(client._wire.crowd.values())):
+        assert time.monotonic() < end
+        await pause(face, 0.0002)
+
+
+# ----------------------------------------------------------------------------------------------- executed long after it
+
+
+@contextlib.contextmanager
+def standstill(server: Server) -> Iterator[None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+async def test_an_acquire_that_is_executed_long_after_it_was_abandoned_is_undone(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The server counts the lease from when it goes on: what undoes it is not dropped before."""
+    client = face.client(server.unix_url, reply_timeout=HASTY, connect_timeout=HASTY)
+    await face.get(client.server_info())
+    lock = client.lock(NAME, timeout=1.0)
+    with standstill(server):
+        with pytest.raises(redis.exceptions.TimeoutError):
+            await face.get(lock.acquire(blocking=False))
+        over = now() + 1.1
+        busy_until(lambda: now() > over)
+    while True:
+        with contextlib.suppress(redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+            await face.get(client.lock("barrier").locked())
+            break
+    assert not probe.exists(NAME)
+
+
+async def test_an_extension_whose_reply_took_longer_than_itself_does_not_count(
+    face: Face, proxy: FaultProxy, probe: redis.Redis
+) -> None:
+    lock = face.client(proxy.url, reply_timeout=20).lock(NAME, timeout=60, thread_local=False)
+    await face.get(lock.acquire())
+    armed = proxy.arm(stall("reply"), after=MARK, times=1)
+    job = face.start(lambda: lock.extend(0.05, replace_ttl=True))
+    while not armed.fired:
+        await pause(face, 0.001)
+    end = now() + 0.06
+    busy_until(lambda: now() > end)
+    armed.resume()
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await job.get()
+    assert not lock.lease.valid
+
+
+# -------------------------------------------------------------------------------------- leases that come from elsewhere
+
+
+async def test_a_release_by_a_token_from_elsewhere_knows_its_own_work(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """When such a lease ends, only the server knows: a key that is gone after a lost reply was not over before."""
+    client = face.client(proxy.url, reply_timeout=HASTY)
+    r = face_redis(face, probe)
+    lock = face.module.Lock(r, NAME, timeout=30, thread_local=False)
+    lock._wire = client._wire
+    for how in (swallow(), stall()):
+        probe.set(NAME, b"fl:" + b"7" * 32, px=30_000)
+        lock.local.token = b"fl:" + b"7" * 32
+        armed = proxy.arm(how, after=MARK, times=1)
+        await face.get(lock.release())
+        armed.wait()
+        assert not probe.exists(NAME)
+    lock.local.token = b"fl:" + b"8" * 32
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await face.get(lock.release())
+
+
+def face_redis(face: Face, probe: redis.Redis) -> Any:
+    path = probe.connection_pool.connection_kwargs["path"]
+    return (redis.asyncio.Redis if face.is_async else redis.Redis)(unix_socket_path=path)
+
+
+def test_a_lease_from_another_boot_is_over(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deadline means nothing on a clock that began at another time; by its token it can still be released."""
+    lease = fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, now() + 1000)
+    endless = fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, float("inf"))
+    told, forever = pickle.dumps(lease), pickle.dumps(endless)
+    assert pickle.loads(told).deadline == lease.deadline
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "boot_id", lambda: b"another")
+        other = pickle.loads(told)
+        assert not other.valid and other.remaining == 0.0 and other.token == lease.token and other.foreign
+        assert pickle.loads(forever).valid
+
+
+def test_a_lease_from_a_container_whose_clock_begins_elsewhere(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = leases.now
+    told = pickle.dumps(fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, real() + 10))
+    monkeypatch.setattr(leases, "now", lambda: real() - 3000)
+    assert 9 < pickle.loads(told).remaining <= 10.001
+    monkeypatch.setattr(leases, "now", lambda: real() + 3000)
+    assert pickle.loads(told).remaining == 0.0
+
+
+# ---------------------------------------------------------------------------------------- the same lease released twice
+
+
+async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_holder(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread or task releases it as a batch does: who is next in the process holds by the same token."""
+    client = face.client(server.unix_url)
+    first, second = (client.lock(NAME, thread_local=False) for _ in range(2))
+    await wait_as_two(face, client, first)
+    job = face.start(second.acquire)
+    await joined(face, client)
+    lease, drive = first.lease, client._wire.drive
+
+    async def as_task(steps: Any) -> Any:
+        monkeypatch.undo()
+        await first.release()
+        return await drive(steps)
+
+    def as_thread(steps: Any) -> Any:
+        monkeypatch.undo()
+        first.release()
+        return drive(steps)
+
+    monkeypatch.setattr(client._wire, "drive", as_task if face.is_async else as_thread)
+    assert await face.get(client.release_many([lease])) == [False]
+    assert await job.get() is True
+    assert second.lease.token == lease.token and await face.get(second.owned())
+    await face.get(second.release())
+
+
+async def test_a_batch_that_is_released_once_more_after_an_error_says_what_the_first_time_released(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    client = face.client(server.unix_url)
+    passed, taker = (client.lock(NAME, thread_local=False) for _ in range(2))
+    await wait_as_two(face, client, passed)
+    job = face.start(taker.acquire)
+    await joined(face, client)
+    batch = [passed.lease, *await face.get(client.acquire_many(["a", "b", "c"]))]
+    probe.set("b", b"fl+" + batch[2].token[3:])  # as if somebody waited: it takes a script
+    probe.delete("fastlock:queue:{b}")
+    probe.rpush("fastlock:queue:{b}", "no queue")
+    with pytest.raises(redis.exceptions.ResponseError):
+        await face.get(client.release_many(batch))
+    assert await job.get() is True
+    probe.delete("fastlock:queue:{b}")
+    assert await face.get(client.release_many(batch)) == [True] * 4
+    assert await face.get(client.release_many(batch)) == [False] * 4
+    assert await face.get(taker.owned())
+    await face.get(taker.release())
