@@ -21,7 +21,6 @@ def open_socket(settings: Settings) -> Any:
             sock = _connected_to(settings, host, port)
             tune_socket(sock, settings)
             if settings.tls is not None:
-                native.refuse_greenlet("a connection with TLS is to be opened")
                 sock = socket.socket(fileno=sock.detach())
                 sock.settimeout(settings.connect_timeout)
                 sock = settings.tls.wrap_socket(sock, server_hostname=host)

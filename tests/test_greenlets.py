@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from support.programs import LIMIT, needs
+from support.tls import Authority, TlsFront
 
 pytestmark = pytest.mark.usefixtures("impl")
 
@@ -58,6 +60,16 @@ LATER = """
 import fastlock, os
 client = fastlock.Client.from_url(os.environ["SERVER"])
 patch()
+"""
+OVER_TLS = """
+patch()
+import fastlock, os
+client = fastlock.Client.from_url(os.environ["SERVER"], ssl_ca_certs=os.environ["AUTHORITY"], max_connections=4)
+def free(number):
+    for _ in range(10):
+        with client.lock(f"free:{number}"):
+            pass
+together([lambda number=number: free(number) for number in range(4)])
 """
 REFUSED = """
 lock = client.lock("sku", timeout=30, **OPTIONS)
@@ -147,3 +159,14 @@ def test_who_would_wait_is_refused_and_leaves_nothing(
 def test_native_threads_wait(server: Any, probe: redis.Redis, no_leaks: Any, world: str, order: str) -> None:
     """All of it in a thread of the pool, or the acquire alone."""
     run(world, server.unix_url if order is FIRST else server.tcp_url, order + NATIVE)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_native_threads_wait_over_tls(
+    server: Any, probe: redis.Redis, no_leaks: Any, world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no TLS without the hub goes on in others' threads."""
+    authority = Authority(tmp_path, "localhost")
+    monkeypatch.setenv("AUTHORITY", authority.file)
+    with TlsFront(authority, server.path) as front:
+        run(world, f"rediss://localhost:{front.port}/0", OVER_TLS + NATIVE)
