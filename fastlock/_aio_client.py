@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar
@@ -16,6 +17,7 @@ from fastlock import _terms as terms
 from fastlock import _topology as topology
 from fastlock._aio_lock import ClientLock
 from fastlock._aio_wire import Wire
+from fastlock._fork import check
 from fastlock._lease import Lease, new_token, now
 
 P = ParamSpec("P")
@@ -30,6 +32,7 @@ class Client:
     `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5 each; also as
     `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that needs one.
 
+    When its loop has ended, a client goes on in the next one; while that lives, use in another is a RuntimeError.
     Raises ValueError or TypeError for an option that makes no sense, and names it.
     """
 
@@ -91,10 +94,12 @@ class Client:
         given, keys, ms = batch.asked(names, timeout)
         if not given:
             return []
+        self._wire.begin()
         return self._wire.stats.acquired(await self._wire.drive(law.acquire_many(given, keys, new_token(), ms, now)))
 
     async def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
+        self._wire.begin()
         given, mine = batch.owned(leases)
         steps = law.release_many(mine, self._wire.gates, now)
         return batch.merge(given, mine, self._wire.stats.released(await self._wire.drive(steps)))
@@ -128,6 +133,7 @@ class Client:
 
         The counts are those of `fastlock.Client.get_stats`.
         """
+        check()
         return self._wire.stats.as_dict([] if self._wire.link is None else [self._wire.link.pipe])
 
     async def server_info(self) -> dict[str, Any]:
@@ -136,8 +142,8 @@ class Client:
 
     @property
     def retired(self) -> bool:
-        """Whether this client was closed, or its event loop was."""
-        return self._wire.retired
+        """Whether this client was closed."""
+        return self._wire.closed
 
     async def close(self) -> None:
         """Close all connections; whoever waits gets ClientClosedError. Held locks stay until they are released or
@@ -157,9 +163,12 @@ class Client:
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def __del__(self) -> None:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise terms.refuse_copy(self)
+
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         wire = getattr(self, "_wire", None)
-        if wire is not None:
+        if wire is not None and not ends():  # when the interpreter ends, so do its connections
             wire.abandon()
 
     def __repr__(self) -> str:

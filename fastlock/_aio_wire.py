@@ -7,12 +7,14 @@ his slot as a tombstone, so replies never shift. Never here: decisions about loc
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import math
 import os
 import threading
 import weakref
+from collections.abc import AsyncGenerator
 from types import ModuleType
 from typing import Any
 
@@ -23,13 +25,15 @@ from fastlock import _errors as errors
 from fastlock import _session as session
 from fastlock._broken import Broken, NoReply, broken
 from fastlock._common import Common
+from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
+from fastlock._sockets import tune_socket
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 from fastlock._turns import Turns
-from fastlock._wire import FAILED, PARTING, as_error, queue, templates, tune_socket, warn_of_refusal
+from fastlock._wire import FAILED, PARTING, as_error, queue, templates, warn_of_refusal
 
 
 class Link(asyncio.Protocol):
@@ -110,6 +114,10 @@ class Link(asyncio.Protocol):
 
     def post(self, undo: Undo) -> None:
         """Queue an undo that nobody waits for."""
+        if self.loop.is_closed():
+            undo.stale = (*undo.stale, self.session)
+            self.wire.owe(undo)
+            return
         undo.link = self
         queue(self, undo, undo)
         self.pipe.announce()
@@ -176,6 +184,9 @@ class Link(asyncio.Protocol):
             self._watch = None
         if self.transport is not None:
             _abort(self.transport)
+        if self.loop.is_closed():
+            self._bury()
+            return
         final = isinstance(error, errors.ClientClosedError)
         patience = self.wire.settings.reply_timeout
         self.wire.stats.retire(self.pipe)
@@ -193,6 +204,20 @@ class Link(asyncio.Protocol):
         if self.wire.closed:
             self.wire.end_alarms()
 
+    async def settle(self) -> None:
+        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
+        was closed."""
+        if self.pipe.pending:
+            await asyncio.wait([self.ask(Call([(b"PING",)]))], timeout=PARTING)
+
+    def _bury(self) -> None:
+        """Nobody waits here any more, as the loop was closed; what is owed is owed still."""
+        self.wire.stats.retire(self.pipe)
+        for slot in self.pipe.drain():
+            if isinstance(slot, Undo):
+                slot.stale = (*slot.stale, self.session)
+                self.wire.owe(slot)
+
 
 class Wire(Common):
     """The connection of one client, and how its tasks wait."""
@@ -209,20 +234,84 @@ class Wire(Common):
         self.debts: list[Undo] = []
         self.link: Link | None = None  # the connection, if there is one now
         self.open_pipe: Any = None  # its pipe, as long as commands may be queued there
-        self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, from its first connection on
+        self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
+        self._binding = threading.Lock()
+        self._end: Any = None  # closed by the loop when it comes to its end: see `_at_end`
         self._connecting: asyncio.Task[Link] | None = None
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
+        self._broken = False  # a connection that has had no successor yet
         self.stats = Stats()
         self.gates = Gates(self.impl.Mutex(), self.stats)  # of no use, but faster than what does nothing
         self.crowd = self.gates.by_key  # names for which somebody waits
         self.alarms: dict[float, Any] = {}  # of the compiled hot path, by the time that they give
         self.ticks: asyncio.TimerHandle | None = None
 
+    def begin(self) -> None:
+        """Before anything is done: all that is kept here is this process's, and the running loop's."""
+        check()
+        loop = asyncio._get_running_loop()
+        if loop is not self.loop or loop is None:
+            self._bind(loop)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        if loop is None:
+            raise RuntimeError(
+                "fastlock.asyncio works in asyncio's event loop, and none runs here: under trio use a fastlock.Client "
+                "in threads, as by trio.to_thread.run_sync or anyio.to_thread.run_sync"
+            )
+        with self._binding:
+            if self.loop is loop:
+                return
+            if self.loop is not None:
+                if not self.loop.is_closed():
+                    raise RuntimeError(
+                        "this fastlock.asyncio.Client belongs to another event loop, which is not closed: make one "
+                        "client for each loop, or give all that use this one the same loop (of pytest-asyncio "
+                        'loop_scope="session")'
+                    )
+                self._leave_loop()
+            self.loop = loop
+            self._end = _at_end(weakref.ref(self))
+            with contextlib.suppress(StopIteration):
+                self._end.asend(None).send(None)  # where it waits for that
+
+    async def part(self) -> None:
+        """The loop comes to its end: what is owed is said, and the connection closed, as nobody else would."""
+        self._end = None
+        link = self.link
+        if link is not None and link.dead is None:
+            await link.settle()
+            self.link = self.open_pipe = None
+            link.fail(EOFError("its event loop ends"))
+            await asyncio.sleep(0)  # the transport closes its socket in the next tick
+
+    def _leave_loop(self) -> None:
+        """Those who waited in the loop are gone, and the connection. Leases stay, and what is owed."""
+        self._unwatch()
+        link, self.link, self.open_pipe = self.link, None, None
+        if link is not None:
+            link.fail(EOFError("its event loop has ended"))
+        self._connecting = None
+        self._sleeping.clear()
+        self.gates.forget()
+        self.gates = Gates(self.impl.Mutex(), self.stats)
+        self.crowd = self.gates.by_key
+        self.alarms = {}
+        self.ticks = None
+
+    def _unwatch(self) -> None:
+        """The end of the loop is of no more interest."""
+        end, self._end = self._end, None
+        if end is not None:
+            with contextlib.suppress(StopIteration, RuntimeError):  # which runs already
+                end.aclose().send(None)
+
     async def release(self, lock: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None) -> None:
         """A release that the hot path hands on: from its start, or with `op` from its answer."""
         try:
             if op is None:
+                self.begin()
                 await self.run(lock.releasing())
             elif answer is BEHIND:  # others wait, nothing was asked yet
                 await self.drive(op.rest(await self._ask(op), now))
@@ -236,6 +325,7 @@ class Wire(Common):
     async def run(self, op: Any, answer: Any = None) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: a Waiter, from which to
         go on."""
+        self.begin()
         if answer is None:
             answer = op.local(self.gates, now())
         return await self.drive(op.rest(await self._ask(op) if answer is None else answer, now))
@@ -248,6 +338,7 @@ class Wire(Common):
 
     async def drive(self, steps: Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
+        self.begin()
         answer = None
         while True:
             try:
@@ -320,7 +411,12 @@ class Wire(Common):
         """Have something said that nobody waits for; over the next connection, when there is none."""
         if undo.link is not None and undo.link.dead is not None:
             undo.stale = (*undo.stale, undo.link.session)
-        if self.link is not None:
+        if self.link is not None and self.link.loop is not asyncio._get_running_loop():
+            with contextlib.suppress(RuntimeError):  # that loop is closed: for the next one
+                self.link.loop.call_soon_threadsafe(self.undo, undo)
+                return
+            self.owe(undo)
+        elif self.link is not None:
             self.link.post(undo)
         else:
             self.owe(undo)
@@ -374,22 +470,15 @@ class Wire(Common):
     # the connection
 
     async def _connected(self) -> Link:
-        loop = asyncio.get_running_loop()
         if self.closed:
             raise errors.ClientClosedError("this client is closed")
-        if self.loop is not loop:
-            if self.loop is not None:
-                raise RuntimeError(
-                    "this fastlock.asyncio.Client belongs to another event loop: make one client for each loop"
-                )
-            self.loop = loop
         if self.link is not None:
             return self.link
-        task = self._connect_task(loop)
+        task = self._connect_task(asyncio.get_running_loop())
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled() and self._connecting is None and self.retired:
+            if task.cancelled() and self._connecting is None and self.closed:
                 raise errors.ClientClosedError("this client was closed") from None
             raise
 
@@ -429,7 +518,8 @@ class Wire(Common):
             closed = errors.ClientClosedError("this client is closed")
             link.fail(closed)
             raise closed
-        self.stats.reconnects += self._met
+        self.stats.reconnects += self._broken
+        self._broken = False
         if not self._met:
             self._met = True
             session.warn_of_eviction(link.session, settings.place)
@@ -446,6 +536,7 @@ class Wire(Common):
         if (
             not self.closed
             and self._met
+            and self._end is not None  # the loop has not come to its end
             and loop is not None
             and loop is asyncio._get_running_loop()
             and not loop.is_closed()
@@ -456,22 +547,20 @@ class Wire(Common):
         """A connection broke."""
         if self.link is link:
             self.link = self.open_pipe = None
+            self._broken = True
         if self.debts and link.session is not None:
             self._reconnect()
-
-    @property
-    def retired(self) -> bool:
-        """Whether the client was closed, or its event loop was: nothing can be asked through it any more."""
-        return self.closed or (self.loop is not None and self.loop.is_closed())
 
     async def close(self) -> None:
         """End the connection, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
+        check()
         if self.debts and self._met and self.loop is asyncio._get_running_loop():
             with contextlib.suppress(*FAILED, TimeoutError):  # to be said over a new connection
                 await asyncio.wait_for(self._connected(), PARTING)
         self.closed = True
         self.open_pipe = None
+        self._unwatch()
         link = self.link
         if self.loop is None or self.loop.is_closed():
             if link is not None:
@@ -486,8 +575,7 @@ class Wire(Common):
         while self.gates.by_place and link is not None and link.dead is None and now() < until:
             await asyncio.sleep(0)  # each leaves the queue as it goes
         if link is not None and link.loop is asyncio._get_running_loop():
-            if link.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
-                await asyncio.wait([link.ask(Call([(b"PING",)]))], timeout=PARTING)
+            await link.settle()
             link.fail(errors.ClientClosedError("this client was closed"))
         self.end_alarms()
         await asyncio.sleep(0)  # the transport closes its socket in the next tick
@@ -499,7 +587,9 @@ class Wire(Common):
 
     def abandon(self) -> None:
         """Nobody holds the client any more, in whatever thread that came out: its loop closes the connection."""
+        check()
         link, self.closed, self.open_pipe = self.link, True, None
+        self._unwatch()
         if link is not None and link.dead is None and link.loop.is_closed():
             link.fail(errors.ClientClosedError("nobody holds this client"))
         elif link is not None and link.dead is None:
@@ -515,7 +605,19 @@ class Wire(Common):
                 null = os.open(os.devnull, os.O_RDWR)
                 os.dup2(null, sock.fileno())  # the number stays taken, until the transport gives it back
                 os.close(null)
+        self._unwatch()
         self._start()
+
+
+async def _at_end(wire: weakref.ref[Wire]) -> AsyncGenerator[None, None]:
+    """A loop that comes to its end closes the asynchronous generators that began in it, under asyncio.run and all that
+    do as it does: there is no other way to hear of it while something can still be said."""
+    try:
+        yield
+    finally:
+        found = wire()
+        if found is not None and found._end is not None:
+            await found.part()
 
 
 def _abort(transport: Any) -> None:
@@ -537,8 +639,16 @@ def _forget_parent() -> None:
         wire.forget_parent()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+def _settle() -> None:
+    """The interpreter ends: connections whose loop was closed, which nobody else closes."""
+    check()
+    for wire in list(_WIRES):
+        if wire.link is not None and wire.link.loop.is_closed():
+            wire.abandon()
+
+
+at_fork(_forget_parent)
+atexit.register(_settle)
 
 
 def _wake(future: asyncio.Future[None], answer: object = None) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 
 # Modules whose frames make system calls for a connection
-_CALLERS = frozenset(("fastlock._fallback", "fastlock._wire", "socket", "ssl"))
+_CALLERS = frozenset(("fastlock._fallback", "fastlock._wire", "fastlock._sockets", "socket", "ssl"))
+_GREEN = ("gevent.", "eventlet.")  # and their stand-ins for `ssl`
 
 
 class Broken(OSError):
@@ -37,6 +38,7 @@ def by_handler(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_globals.get("__name__") in _CALLERS:
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    if trace is None or module in _CALLERS or module.startswith(_GREEN):
         return False
     return threading.get_ident() == threading.main_thread().ident

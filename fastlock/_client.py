@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar
@@ -14,6 +15,7 @@ from fastlock import _law as law
 from fastlock import _session as session
 from fastlock import _terms as terms
 from fastlock import _topology as topology
+from fastlock._fork import check
 from fastlock._lease import Lease, new_token, now
 from fastlock._lock import ClientLock
 from fastlock._wire import Wire
@@ -92,10 +94,12 @@ class Client:
         given, keys, ms = batch.asked(names, timeout)
         if not given:
             return []
+        self._wire.begin()
         return self._wire.stats.acquired(self._wire.drive(law.acquire_many(given, keys, new_token(), ms, now)))
 
     def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
+        self._wire.begin()
         given, mine = batch.owned(leases)
         steps = law.release_many(mine, self._wire.gates, now)
         return batch.merge(given, mine, self._wire.stats.released(self._wire.drive(steps)))
@@ -134,6 +138,7 @@ class Client:
         leases that were over, or somebody else's, when they were released or extended. reconnects: connections in place
         of broken ones. commands, flushes: their quotient is the number of commands in one write.
         """
+        check()
         return self._wire.stats.as_dict([each.pipe for each in self._wire.connections])
 
     def server_info(self) -> dict[str, Any]:
@@ -163,9 +168,12 @@ class Client:
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    def __del__(self) -> None:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise terms.refuse_copy(self)
+
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         wire = getattr(self, "_wire", None)
-        if wire is not None and not wire.closed:
+        if wire is not None and not ends() and not wire.closed:  # when the interpreter ends, so do its connections
             wire.close()
 
     def __repr__(self) -> str:

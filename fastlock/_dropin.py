@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from fastlock import _checks as checks
 from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _topology as topology
+from fastlock._fork import at_fork, check
 from fastlock._lease import Lease, now
 from fastlock._steps import Clock, Steps
 from fastlock._terms import SLEEP, Local, Terms
@@ -35,8 +35,7 @@ def _forget_parent() -> None:
     _MUTEX = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+at_fork(_forget_parent)
 
 
 def client_of(redis: Any) -> Any:
@@ -65,6 +64,7 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
     if inspect.iscoroutinefunction(pool.disconnect) is not asynchronous:
         right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
         raise TypeError(f"redis is a {_named(not asynchronous)} client: use {right}")
+    check()
     client = _CLIENTS.get(pool)
     if client is None or client.retired:
         with _MUTEX:

@@ -22,6 +22,7 @@ from typing import Any
 from hiredis import ProtocolError, PushNotification, Reader
 
 from fastlock._broken import Broken, NoReply, Unasked, broken, by_handler
+from fastlock._native import RLock, allocate_lock, poll
 
 IMPLEMENTATION = "python"
 BUILD = "release"
@@ -78,10 +79,7 @@ class Template:
         return self._format % tuple(filled)
 
 
-_RLock: Any = type(threading.RLock())
-
-
-class Mutex(_RLock):  # type: ignore[misc]
+class Mutex(RLock):  # type: ignore[misc]
     """What keeps the threads of a process apart; its own thread may take it again."""
 
     __slots__ = ()
@@ -196,7 +194,7 @@ class Pipe:
     def __init__(self, sock: Any = None) -> None:
         self._reader = Reader(notEnoughData=_NOTHING)
         self._filter = _ReplyFilter()
-        self._mutex = threading.RLock()
+        self._mutex = RLock()
         self._out: list[bytes] = []
         self._slots: deque[Any] = deque()
         self._missing = 0  # replies
@@ -206,7 +204,7 @@ class Pipe:
         self._leader: Ticket | None = None  # the ticket of the thread that reads
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._turn = threading.Lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
+        self._turn = allocate_lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
         self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never waits
         if sock is not None and not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
@@ -623,7 +621,7 @@ def _check_depth(reply: Any, left: int) -> None:
 
 
 def _wait(sock: Any, events: int, timeout: float) -> bool:
-    poller = select.poll()
+    poller = poll()
     poller.register(sock, events)
     try:
         return bool(poller.poll(min(max(0.0, timeout), _LONGEST) * 1000))

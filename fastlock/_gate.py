@@ -360,6 +360,12 @@ class Gates:
                 for waiter in list(gate.waiters):
                     waiter.call()
 
+    def forget(self) -> None:
+        """Those who wait here are no more, and nobody is to wake them."""
+        for gate in {*self.by_key.values(), *self.by_place.values()}:
+            for waiter in gate.waiters:
+                waiter.wake = None
+
     def failed(self, gate: Gate, error: Exception) -> None:
         """The server stays away: who has waited so long does not begin again, one after the other."""
         with self.mutex:

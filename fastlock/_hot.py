@@ -13,9 +13,11 @@ from typing import Any
 
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE, hand_over
 from fastlock._errors import RedisError, own
+from fastlock._fork import check
 from fastlock._gate import GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, new_token, now
+from fastlock._native import refuse_greenlet
 from fastlock._steps import BEHIND, LATE
 from fastlock._terms import KEPT, Releasing, Terms
 from fastlock._turns import Turn
@@ -147,6 +149,7 @@ def leave(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None
 
 def take(lock: Terms, must: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `Terms.taking`."""
+    check()
     wire, sent = lock._wire, now()
     if wire.crowd:
         wire.gates.sweep(sent)
@@ -192,6 +195,7 @@ def _until(lock: Terms, start: float) -> float | None:
 
 def _wait(lock: Terms, must: bool, waiter: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+    refuse_greenlet(f"{lock.name!r} is held")
     wire, op = lock._wire, lock.taking(None, must, start)
     try:
         wire.gates.join(waiter, start)
@@ -208,6 +212,7 @@ def _wait(lock: Terms, must: bool, waiter: Any, start: float) -> Lease | None:
 
 def give(lock: Terms) -> None:
     """Release the lease of the calling thread. Errors are those of `Terms.releasing`."""
+    check()
     wire = lock._wire
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
@@ -271,6 +276,7 @@ def _release(lock: Terms, lease: Lease, contended: bool) -> Releasing:
 
 def _open_pipe(lock: Terms) -> Any:
     """The connection's, if there is one and the running task may use it."""
+    check()
     pipe = lock._wire.open_pipe
     return pipe if pipe is not None and pipe.thread == threading.get_ident() else None
 

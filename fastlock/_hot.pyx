@@ -21,6 +21,8 @@ from fastlock._errors import ClientClosedError, RedisError, own
 from fastlock._law import LAST_LOOK as _LAST_LOOK, _entered as entered
 from fastlock._steps import BEHIND as _BEHIND, LATE as _LATE, Call
 from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
+from fastlock._native import EVENTLET as _EVENTLET, GEVENT as _GEVENT, allocate_lock as _allocate_lock
+from fastlock._native import refuse_greenlet
 from fastlock._terms import KEPT as _KEPT, Releasing
 from fastlock._wire import _BROKEN, SPIN as _SPIN, STALE as _STALE
 
@@ -34,6 +36,7 @@ from posix.types cimport clockid_t
 
 from fastlock._common cimport Common
 from fastlock._core cimport Mutex, Pipe, Template, Ticket
+from fastlock._fork cimport check, forked
 from fastlock._gate cimport Gate, Gates, Waiter
 from fastlock._lease cimport Lease, new_token
 from fastlock._terms cimport Terms
@@ -57,7 +60,9 @@ cdef object BROKEN = _BROKEN, now = _now, STALE = _STALE, BEHIND = _BEHIND, LATE
 cdef int GONE = _GONE, HAND_OVER = _HAND_OVER, PASSED = _PASSED
 cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
 cdef clockid_t CLOCK = _BOOTTIME or 0
-cdef object allocate_lock = threading.Lock
+cdef object allocate_lock = _allocate_lock
+cdef dict MODULES = sys.modules
+cdef str EVENTLET = _EVENTLET, GEVENT = _GEVENT
 cdef dict WIRE = _wire.__dict__
 cdef object INTERRUPTED = Call([])  # an ask of which nothing is to be undone
 # Until 3.12 `current_task` is Python, which asks this
@@ -240,6 +245,8 @@ cpdef take(Terms lock, bint must):
     cdef Lease lease
     cdef Py_ssize_t verb = ACQUIRE if lock.ms else ACQUIRE_ENDLESS
     cdef Common wire = lock._wire
+    if forked:
+        check()
     if wire.crowd:
         wire.gates.sweep(sent)
         if (waiter := _behind(lock, None, None)) is not None:
@@ -287,6 +294,8 @@ cdef _wait(Terms lock, bint must, Waiter waiter, double start):
     cdef Lease lease = None
     cdef Common wire = lock._wire
     cdef double until = _until(lock, start)
+    if GEVENT in MODULES or EVENTLET in MODULES:
+        refuse_greenlet(f"{lock.name!r} is held")
     owner = thread_owner() if lock.thread_local else None
     cdef _Nap nap = _Nap.__new__(_Nap)
     op = None
@@ -495,6 +504,8 @@ cpdef give(Terms lock):
     cdef bint contended  # somebody waits elsewhere, as far as is known
     cdef int what
     cdef Common wire = lock._wire
+    if forked:
+        check()
     owner = thread_owner() if lock.thread_local else None
     lease = lock.leases.get(owner)
     if lease is None or _odd(lease):

@@ -28,6 +28,8 @@ cdef class _Exchange(Turn):
     cdef Pipe _open_pipe(self):
         """The connection's, if there is one and the running task may use it."""
         cdef Common wire = self.lock._wire
+        if forked:
+            check()
         cdef Pipe pipe = wire.open_pipe
         if pipe is None or pipe.thread != PyThread_get_thread_ident():
             return None

@@ -17,7 +17,7 @@ from types import ModuleType
 from fastlock import _fallback
 from fastlock._sources import PYTHON, digest
 
-COMPILED = (*PYTHON, "_hot")
+COMPILED = (*PYTHON, "_fork", "_hot")
 _NAMES = ("cython", "python")
 
 

@@ -189,7 +189,7 @@ class Acquire(Ask):
         if left is not LATE and left != -1:  # -1: a holder without end
             pause = min(pause, left / 1000)
         last = None if self.until is None else self.until - LAST_LOOK
-        yield Sleep(within(max(pause, SHORTEST_PAUSE), last, clock))
+        yield Sleep(within(max(pause, SHORTEST_PAUSE), last, clock), held=True)
 
     def _look(self, gate: Gate) -> Call:
         """A look of the first at the server, by the place of its gate."""

@@ -2,6 +2,8 @@
 
 import cython
 
+from fastlock._fork cimport check, generation
+
 cdef extern from "<stdbool.h>":
     ctypedef bint flag "bool"  # a byte, where there are many of its objects; Cython's own takes four
 

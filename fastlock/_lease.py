@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Lease", "forget_parent", "new_token", "now"]
+from fastlock._fork import at_fork, check, generation
+
+__all__ = ["Lease", "new_token", "now"]
 
 # CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease does not.
 # (macOS's counts on, and there is no other.)
@@ -22,7 +24,6 @@ _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 now: Callable[[], float] = time.monotonic if _BOOTTIME is None else functools.partial(time.clock_gettime, _BOOTTIME)
 
 ENDED = -math.inf  # the deadline of a lease of which the server said that it is over
-_generation = 0  # of this process among its forks: a child owns nothing that its parent acquired
 
 
 class Lease:
@@ -48,24 +49,24 @@ class Lease:
         self.unreported = False  # whether it was released by a `release_many` that failed for others
         self.release_doubted = False
         self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
-        self._generation = _generation
+        self._generation = generation()  # a child owns nothing that its parent acquired
 
     @property
     def remaining(self) -> float:
         """Seconds until the lease ends: 0.0 once it ended, infinite for a lock without timeout."""
-        if self._generation != _generation:
+        if self._generation != generation():
             return 0.0
         return max(0.0, self.deadline - now())
 
     @property
     def valid(self) -> bool:
         """Whether nobody else can have the lock yet, as far as time tells; a deleted key is only seen by the server."""
-        return self._generation == _generation and now() < self.deadline
+        return self._generation == generation() and now() < self.deadline
 
     @property
     def inherited(self) -> bool:
         """Whether this is a forked child's copy of its parent's lease: it owns nothing."""
-        return self._generation != _generation
+        return self._generation != generation()
 
     def doubt_release(self, started: float) -> None:
         """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
@@ -115,6 +116,7 @@ _stock: list[bytes] = []
 
 def new_token() -> bytes:
     """A token that nobody can guess: 128 random bits as 32 hexadecimal digits, behind what says that it is ours."""
+    check()
     try:
         return _stock.pop()  # atomic: no two threads get the same
     except IndexError:
@@ -125,12 +127,4 @@ def new_token() -> bytes:
         return token
 
 
-def forget_parent() -> None:
-    """In a forked child: no lease is its own, and no token may come twice."""
-    global _generation
-    _generation += 1
-    _stock.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=forget_parent)
+at_fork(_stock.clear)  # no token may come twice

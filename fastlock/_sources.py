@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-TWINS = ("_core", "_hot")  # compiled from a .pyx; in Python `_fallback` and `_hot.py` are the same
+TWINS = ("_core", "_fork", "_hot")  # compiled from a .pyx; in Python `_fallback`, `_fork.py` and `_hot.py` are the same
 # From their .py; a .pxd names the types.
 PYTHON = ("_checks", "_lease", "_stats", "_gate", "_batch", "_terms", "_turns", "_common")
 

@@ -119,12 +119,13 @@ class Wait:
 
 
 class Sleep:
-    """Step: wait so many seconds."""
+    """Step: wait so many seconds. `held`: for somebody who holds the lock."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("held", "seconds")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, held: bool = False) -> None:
         self.seconds = seconds
+        self.held = held
 
 
 class Undo:

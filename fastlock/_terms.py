@@ -13,7 +13,7 @@ import logging
 import math
 import string
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from fastlock import _checks as checks
 from fastlock import _law as law
@@ -189,8 +189,22 @@ class Terms:
         else:
             raise problem
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise refuse_copy(self)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
+
+
+def refuse_copy(thing: Any) -> TypeError:
+    """Of clients and locks: what is said to who copies or pickles one."""
+    kind = type(thing)
+    what = f"{kind.__module__.replace('._aio_', '.asyncio._').partition('._')[0]}.{kind.__name__}"
+    return TypeError(
+        f"a {what} cannot be copied or pickled, as its connections and leases cannot: share the client between the "
+        "threads or tasks of a process, and make another, from the same URL, in each other process or loop. A lock is "
+        "made anew there by its name; what can be sent is a Lease"
+    )
 
 
 class Taking(law.Acquire):

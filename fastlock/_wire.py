@@ -7,10 +7,10 @@ thread. Never here: decisions about locks (the law makes them), the content of f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
-import os
 import socket
 import ssl
 import threading
@@ -25,12 +25,15 @@ from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _fallback
 from fastlock import _law as law
+from fastlock import _native as native
 from fastlock import _session as session
 from fastlock import _steps as steps
-from fastlock._broken import Broken, NoReply, Unasked, broken, by_handler
+from fastlock._broken import Broken, NoReply, Unasked
 from fastlock._common import Common
+from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
+from fastlock._sockets import open_socket
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
@@ -102,7 +105,7 @@ class Connection:
         self.wire = wire
         self.patience = wire.settings.reply_timeout
         self.dead: Exception | None = None
-        self.mutex = threading.Lock()  # that nothing is owed to a connection which has just failed
+        self.mutex = native.allocate_lock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
         self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
         credentials = wire.settings.credentials()
@@ -190,7 +193,7 @@ class Connection:
         patience = self._patience(ask, now())
         end = now() + patience
         ticket = self.impl.Ticket()
-        wake = threading.Lock()
+        wake = native.allocate_lock()
         wake.acquire()
         if ask.hears and not self.hears:
             self.hears = True
@@ -293,6 +296,14 @@ class Connection:
         if self.hears:
             self.wire.gates.reconnected()
 
+    def settle(self, until: float) -> None:
+        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
+        was closed."""
+        if self.pipe.pending:
+            last = steps.Call([(b"PING",)])
+            last.until = until
+            self.ask(last, 0.0)
+
     def __del__(self) -> None:
         sock = getattr(self, "sock", None)
         if sock is not None:
@@ -326,18 +337,24 @@ class Wire(Common):
         self._met = False
         self._broken = 0  # connections that have had no successor yet
         # Taken by itself: Condition's own `with` is Python, in which Ctrl-C can leave the mutex locked for ever
-        self._mutex = threading.RLock()
-        self._changed = threading.Condition(self._mutex)
-        self._closing = threading.Event()
+        self._mutex = native.RLock()
+        self._changed = native.Condition(self._mutex)
+        self._closing = native.allocate_lock()  # held until the client is closed
+        self._closing.acquire()
         self.stats = Stats()
         self.gates = Gates(self.impl.Mutex(), self.stats)
         self.crowd = self.gates.by_key  # names for which somebody waits
         self.ear: Connection | None = None  # on which messages come
         self.away = 0  # 1: it is missing among the idle ones
 
+    def begin(self) -> None:
+        """Before anything is done: all that is kept here is this process's."""
+        check()
+
     def run(self, op: Any, answer: Any = None) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
         Waiter; BEHIND: those who wait were asked already."""
+        check()
         try:
             if answer is None:
                 answer = op.local(self.gates, now())
@@ -356,7 +373,7 @@ class Wire(Common):
             asked = isinstance(op, law.Release) or op.sent or op.doubted
             if not op.pass_on(self.gates, now()) and asked:
                 self.undo(op.undo())
-            self._settle()
+            self.say_debts()
 
     def torn(self, op: Any, waiter: Any, error: BaseException) -> None:
         """Who slept is interrupted, or the client closed: what was handed to it goes on."""
@@ -367,6 +384,7 @@ class Wire(Common):
 
     def drive(self, steps: Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
+        check()
         answer = None
         while True:
             try:
@@ -384,7 +402,9 @@ class Wire(Common):
     def _perform(self, step: Any) -> Any:
         kind = type(step)
         if kind is Sleep:
-            self._closing.wait(step.seconds)
+            if step.held:
+                native.refuse_greenlet("the lock is held")
+            self._sleep(step.seconds)
         elif kind is Wait:
             return self.wait(step.waiter, step.until, step.look)
         elif kind is Join:
@@ -399,10 +419,16 @@ class Wire(Common):
             return self._ask(step)
         return None
 
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, but wake when the client is closed."""
+        if self._closing.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            self._closing.release()  # for the next one
+
     def wait(self, waiter: Any, until: float | None, look: Any = None) -> Any:
         """Sleep until the waiter is called, or its time has come. The first of a gate listens to the server, and asks
         as soon as it is called: see `Wait`."""
-        ticket, wake, ask, form = self.impl.Ticket(), threading.Lock(), None, None
+        native.refuse_greenlet(f"{waiter.name!r} is held")
+        ticket, wake, ask, form = self.impl.Ticket(), native.allocate_lock(), None, None
         wake.acquire()
         with self.gates.mutex:
             if waiter.called and not self.closed:
@@ -519,6 +545,7 @@ class Wire(Common):
                 if self.connections:
                     self._turn += 1
                     return self.connections[self._turn % len(self.connections)], False
+                native.refuse_greenlet("another is still connecting")
                 if not self._changed.wait(deadline - now()):
                     raise NoReply("no connection came up")
         return self._open(), True
@@ -571,7 +598,7 @@ class Wire(Common):
         else:
             connection.post(undo)
 
-    def _settle(self) -> None:
+    def say_debts(self) -> None:
         """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
         if self.debts and self._met:
             with contextlib.suppress(Exception):  # the caller is on its way out, with an error of its own
@@ -589,13 +616,15 @@ class Wire(Common):
     def close(self) -> None:
         """End all connections, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
-        self._settle()
+        check()
+        self.say_debts()
         with self._mutex:
+            if not self.closed:
+                self._closing.release()
             self.closed = True
             connections = list(self.connections)
             self.idle.clear()
             self._changed.notify_all()
-        self._closing.set()
         self.gates.call_all()
         for connection in connections:
             if connection.hears:  # one of those who were called may be reading there: the reply wakes it
@@ -604,10 +633,7 @@ class Wire(Common):
         while self.gates.by_place and now() < until:  # each leaves the queue as it goes
             time.sleep(0.0005)
         for connection in connections:
-            if connection.pipe.pending:  # undos too, whose commands a server does not read from a closed connection
-                last = steps.Call([(b"PING",)])
-                last.until = until
-                connection.ask(last, 0.0)
+            connection.settle(until)
             connection.fail(errors.ClientClosedError("this client was closed"))
 
     def forget_parent(self) -> None:
@@ -617,7 +643,7 @@ class Wire(Common):
             connection.sock.close()
         self._start()
         if self.closed:
-            self._closing.set()
+            self._closing.release()
 
 
 _WIRES: weakref.WeakSet[Wire] = weakref.WeakSet()
@@ -628,40 +654,16 @@ def _forget_parent() -> None:
         wire.forget_parent()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+def _at_exit() -> None:
+    """The interpreter ends: clients that live until then say what they owe, as long as there is Python."""
+    check()
+    until = now() + PARTING
+    for wire in list(_WIRES):
+        if not wire.closed:
+            wire.say_debts()
+        for connection in list(wire.connections):
+            connection.settle(until)
 
 
-def open_socket(settings: Settings) -> Any:
-    """A connected socket, which blocks, but not under TLS. Broken: refused, nobody there, no trust."""
-    address = (settings.host, settings.port) if settings.path is not None else settings.address()
-    sock = None
-    try:
-        if settings.path is not None:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(settings.connect_timeout)
-            sock.connect(settings.path)
-        else:
-            sock = socket.create_connection(address, settings.connect_timeout)
-            tune_socket(sock, settings)
-            if settings.tls is not None:
-                sock = settings.tls.wrap_socket(sock, server_hostname=address[0])
-        sock.setblocking(settings.tls is None)  # the pipe says for how long
-    except BaseException as error:
-        if sock is not None:
-            sock.close()
-        if isinstance(error, OSError) and not by_handler(error):
-            raise broken(error) from error
-        raise
-    return sock
-
-
-def tune_socket(sock: Any, settings: Settings) -> None:
-    """No delay for small packets, and probes that find a peer gone without a word."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if settings.keepalive:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in settings.socket_options():
-            number = getattr(socket, option, None) if isinstance(option, str) else option
-            if number is not None:
-                sock.setsockopt(socket.IPPROTO_TCP, number, value)
+at_fork(_forget_parent)
+atexit.register(_at_exit)

@@ -28,6 +28,8 @@ from types import TracebackType
 from typing import Final, Literal, cast
 from urllib.parse import quote
 
+from fastlock._fork import at_fork
+
 __all__ = ["EmbeddedServerError", "EmbeddedServerNotFound", "Server", "ServerBinary", "find_server"]
 
 _FLOOR: Final = (6, 2)
@@ -241,8 +243,7 @@ def _after_fork_in_child() -> None:
         _keepers.pop().disown()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+at_fork(_after_fork_in_child)
 
 
 def _private_folder() -> str:

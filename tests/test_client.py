@@ -331,21 +331,6 @@ def test_a_client_of_another_loop_is_refused_and_stays_of_use_in_its_own(face: F
 
 @LOOPS
 @VALKEY
-@pytest.mark.filterwarnings("ignore:unclosed")  # of the event loop, which was closed under an open connection
-def test_a_client_whose_loop_is_closed_says_so(face: Face, server: Server) -> None:
-    client = fastlock.asyncio.Client.from_url(server.unix_url)
-
-    async def use() -> None:
-        assert await client.lock("a").locked() is False
-
-    face.run(use())
-    with pytest.raises(RuntimeError, match="another event loop"):
-        face.run(use())
-    face.run(client.close())
-
-
-@LOOPS
-@VALKEY
 async def test_both_kinds_of_loops_do_the_same(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     for url in (server.unix_url, server.tcp_url):
         client = face.client(url)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -98,10 +99,8 @@ def note_pauses(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         found.append(seconds)
 
-    if hasattr(client._wire, "_sleep"):
-        monkeypatch.setattr(client._wire, "_sleep", sleep)
-    else:
-        monkeypatch.setattr(client._wire._closing, "wait", found.append)
+    is_async = inspect.iscoroutinefunction(client._wire._sleep)
+    monkeypatch.setattr(client._wire, "_sleep", sleep if is_async else found.append)
     return found
 
 

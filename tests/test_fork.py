@@ -1,4 +1,5 @@
 """A forked child owns nothing of its parent's: not its leases, not its connections; and the parent notices nothing.
+Whoever forks: Python, whose hooks are called, or C code, of which Python hears nothing.
 
 The connections of the parent run through a proxy, which sees every byte and every end. Children do their work, report
 through a pipe as JSON and leave by os._exit, so that nothing of pytest runs twice.
@@ -8,15 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
+import mmap
 import multiprocessing
 import os
 import select
 import signal
+import struct
+import subprocess
+import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,14 +44,38 @@ pytestmark = [
 ]
 
 
+# As uWSGI forks its workers: from C. With the interpreter's lock held, as a child needs it where threads run; or not.
+FORKS: dict[str, Callable[[], int]] = {"python": os.fork}
+if hasattr(os, "fork"):
+    FORKS |= {"c": ctypes.PyDLL(None).fork, "c without lock": ctypes.CDLL(None).fork}
+
+
+@pytest.fixture
+def undisturbed() -> Iterator[None]:
+    """No thread asks another for the interpreter, which gives it up as soon as it waits. Were it asked for at a fork by
+    C, the child would hand it over to a thread that is not there: Python puts that right in its own forks only."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2 * LIMIT)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(params=["python", "c"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, undisturbed: None) -> None:
+    """Who forks in this test."""
+    monkeypatch.setattr(Child, "fork", staticmethod(FORKS[request.param]))
+
+
 class Child:
     """A forked process that runs `work` and reports what it returns."""
+
+    fork = staticmethod(FORKS["python"])
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._read, write = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on, where threads run; here they do
-            self.pid = os.fork()
+            self.pid = self.fork()
         if not self.pid:
             _report(write, work)
         os.close(write)
@@ -71,6 +101,7 @@ class Child:
 def _report(write: int, work: Callable[[], Any]) -> None:
     """The child's whole life."""
     status = 1
+    asyncio._set_running_loop(None)  # from Python 3.12 on the parent's runs here as well, after a fork by C
     try:
         try:
             answer = [work(), None]
@@ -102,6 +133,7 @@ def traffic(proxy: FaultProxy) -> list[tuple[int, int, bool]]:
 # -------------------------------------------------------------------------------------------------------- what is owned
 
 
+@pytest.mark.usefixtures("by")
 async def test_child_owns_no_lock_of_its_parent(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -128,6 +160,7 @@ async def test_child_owns_no_lock_of_its_parent(
     await face.get(lock.release())
 
 
+@pytest.mark.usefixtures("by")
 async def test_leaving_a_with_in_the_child_frees_nothing(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -146,6 +179,7 @@ async def test_leaving_a_with_in_the_child_frees_nothing(
     await face.leave(lock)
 
 
+@pytest.mark.usefixtures("by")
 async def test_child_cannot_release_its_parents_batch(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -160,6 +194,7 @@ async def test_child_cannot_release_its_parents_batch(
     assert await face.get(client.release_many(leases)) == [True, True]
 
 
+@pytest.mark.usefixtures("by")
 async def test_child_and_parent_exclude_each_other(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -180,6 +215,7 @@ async def test_child_and_parent_exclude_each_other(
 # ------------------------------------------------------------------------------------------------------ the connections
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "fresh"])
 async def test_child_uses_the_same_client_over_connections_of_its_own(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, warm: bool
@@ -205,6 +241,7 @@ async def test_child_uses_the_same_client_over_connections_of_its_own(
     await face.get(lock.release())
 
 
+@pytest.mark.usefixtures("by")
 async def test_many_children_and_their_parent_at_once(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -234,6 +271,7 @@ def probe_of(proxy: FaultProxy) -> redis.Redis:
     return redis.Redis.from_url(proxy.upstream)
 
 
+@pytest.mark.usefixtures("by")
 async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
     """The reply that comes later belongs to the parent; the child neither waits for it nor undoes it."""
     client = face.client(proxy.url, reply_timeout=LIMIT, max_connections=1)
@@ -259,6 +297,7 @@ async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, prob
     await face.get(lock.release())
 
 
+@pytest.mark.usefixtures("by")
 async def test_fork_while_others_wait_for_a_lock(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -326,6 +365,7 @@ def test_fork_at_any_moment_of_busy_threads(face: Face, proxy: FaultProxy, probe
 # ------------------------------------------------------------------------------------------------------------- the rest
 
 
+@pytest.mark.usefixtures("by")
 def test_tokens_of_parent_and_children_differ(server: Any) -> None:
     """Tokens made ahead of use are not handed out on both sides."""
 
@@ -360,6 +400,7 @@ def test_multiprocessing(server: Any, probe: redis.Redis, no_leaks: Any, method:
         assert lease.valid and probe.get("parent") == lease.token
 
 
+@pytest.mark.usefixtures("by")
 async def test_child_of_a_child(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
     client = face.client(proxy.url)
     lock = client.lock(NAME, thread_local=False)
@@ -404,3 +445,156 @@ async def test_child_with_a_client_and_a_loop_of_its_own(
     probe.delete(NAME)
     assert await waiter.get() is True and await waiting.owned()
     await waiting.release()
+
+
+# --------------------------------------------------------------------------------------------------- forks of C code
+
+
+class Witness:
+    """Memory that processes share: who holds, and how often two did at once."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def enter(self) -> int:
+        """Say that this process holds. Returns whether another does."""
+        found = struct.unpack_from("q", self._page)[0]
+        struct.pack_into("q", self._page, 0, os.getpid())
+        return int(found != 0)
+
+    def leave(self) -> int:
+        """Say that it does no longer. Returns whether another has come meanwhile."""
+        found = struct.unpack_from("q", self._page)[0]
+        struct.pack_into("q", self._page, 0, 0)
+        return int(found != os.getpid())
+
+
+@pytest.mark.parametrize("fork", ["c", "c without lock", "c in a thread"])
+@pytest.mark.parametrize("used", [True, False], ids=["used", "made"])
+@pytest.mark.usefixtures("undisturbed")
+def test_one_holder_among_processes_that_c_forked(
+    face: Face, server: Any, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, fork: str, used: bool
+) -> None:
+    """As under a server that loads the application once, and then forks its workers in C."""
+    monkeypatch.setattr(Child, "fork", staticmethod(FORKS[fork.removesuffix(" in a thread")]))
+    client, witness = face.module.Client.from_url(server.unix_url), Witness()
+
+    async def hammer(rounds: int) -> int:
+        violations = 0
+        for _ in range(rounds):
+            lock = client.lock(NAME, timeout=20)
+            await face.enter(lock)
+            violations += witness.enter()
+            await asyncio.sleep(0) if face.is_async else os.sched_yield()
+            violations += witness.leave()
+            await face.leave(lock)
+        return violations
+
+    def run(rounds: int) -> int:
+        return int(asyncio.run(hammer(rounds)) if face.is_async else _driven(hammer(rounds)))
+
+    if used:
+        run(1)
+    children: list[Child] = []
+    forking = threading.Thread(target=lambda: children.extend(Child(lambda: run(50)) for _ in range(3)))
+    forking.start() if "thread" in fork else forking.run()
+    if forking.ident is not None:
+        forking.join()
+    assert [run(50), *(child.result() for child in children)] == [0] * 4
+
+
+@pytest.mark.usefixtures("by")
+async def test_what_is_counted_and_closed_in_the_child_is_its_own(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Also where nothing else was done there before: to close a client, or to drop it, says nothing to the parent's
+    server."""
+    client = face.client(proxy.url)
+    lock = client.lock(NAME, thread_local=False)
+    assert await face.get(lock.acquire())
+    before = traffic(proxy)
+
+    async def count() -> int:
+        return int(client.get_stats()["acquires"])
+
+    async def close() -> int:
+        await face.get(client.close())
+        return len(proxy.links)
+
+    async def drop() -> int:
+        client.__del__()
+        return len(proxy.links)
+
+    assert await in_child(face, count) == 0
+    assert await in_child(face, close) == await in_child(face, drop) == len(before)
+    assert traffic(proxy) == before and client.get_stats()["acquires"] == 1
+    assert await face.get(lock.owned())
+    await face.get(lock.release())
+
+
+HOOKS = """
+import ctypes, os, threading
+from fastlock import _fork as fork
+
+ran, told = [], []
+def hook():
+    ran.append(fork.generation())
+    fork.check()  # as what a hook does may begin with it
+    if not told:
+        told.append(1)
+        raise KeyError("a handler of signals has struck")
+fork.at_fork(hook)
+
+def child(by, work):
+    pid = by()
+    if not pid:
+        try:
+            work()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+def once():
+    assert ran == [], ran
+    try:
+        fork.check()
+    except KeyError:
+        fork.check()  # what was interrupted is done again
+    assert len(ran) == 2 and fork.generation() > 0, ran
+    fork.check()
+    threads = [threading.Thread(target=fork.check) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(ran) == 2, ran
+    own = fork.generation()
+    for by in (ctypes.PyDLL(None).fork, os.fork):
+        child(by, lambda: grandchild(own))
+
+def grandchild(parent):
+    fork.check()
+    assert len(ran) == 3 and fork.generation() == parent + 1, (ran, fork.generation(), parent)
+
+assert fork.generation() == 0
+child(ctypes.PyDLL(None).fork, once)
+told.append(1)
+
+def told_by_python():
+    assert len(ran) == 1 and fork.generation() == 1, ran
+    fork.check()
+    assert len(ran) == 1, ran
+
+child(os.fork, told_by_python)
+assert ran == [] and fork.generation() == 0
+"""
+
+
+@pytest.mark.parametrize("wiped", [True, False], ids=["as it is", "no kernel helps"])
+def test_hooks_run_once_for_each_fork(impl: str, wiped: bool) -> None:
+    if not wiped and impl == "cython":
+        pytest.skip("the compiled one needs nothing of the kernel")
+    spoiled = "" if wiped else "import mmap\ndel mmap.MAP_ANONYMOUS\n"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", spoiled + HOOKS], capture_output=True, timeout=LIMIT)
+    assert (done.returncode, done.stderr.decode()) == (0, "")

@@ -18,7 +18,6 @@ import pytest
 from support.play import Clock
 
 import fastlock
-import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock._lease import Lease, new_token, now
 
@@ -61,14 +60,6 @@ def test_a_doubted_release_counts_only_if_it_left_before_the_end(clock: Clock) -
     lease.doubt_release(clock() + 0.999)
     lease.doubt_release(clock() + 5)
     assert lease.release_doubted is True
-
-
-def test_the_childs_copy_of_a_lease_owns_nothing(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    mine = Lease("name", b"name", TOKEN, math.inf)
-    monkeypatch.setattr(leases, "_generation", leases._generation + 1)  # what a fork does, without one
-    after = Lease("name", b"name", TOKEN, math.inf)
-    assert (mine.inherited, mine.valid, mine.remaining) == (True, False, 0.0)
-    assert (after.inherited, after.valid, after.remaining) == (False, True, math.inf)
 
 
 def test_the_token_is_never_shown(clock: Clock) -> None:
@@ -152,17 +143,6 @@ def test_threads_never_get_the_same_token() -> None:
     for thread in threads:
         thread.join(30)
     assert len({token for mine in found for token in mine}) == 8 * 5000
-
-
-def test_a_fork_forgets_the_stock_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_stock", [])
-    monkeypatch.setattr(leases, "_generation", 0)
-    new_token()
-    inherited = set(leases._stock)
-    assert inherited
-    leases.forget_parent()  # as the interpreter calls it in the child
-    assert not inherited & {new_token() for _ in range(1000)}
-    assert leases._generation == 1
 
 
 def token_sources(text: str) -> set[str]:

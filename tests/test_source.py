@@ -50,7 +50,7 @@ class Layer:
 
 LAYERS = [
     Layer(
-        "_sources _broken _libc _slots _template _mutex _filter _core _fallback _impl",
+        "_sources _broken _libc _slots _template _mutex _filter _fork _native _core _fallback _impl",
         never={"asyncio", "redis", "time.sleep"},
     ),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
@@ -59,7 +59,7 @@ LAYERS = [
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),
-    Layer("_turns _common _wire _aio_wire _nap _hot_tasks _hot", never={"redis"}),
+    Layer("_turns _common _sockets _wire _aio_wire _nap _hot_tasks _hot", never={"redis"}),
     Layer("_dropin _client _lock _aio_client _aio_lock __init__ asyncio embedded", never={"redis", "hiredis"}),
     Layer("_console _flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
 ]

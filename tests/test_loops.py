@@ -1,0 +1,311 @@
+"""Event loops and copies: an asyncio client goes from a loop that was closed to the next one, with its leases and what
+it owes; while its loop lives no other may use it, and hears so at once. Clients and locks are never copied. At the end
+of an interpreter nothing is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from support.faces import Face, drive
+from support.faultproxy import FaultProxy, stall
+
+import fastlock
+import fastlock.asyncio
+
+NAME = "sku"
+MARK = b"\r\nsku\r\n"
+LIMIT = 20
+
+pytestmark = pytest.mark.usefixtures("impl")
+LOOPS = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+
+
+@contextmanager
+def a_loop(face: Face) -> Iterator[asyncio.AbstractEventLoop]:
+    """One that only runs while the test says so."""
+    loop = new_loop(face)
+    yield loop
+    loop.close()
+
+
+def new_loop(face: Face) -> asyncio.AbstractEventLoop:
+    if not face.uvloop:
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()  # type: ignore[no-any-return]
+
+
+# --------------------------------------------------------------------------------------------- one loop after another
+
+
+@LOOPS
+def test_a_client_goes_on_in_the_next_loop(face: Face, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
+    """As under asyncio.run twice, TestClient twice, async_to_sync: with the leases of the loop before."""
+    client = fastlock.asyncio.Client.from_url(server.unix_url)
+    mine, shared = client.lock("mine"), client.lock("shared", thread_local=False)
+
+    async def work() -> None:
+        async with client.lock("b", timeout=20):
+            await asyncio.sleep(0)
+
+    async def crowd(first: bool) -> None:
+        assert await asyncio.gather(*(work() for _ in range(20))) == [None] * 20
+        await client.release_many(await client.acquire_many(["x", "y"]))
+        for lock in (mine, shared):
+            if first:
+                assert await lock.acquire()
+            else:
+                assert await lock.owned() and await lock.extend(5)
+                await lock.release()
+
+    for first in (True, False):
+        face.run(crowd(first))
+    stats = client.get_stats()
+    assert stats["acquires"] == 46 and stats["reconnects"] == 0, "what is counted is the client's"
+    face.run(client.close())
+    with pytest.raises(fastlock.ClientClosedError):
+        face.run(client.lock(NAME).acquire())
+
+
+@LOOPS
+def test_what_was_owed_in_a_closed_loop_is_paid_in_the_next(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """An endless lock whose acquire was given up as the server answered: nobody would ever let go of it."""
+    client = fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=LIMIT)
+
+    async def give_up() -> None:
+        await client.server_info()
+        proxy.arm(stall(), after=MARK, times=1)
+        task = asyncio.ensure_future(client.lock(NAME, timeout=None).acquire())
+        while not probe.exists(NAME):
+            await asyncio.sleep(0.001)
+        proxy.arm(stall("request"), after=MARK, times=1)  # the undo is not heard
+        task.cancel()
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+
+    face.run(give_up())
+    assert probe.exists(NAME)
+
+    async def go_on() -> None:
+        async with client.lock("another"):
+            pass
+        await client.close()
+
+    face.run(go_on())
+    assert not probe.exists(NAME)
+
+
+@LOOPS
+@pytest.mark.filterwarnings("ignore:unclosed")  # of the loop; an error in it keeps uvloop from closing itself
+def test_a_loop_closed_under_those_who_wait_and_ask(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a good-bye: its tasks end when they are collected, in another loop's time, and take nothing with them."""
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    client = fastlock.asyncio.Client.from_url(proxy.url)
+    probe.set("held", "another")
+    old = new_loop(face)
+    old.set_exception_handler(lambda loop, context: None)  # each task says that it was destroyed
+
+    async def begin() -> list[Any]:
+        await client.server_info()
+        tasks = [asyncio.ensure_future(client.lock("held", thread_local=False).acquire()) for _ in range(3)]
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        proxy.arm(stall(), after=b"new:0", times=1)
+        tasks += [asyncio.ensure_future(client.lock(f"new:{n}", timeout=60).acquire()) for n in range(3)]
+        while not probe.exists("new:2"):
+            await asyncio.sleep(0.001)
+        return tasks
+
+    tasks = old.run_until_complete(begin())
+    assert len(client._wire.gates.by_key) == 1
+    old.close()
+
+    async def go_on() -> None:
+        assert await client.lock("free").acquire(blocking=False)
+        assert client._wire.gates.by_key == {}
+        tasks.clear()
+        gc.collect()
+        await asyncio.sleep(0)
+        assert await client.lock("free").locked()  # behind what they have left to be undone
+        assert not probe.exists(*(f"new:{n}" for n in range(3)))
+        await asyncio.gather(*(work() for _ in range(10)))
+        await client.lock("free").locked()
+
+    async def work() -> None:
+        async with client.lock("busy"):
+            pass
+
+    face.run(go_on())
+    face.run(client.close())
+    assert not unraisable, unraisable
+    probe.delete("held", "free")
+
+
+@LOOPS
+def test_two_loops_that_come_at_once_after_one_that_was_closed(face: Face, server: Any, no_leaks: Any) -> None:
+    client = fastlock.asyncio.Client.from_url(server.unix_url)
+    face.run(client.server_info())
+    both = threading.Barrier(2)
+    outcomes: list[str] = []
+
+    async def one() -> None:
+        both.wait(LIMIT)
+        try:
+            async with client.lock(NAME):
+                outcomes.append("got it")
+        except RuntimeError as error:
+            outcomes.append("refused" if "another event loop" in str(error) else repr(error))
+        await asyncio.to_thread(both.wait, LIMIT)
+
+    threads = [threading.Thread(target=lambda: face.run(one())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert sorted(outcomes) == ["got it", "refused"]
+    face.run(client.close())
+
+
+# ---------------------------------------------------------------------------------------------------- two loops at once
+
+
+@LOOPS
+def test_another_loop_hears_at_once_that_a_client_is_taken(
+    face: Face, server: Any, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Also where others wait for the name: it does not join them, and no lease can pass to it."""
+    client = fastlock.asyncio.Client.from_url(server.unix_url)
+    held = client.lock(NAME, timeout=30, thread_local=False)
+    calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        client.lock(NAME).acquire,
+        client.lock(NAME).__aenter__,
+        client.lock(NAME, fair=True).acquire,
+        lambda: client.lock(NAME).acquire(blocking_timeout=5),
+        lambda: client.lock("free").acquire(blocking=False),
+        client.lock("free").locked,
+        held.release,
+        lambda: held.extend(5),
+        client.server_info,
+        lambda: client.acquire_many(["free"]),
+        lambda: client.release_many([held.lease]),
+    ]
+
+    async def refused() -> None:
+        for call in calls:
+            with pytest.raises(RuntimeError, match="loop_scope") as caught:
+                await asyncio.wait_for(call(), LIMIT)
+            assert "another event loop" in str(caught.value)
+
+    with a_loop(face) as first, a_loop(face) as second:
+        first.run_until_complete(held.acquire())
+        waiter = first.create_task(client.lock(NAME, timeout=30, thread_local=False).acquire())
+        while not client._wire.gates.by_key[NAME.encode()].waiters if client._wire.gates.by_key else True:
+            first.run_until_complete(asyncio.sleep(0.001))
+        second.run_until_complete(refused())
+        assert len(client._wire.gates.by_key[NAME.encode()].waiters) == 1
+        first.run_until_complete(held.release())
+        assert first.run_until_complete(asyncio.wait_for(waiter, LIMIT)) is True
+        first.run_until_complete(client.close())
+    probe.delete(NAME)
+
+
+def test_without_asyncio_it_says_what_to_use() -> None:
+    """As under trio."""
+    client = fastlock.asyncio.Client(unix_socket_path="/nowhere")
+    for call in (client.lock("a").acquire, client.lock("a").locked, client.server_info):
+        with pytest.raises(RuntimeError, match=r"trio\.to_thread"):
+            drive(call())
+
+
+# -------------------------------------------------------------------------------------------------- copies, and the end
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("face", ["threads", "asyncio"], indirect=True)
+async def test_clients_and_locks_are_not_copied(
+    face: Face, server: Any, probe: redis.Redis, no_leaks: Any, how: Callable[[Any], Any]
+) -> None:
+    client = face.client(server.unix_url)
+    other = (redis.asyncio if face.is_async else redis).Redis.from_url(server.unix_url)
+    dropin = face.module.Lock(other, NAME, timeout=10)
+    for thing, named in ((client, "Client"), (client.lock(NAME), "ClientLock"), (dropin, "Lock")):
+        with pytest.raises(TypeError, match=rf"a {face.module.__name__}\.{named} cannot be copied or pickled"):
+            how(thing)
+    gc.collect()  # of what a refused copy has left
+    lock = client.lock(NAME)
+    lease = await face.enter(lock)
+    assert pickle.loads(pickle.dumps(lease)).token == copy.copy(lease).token == lease.token
+    await face.leave(lock)
+    await face.get(other.aclose() if face.is_async else other.close())
+
+
+BOTH = """
+import sys, types
+sys.kept = kept = sys.modules["kept"] = types.ModuleType("kept")
+import asyncio, os
+import fastlock, fastlock.asyncio
+url = os.environ["SERVER"]
+threads = fastlock.Client.from_url(url)
+tasks, kept.never = fastlock.asyncio.Client.from_url(url), fastlock.asyncio.Client.from_url(url)
+kept.alive = [module for name, module in sys.modules.items() if name.startswith("fastlock")]
+lock = threads.lock("a")
+"""
+ENDS = {
+    "both faces": """
+with lock: pass
+async def use():
+    async with tasks.lock("b"): pass
+for _ in range(3): asyncio.run(use())
+""",
+    "uvloop": """
+import uvloop
+async def use():
+    async with tasks.lock("b"): pass
+for _ in range(3): uvloop.run(use())
+""",
+    "a client for each loop, in a list": """
+clients = []
+async def use():
+    clients.append(fastlock.asyncio.Client.from_url(url))
+    await asyncio.gather(*(work() for _ in range(5)))
+async def work():
+    async with clients[-1].lock("b"): pass
+for _ in range(3): asyncio.run(use())
+""",
+    "in a module that is cleared after fastlock's": """
+with lock: pass
+kept.threads, kept.tasks = threads, tasks
+del threads, tasks, lock
+async def use():
+    async with kept.tasks.lock("b"): pass
+for _ in range(3): asyncio.run(use())
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_said_at_the_end_of_an_interpreter(server: Any, probe: redis.Redis, no_leaks: Any, end: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", BOTH + ENDS[end]],
+        env={**os.environ, "SERVER": server.unix_url}, capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
