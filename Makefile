@@ -53,10 +53,12 @@ servers:
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
 # Two sessions, as a process has one implementation: the second runs what depends on it, in Python; on two servers, as
-# what is said to a server is the same.
+# what is said to a server is the same. It runs also when the first has failed: one of them may be all that is broken.
 define SESSIONS
-FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests $(ARGS)
-FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl --servers=valkey,redis $(ARGS)
+@failed=; \
+FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests $(ARGS) || failed="$$failed cython"; \
+FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl --servers=valkey,redis $(ARGS) || failed="$$failed python"; \
+if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 endef
 
 test: build servers
