@@ -72,14 +72,14 @@ class BaseLock(Terms):
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
         """
         if not await self._wire.drive(self._extension(additional_time, replace_ttl, "extend")):
-            raise self._lost("extend")
+            raise self._lost("extend", found=True)
         return True
 
     async def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's full timeout. Errors as `extend`."""
         self._held("reacquire")
         if not await self._wire.drive(self._extension(self.timeout or 0, True, "reacquire")):
-            raise self._lost("reacquire")
+            raise self._lost("reacquire", found=True)
         return True
 
     async def locked(self) -> bool:

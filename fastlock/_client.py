@@ -98,7 +98,8 @@ class Client:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
         given, mine = batch.owned(leases)
         steps = law.release_many(mine, self._wire.gates, now)
-        return batch.merge(given, mine, self._wire.stats.released(self._wire.drive(steps)))
+        released = terms.warn_of_losses(mine, self._wire.drive(steps))
+        return batch.merge(given, mine, self._wire.stats.released(released))
 
     def locked(
         self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any
