@@ -139,7 +139,7 @@ class Pipe:
         self._head = b""  # of a line that is not complete yet
         self._skip = 0  # bytes of a string that are still to come
         self._sending = self._flushing = False
-        self._leader: Ticket | None = None  # the ticket of the thread that reads
+        self._leader: Ticket | None = None  # of the thread that reads; `thread` is its number, 0 while it sleeps
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._turn = threading.Lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
@@ -494,6 +494,7 @@ class Pipe:
         with self._mutex:
             if self._leader is None:
                 self._leader = ticket
+                self.thread = threading.get_ident()
                 return True
             ticket.wake = wake
             return False
@@ -511,13 +512,17 @@ class Pipe:
 
     def leads(self, ticket: Ticket) -> bool:
         """Whether the caller is the one who reads."""
-        return self._leader is ticket
+        if self._leader is not ticket:
+            return False
+        self.thread = threading.get_ident()  # it may have been made the leader in its sleep
+        return True
 
     def resign(self, ticket: Ticket) -> None:
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
         with self._mutex:
             if self._leader is ticket:
                 self._leader = self._heir()
+                self.thread = 0
             leader = self._leader
             wake = leader.wake if leader is not None else None
             if leader is not None and wake is not None:
@@ -540,6 +545,7 @@ class Pipe:
                 if not self._usable():
                     raise Unasked("the server spoke unasked, or closed the connection")
                 self._leader = ticket
+                self.thread = threading.get_ident()
                 self._append(data, ticket, 1)
             if not self.exchange(ticket, timeout, spin):
                 raise TimeoutError(f"no reply within {timeout} s")

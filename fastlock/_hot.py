@@ -52,7 +52,7 @@ def _behind(lock: Terms, answer: Any = None, token: bytes | None = None) -> Any:
     if not lock.blocking or lock.fair or lock.blocking_timeout == 0:
         return None
     if lock.key in wire.crowd if answer is None else type(answer) is bytes and answer != token:
-        return Waiter(lock.name, lock.key, lock.ms, lock.fence)
+        return Waiter(lock.name, lock.key, lock.ms, lock.fence, None, lock.sleep)
     return None
 
 

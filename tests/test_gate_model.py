@@ -73,7 +73,7 @@ class Crowd(RuleBasedStateMachine):
             return
         assert waiter is self.waiting[0] and (self.holder is None or (self.known and self.passes == 0))
         if self.taken or self.holder is not None:  # or it asks ahead of its turn
-            waiter.gate.queued(5.0, True, 0.1, self.clock())
+            waiter.gate.queued(5.0, True, self.clock())
             return
         end = self.clock() + waiter.ms / 1000 if waiter.ms else math.inf
         fence = self.last_fence + FENCES if waiter.fenced else None  # behind all that were reserved
