@@ -124,6 +124,7 @@ class Lock(BaseLock):
 
     Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of
     one redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    queue: False waits as redis-py's own lock does, for as long as some of these wait for the same names.
     """
 
     def __init__(
@@ -136,6 +137,8 @@ class Lock(BaseLock):
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
+        *,
+        queue: bool = True,
     ) -> None:
         self.redis = redis
         client = dropin.aio_client_of(redis)
@@ -150,6 +153,7 @@ class Lock(BaseLock):
             bool(thread_local),
             raise_on_release_error,
             encoding=encoding,
+            queue=queue,
         )
 
     @property

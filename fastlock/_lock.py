@@ -111,6 +111,7 @@ class Lock(BaseLock):
 
     Made from a `redis.Redis` directly, or by `redis.Redis().lock(name, lock_class=fastlock.Lock)`. All locks of one
     redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    queue: False waits as redis-py's own lock does, for as long as some of these wait for the same names.
     """
 
     def __init__(
@@ -123,6 +124,8 @@ class Lock(BaseLock):
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
+        *,
+        queue: bool = True,
     ) -> None:
         self.redis = redis
         client = dropin.client_of(redis)
@@ -135,6 +138,7 @@ class Lock(BaseLock):
             blocking_timeout,
             bool(thread_local),
             raise_on_release_error,
+            queue=queue,
         )
         self._encoding = redis.get_encoder().encoding  # of tokens; names go out as UTF-8 in redis-py, whatever it says
 

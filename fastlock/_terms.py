@@ -46,6 +46,7 @@ class Terms:
         raise_on_release_error: bool,
         fence: bool = False,
         fair: bool = False,
+        queue: bool = True,
         encoding: str = "utf-8",
     ) -> None:
         self._client = client  # which closes its connections when nobody needs it any more
@@ -62,11 +63,14 @@ class Terms:
         self.raise_on_release_error = raise_on_release_error
         self.fence = fence
         self.fair = fair
+        self.queue = queue
         self._encoding = encoding
         if sleep is not SLEEP:
             as_wait(sleep, "sleep")
         if blocking_timeout is not None:
             _check_wait(blocking, blocking_timeout)
+        if fair and not queue:
+            raise ValueError("fair=True is an order in the queue, which queue=False stays out of: give one of them")
 
     def _me(self) -> Any:
         """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""
@@ -96,6 +100,7 @@ class Terms:
         op = Taking(self, token or new_token(), must)
         if self.blocking:
             op.blocking = True
+            op.polls = not self.queue
             op.sleep = self.sleep
             if self.blocking_timeout is not None:
                 self._limit(op, self.blocking_timeout, start)
@@ -105,7 +110,9 @@ class Terms:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
         proof = new_token() if token is None else checks.as_bytes(token, "token", self._encoding)
         op = Taking(self, proof, must=False)
-        op.polls = token is not None  # in a queue, two who give the same one would be taken for each other
+        op.polls = (
+            token is not None or not self.queue
+        )  # in a queue, two who give the same one would be taken for each other
         op.blocking = bool(self.blocking if blocking is None else blocking)
         op.sleep = self.sleep if sleep is None else as_wait(sleep, "sleep")
         if blocking_timeout is not None:
