@@ -32,8 +32,10 @@ MAX_ITEMS = 9999
 BUSY = object()  # answer of `Pipe.ask`: others use the pipe, nothing was done
 
 _CHUNK = 16384
-_AT_ONCE = int(socket.MSG_DONTWAIT)  # plain numbers: to combine the names of `socket` takes a microsecond each time
-_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+# Plain numbers: to combine the names of `socket` takes a microsecond each time. 0, as on Windows: no socket ever waits
+_AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
+_PEEK = int(socket.MSG_PEEK) | _AT_ONCE
+_READABLE, _WRITABLE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _SLICE = 0.1  # seconds: how long the socket itself waits for bytes; what takes longer is polled for
 _STRINGS = frozenset((b"$", b"=", b"!"))
 _SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
@@ -144,7 +146,9 @@ class Pipe:
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._turn = threading.Lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
         self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never waits
-        if sock is not None and not self._tls:
+        if sock is not None and not _AT_ONCE:
+            sock.setblocking(False)
+        elif sock is not None and not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
         self._usual = self._heard = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
@@ -426,7 +430,7 @@ class Pipe:
                 with self._turn:
                     sent = self._sock.send(data, self._at_once)
             except _AGAIN:
-                if not _wait(self._sock, select.POLLOUT, timeout):
+                if not _wait(self._sock, _WRITABLE, timeout):
                     raise TimeoutError("the server takes no more bytes") from None
             else:
                 data = data[sent:]
@@ -444,7 +448,7 @@ class Pipe:
         spinning = budget and (self._usual <= budget or not self._probes & 63)
         # A signal would make the socket wait anew for its slice, again and again; they come to the main thread
         main = threading.get_ident() == threading.main_thread().ident
-        waits = not self._tls and not main and timeout >= _SLICE
+        waits = self._at_once and not main and timeout >= _SLICE
         data: bytes | None = None
         lost = False  # whether bytes may have been taken that are not in `data`
         try:
@@ -460,7 +464,7 @@ class Pipe:
                         spinning = time.monotonic() - start < budget
                     elif waits:
                         waits = False  # the socket has waited for a slice of it
-                    elif not _wait(self._sock, select.POLLIN, timeout - (time.monotonic() - start)):
+                    elif not _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
                         return False
             if spin:
                 self._heard = time.monotonic()
@@ -578,6 +582,10 @@ def _check_depth(reply: Any, left: int) -> None:
 
 
 def _wait(sock: Any, events: int, timeout: float) -> bool:
+    timeout = min(max(0.0, timeout), _LONGEST)
+    if not hasattr(select, "poll"):  # Windows; where it is there, it knows of no highest descriptor
+        reads, writes = ([sock] if events == each else [] for each in (_READABLE, _WRITABLE))
+        return any(select.select(reads, writes, [sock], timeout))
     poller = select.poll()
     poller.register(sock, events)
-    return bool(poller.poll(min(max(0.0, timeout), _LONGEST) * 1000))
+    return bool(poller.poll(timeout * 1000))
