@@ -14,10 +14,11 @@ CORE := setup.py $(CYTHON) fastlock/_sources.py \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build test bench bench-smoke lint debug servers clean
+.PHONY: help build test matrix bench bench-smoke lint debug servers clean
 
 help:
 	@echo "make test         compile, find servers, run the tests          ARGS=\"-k handover\" goes to pytest"
+	@echo "make matrix       some of the tests on each Python found, with old and new redis-py and hiredis"
 	@echo "make bench        compile, run the quick benchmarks            ARGS=\"--check\" goes to fastlock bench instead"
 	@echo "make bench-smoke  every benchmark once, to see that it runs"
 	@echo "make lint         ruff, mypy --strict, cython-lint, stubtest"
@@ -63,6 +64,10 @@ endef
 
 test: build servers
 	$(call SESSIONS)
+
+# In copies of the tree, with virtualenvs of its own.
+matrix:
+	$(PYTHON) -m tests.matrix $(ARGS)
 
 debug: $(VENV)/.core-debug servers
 	$(call SESSIONS,-X faulthandler)
