@@ -110,9 +110,8 @@ class Terms:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
         proof = new_token() if token is None else checks.as_bytes(token, "token", self._encoding)
         op = Taking(self, proof, must=False)
-        op.polls = (
-            token is not None or not self.queue
-        )  # in a queue, two who give the same one would be taken for each other
+        # In a queue, two who give the same token would be taken for each other
+        op.polls = token is not None or not self.queue
         op.blocking = bool(self.blocking if blocking is None else blocking)
         op.sleep = self.sleep if sleep is None else as_wait(sleep, "sleep")
         if blocking_timeout is not None:

@@ -84,8 +84,8 @@ async def test_made_in_both_ways_it_behaves_as_redis_py_does(
             assert lock.local.token is None and probe.keys() == []
             with pytest.raises(redis.exceptions.LockError) as caught:
                 await face.get(lock.release())
-            assert str(caught.value).startswith("Cannot release ") and "not owned or" in str(caught.value)
-            assert caught.value.lock_name == "a"
+            assert str(caught.value).startswith("Cannot release ")  # the rest depends on redis-py's version
+            assert isinstance(lock, theirs(face)) or "'a': it is not owned" in str(caught.value)
             assert await face.get(lock.locked()) is False and await face.get(lock.owned()) is False
 
 
