@@ -14,10 +14,11 @@ CORE := setup.py $(CYTHON) fastlock/_sources.py \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build test bench bench-smoke lint debug servers clean
+.PHONY: help build test matrix bench bench-smoke lint debug servers clean
 
 help:
 	@echo "make test         compile, find servers, run the tests          ARGS=\"-k handover\" goes to pytest"
+	@echo "make matrix       some of the tests on each Python found, with old and new redis-py and hiredis"
 	@echo "make bench        compile, run the quick benchmarks            ARGS=\"--check\" goes to fastlock bench instead"
 	@echo "make bench-smoke  every benchmark once, to see that it runs"
 	@echo "make lint         ruff, mypy --strict, cython-lint, stubtest"
@@ -53,14 +54,20 @@ servers:
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
 # Two sessions, as a process has one implementation: the second runs what depends on it, in Python; on two servers, as
-# what is said to a server is the same.
+# what is said to a server is the same. It runs also when the first has failed: one of them may be all that is broken.
 define SESSIONS
-FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests $(ARGS)
-FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl --servers=valkey,redis $(ARGS)
+@failed=; \
+FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests $(ARGS) || failed="$$failed cython"; \
+FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl --servers=valkey,redis $(ARGS) || failed="$$failed python"; \
+if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 endef
 
 test: build servers
 	$(call SESSIONS)
+
+# In copies of the tree, with virtualenvs of its own.
+matrix:
+	$(PYTHON) -m tests.matrix $(ARGS)
 
 debug: $(VENV)/.core-debug servers
 	$(call SESSIONS,-X faulthandler)

@@ -23,7 +23,8 @@ asked = [switch for switch in SWITCHES if os.environ.get(switch, "0") not in (""
 if len(asked) > 1:
     raise SystemExit(f"fastlock: one build mode at a time, not {' and '.join(asked)}")
 MODE = SWITCHES[asked[0]] if asked else "release"
-PURE = MODE == "pure" or platform.python_implementation() != "CPython"
+# What is compiled speaks POSIX (<poll.h>, clock_gettime) and CPython's own interface.
+PURE = MODE == "pure" or platform.python_implementation() != "CPython" or sys.platform == "win32"
 SOURCES = runpy.run_path("fastlock/_sources.py")
 LINUX = sys.platform == "linux"
 HARDEN = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if LINUX else []
@@ -55,7 +56,7 @@ def extension(name: str, suffix: str, **directives: bool) -> Extension:
         f"fastlock.{name}",
         [f"fastlock/{name}{suffix}"],
         define_macros=[("FASTLOCK_BUILD", f'"{MODE}"'), ("FASTLOCK_SOURCES", f'"{SOURCES["digest"]()}"'), *TRACED],
-        extra_compile_args=FLAGS if sys.platform != "win32" else [],
+        extra_compile_args=FLAGS,
         extra_link_args=["-Wl,-z,relro,-z,now"] if LINUX else [],
     )
     made.cython_directives = {"boundscheck": MODE == "debug", "linetrace": MODE == "trace", **directives}

@@ -73,14 +73,14 @@ class BaseLock(Terms):
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
         """
         if not await self._wire.drive(self._extension(additional_time, replace_ttl, "extend")):
-            raise self._lost("extend")
+            raise self._lost("extend", found=True)
         return True
 
     async def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's full timeout. Errors as `extend`."""
         self._held("reacquire")
         if not await self._wire.drive(self._extension(self.timeout or 0, True, "reacquire")):
-            raise self._lost("reacquire")
+            raise self._lost("reacquire", found=True)
         return True
 
     async def locked(self) -> bool:
@@ -126,6 +126,7 @@ class Lock(dropin.DropIn, BaseLock):
     Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of
     one redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
     What differs from redis-py on purpose: docs/drop-in.md.
+    queue: False waits as redis-py's own lock does, for as long as some of these wait for the same names.
     """
 
     def __init__(
@@ -138,6 +139,8 @@ class Lock(dropin.DropIn, BaseLock):
         blocking_timeout: float | None = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
+        *,
+        queue: bool = True,
     ) -> None:
         client = dropin.aio_client_of(redis)
         super().__init__(
@@ -151,6 +154,7 @@ class Lock(dropin.DropIn, BaseLock):
             blocking_timeout,
             thread_local,
             raise_on_release_error,
+            queue=queue,
         )
 
     @classmethod

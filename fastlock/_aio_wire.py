@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 import os
+import socket
 import threading
 import weakref
 from collections.abc import AsyncGenerator
@@ -65,7 +66,8 @@ class Link(asyncio.Protocol):
         try:
             self.pipe.feed(data)
         except ProtocolError as error:  # bytes that cannot be explained
-            self.fail(error)
+            early = self.session is None and data[:1] == b"-"  # a server that is full says so before it is greeted
+            self.fail(errors.from_reply(Exception(data[1:].decode(errors="replace").strip())) if early else error)
         except BaseException:  # a signal's handler raised
             self.fail(Broken("interrupted half-way"))
             raise
@@ -73,13 +75,25 @@ class Link(asyncio.Protocol):
             self._quiet = not self.pipe.pending
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self.session is None and error is not None:
+            self._last_words()
         self.fail(error or Broken("the server closed the connection"))
+
+    def _last_words(self) -> None:
+        """What a server had said before it closed, where our greeting met that before its words were read."""
+        sock = self.transport.get_extra_info("socket")
+        if self.wire.settings.tls is None and sock is not None:
+            with contextlib.suppress(OSError), socket.fromfd(sock.fileno(), sock.family, sock.type) as left:
+                left.setblocking(False)
+                self.data_received(left.recv(4096))
 
     # called by the wire
 
     async def greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
         """The handshake. Raises redis-py's exceptions."""
         calls = session.greeting(settings, credentials)
+        if self.dead is not None:  # it has closed already: nothing queued now would be answered
+            raise self.dead
         hello, rest = self._future(), self._future()
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])

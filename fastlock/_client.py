@@ -31,7 +31,7 @@ class Client:
     are redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`,
     `client_name`, `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5
     each; also as `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that
-    needs one.
+    needs one. queue: whether its locks wait in the queue, unless they are told; see `lock`.
 
     Raises ValueError or TypeError for an option that makes no sense, and names it.
     """
@@ -42,21 +42,23 @@ class Client:
         port: int = 6379,
         db: int = 0,
         *,
+        queue: bool = True,
         settings: topology.Settings | None = None,
         **options: Any,
     ) -> None:
         if settings is None:
             settings = topology.from_options({"host": host, "port": port, "db": db, **options})
+        self._queue = queue
         self._settings = settings
         self._wire = Wire(settings, implementations.default)
 
     @classmethod
-    def from_url(cls, url: str, **options: Any) -> Self:
+    def from_url(cls, url: str, *, queue: bool = True, **options: Any) -> Self:
         """A client from redis:// rediss:// unix:// valkey:// or valkeys://, with redis-py's query options.
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
         """
-        return cls(settings=topology.from_url(url, **options))
+        return cls(queue=queue, settings=topology.from_url(url, **options))
 
     def lock(
         self,
@@ -69,6 +71,7 @@ class Client:
         raise_on_release_error: bool = True,
         fence: bool = False,
         fair: bool = False,
+        queue: bool | None = None,
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
@@ -76,12 +79,24 @@ class Client:
         many seconds at most. thread_local: each thread has its own lease; False lets one thread release what another
         acquired. raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give
         each lease a `fence`, a number greater than that of every earlier holder. fair: strictly first come, first
-        served over all clients, also where a lease could pass on within the process.
+        served over all clients, also where a lease could pass on within the process. queue: whether to wait in the
+        queue; False looks every `sleep` seconds instead, as redis-py does (None: as the client was told).
 
         Raises ValueError or TypeError for a term that makes no sense, and names it.
         """
+        queue = self._queue if queue is None else queue
         return ClientLock(
-            self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error, fence, fair
+            self,
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            thread_local,
+            raise_on_release_error,
+            fence,
+            fair,
+            queue,
         )
 
     def acquire_many(self, names: Iterable[checks.Name], timeout: float | None = 10) -> list[Lease | None]:
@@ -102,7 +117,8 @@ class Client:
         self._wire.begin()
         given, mine = batch.owned(leases)
         steps = law.release_many(mine, self._wire.gates, now)
-        return batch.merge(given, mine, self._wire.stats.released(self._wire.drive(steps)))
+        released = terms.warn_of_losses(mine, self._wire.drive(steps))
+        return batch.merge(given, mine, self._wire.stats.released(released))
 
     def locked(
         self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any

@@ -35,9 +35,8 @@ SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) an
 
 TOKEN_SIZE, OURS, WAITED_FOR = 35, b"fl:", b"fl+"  # of our tokens: length, beginning, and that once somebody waits
 QUEUE_KEPT_MS = 10_000  # a queue outlives its last use by so long: all who wait in it look far more often
-FENCE_KEPT_MS = (
-    86_400_000  # a fence counter outlives the last use of its name by a day; the server's clock covers what is lost
-)
+# A fence counter outlives the last use of its name by an hour: by then the server's clock is past whatever it held.
+FENCE_KEPT_MS = 3_600_000
 
 
 class Script:

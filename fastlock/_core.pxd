@@ -55,7 +55,7 @@ cdef class Pipe:
     cdef int fd
     cdef int64_t usual, heard  # nanoseconds that replies take, and when the last one came
     cdef unsigned int probes
-    cdef object leader  # the ticket of the thread that reads
+    cdef object leader  # the ticket of the thread that reads; `thread` is its number, 0 while it sleeps
     cdef public object hear  # gets what the server says unasked
     cdef list pushes
     cdef list watching  # tickets of threads that wait for that

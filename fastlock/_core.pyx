@@ -19,22 +19,8 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, strerror
 
 from fastlock._libc cimport (
-    MSG_DONTWAIT,
-    MSG_NOSIGNAL,
-    MSG_PEEK,
-    POLLIN,
-    POLLOUT,
-    _digits,
-    _ms,
-    _now,
-    _ns,
-    c_poll,
-    c_recv,
-    c_send,
-    fastlock_patience,
-    fastlock_relax,
-    fastlock_swap,
-    pollfd,
+    MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, POLLIN, POLLOUT, _digits, _ms, _now, _ns, c_poll, c_recv, c_send,
+    fastlock_patience, fastlock_relax, fastlock_swap, pollfd,
 )
 
 from hiredis import ProtocolError, PushNotification, Reader
@@ -600,6 +586,7 @@ cdef class Pipe:
         """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
         if self.leader is None:
             self.leader = ticket
+            self.thread = PyThread_get_thread_ident()
             return True
         ticket.wake = wake
         return False
@@ -615,13 +602,17 @@ cdef class Pipe:
 
     def leads(self, Ticket ticket not None):
         """Whether the caller is the one who reads."""
-        return self.leader is ticket
+        if self.leader is not ticket:
+            return False
+        self.thread = PyThread_get_thread_ident()  # it may have been made the leader in its sleep
+        return True
 
     def resign(self, Ticket ticket not None):
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
         cdef Ticket leader
         if self.leader is ticket:
             self.leader = self.heir()
+            self.thread = 0
         leader = self.leader
         if leader is not None and leader.wake is not None:
             wake, leader.wake = leader.wake, None
@@ -641,6 +632,7 @@ cdef class Pipe:
         if self.leader is not None or self.pending_:  # since, while something was heard
             return BUSY
         self.leader = ticket
+        self.thread = PyThread_get_thread_ident()
         try:
             self.put(template, ticket, name, token, ms)
             if not self.exchange(ticket, timeout, spin):

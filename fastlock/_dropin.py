@@ -143,6 +143,7 @@ class DropIn(Terms):
         blocking_timeout: Any,
         thread_local: Any,
         raise_on_release_error: Any,
+        queue: bool = True,
     ) -> None:
         tokens = redis.get_encoder().encoding
         self.__dict__.update(redis=redis, _names=names)  # the encoding of names; that of tokens may be another
@@ -156,6 +157,7 @@ class DropIn(Terms):
             bool(thread_local),
             bool(raise_on_release_error),
             encoding=names,
+            queue=queue,
         )
         if tokens != names:
             self._encoding = tokens

@@ -36,8 +36,10 @@ MAX_DROPPED = 1 << 32
 BUSY = object()  # answer of `Pipe.ask`: others use the pipe, nothing was done
 
 _CHUNK = 16384
-_AT_ONCE = int(socket.MSG_DONTWAIT)  # plain numbers: to combine the names of `socket` takes a microsecond each time
-_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+# Plain numbers: to combine the names of `socket` takes a microsecond each time. 0, as on Windows: no socket ever waits
+_AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
+_PEEK = int(socket.MSG_PEEK) | _AT_ONCE
+_READABLE, _WRITABLE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _SLICE = 0.1  # seconds: how long the socket itself waits for bytes; what takes longer is polled for
 _STRINGS = frozenset((b"$", b"=", b"!"))
 _SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
@@ -201,12 +203,14 @@ class Pipe:
         self.commands = self.flushes = 0  # queued, and written at once, since the pipe was made
         self._partial = 0
         self._sending = self._flushing = False
-        self._leader: Ticket | None = None  # the ticket of the thread that reads
+        self._leader: Ticket | None = None  # of the thread that reads; `thread` is its number, 0 while it sleeps
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._turn = allocate_lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
         self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never waits
-        if sock is not None and not self._tls:
+        if sock is not None and not _AT_ONCE:
+            sock.setblocking(False)
+        elif sock is not None and not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
         self._usual = self._heard = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
@@ -471,7 +475,7 @@ class Pipe:
                     raise
                 if not isinstance(error, _AGAIN):
                     raise broken(error) from None
-                if not _wait(self._sock, select.POLLOUT, timeout):
+                if not _wait(self._sock, _WRITABLE, timeout):
                     raise NoReply("the server takes no more bytes") from None
             else:
                 data = data[sent:]
@@ -489,7 +493,7 @@ class Pipe:
         spinning = budget and (self._usual <= budget or not self._probes & 63)
         # A signal would make the socket wait anew for its slice, again and again; they come to the main thread
         main = threading.get_ident() == threading.main_thread().ident
-        waits = not self._tls and not main and timeout >= _SLICE
+        waits = self._at_once and not main and timeout >= _SLICE
         data: bytes | None = None
         lost = False  # whether bytes may have been taken that are not in `data`
         try:
@@ -509,7 +513,7 @@ class Pipe:
                         spinning = time.monotonic() - start < budget
                     elif waits:
                         waits = False  # the socket has waited for a slice of it
-                    elif not _wait(self._sock, select.POLLIN, timeout - (time.monotonic() - start)):
+                    elif not _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
                         return False
             if spin:
                 self._heard = time.monotonic()
@@ -543,6 +547,7 @@ class Pipe:
         with self._mutex:
             if self._leader is None:
                 self._leader = ticket
+                self.thread = threading.get_ident()
                 return True
             ticket.wake = wake
             return False
@@ -560,13 +565,17 @@ class Pipe:
 
     def leads(self, ticket: Ticket) -> bool:
         """Whether the caller is the one who reads."""
-        return self._leader is ticket
+        if self._leader is not ticket:
+            return False
+        self.thread = threading.get_ident()  # it may have been made the leader in its sleep
+        return True
 
     def resign(self, ticket: Ticket) -> None:
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
         with self._mutex:
             if self._leader is ticket:
                 self._leader = self._heir()
+                self.thread = 0
             leader = self._leader
             wake = leader.wake if leader is not None else None
             if leader is not None and wake is not None:
@@ -589,6 +598,7 @@ class Pipe:
                 if not self._usable():
                     raise Unasked("the server spoke unasked, or closed the connection")
                 self._leader = ticket
+                self.thread = threading.get_ident()
                 self._append(data, ticket, 1)
             if not self.exchange(ticket, timeout, spin):
                 raise NoReply(f"no reply within {timeout} s")
@@ -621,10 +631,14 @@ def _check_depth(reply: Any, left: int) -> None:
 
 
 def _wait(sock: Any, events: int, timeout: float) -> bool:
-    poller = poll()
-    poller.register(sock, events)
+    timeout = min(max(0.0, timeout), _LONGEST)
     try:
-        return bool(poller.poll(min(max(0.0, timeout), _LONGEST) * 1000))
+        if poll is None:  # Windows; where it is there, it knows of no highest descriptor
+            reads, writes = ([sock] if events == each else [] for each in (_READABLE, _WRITABLE))
+            return any(select.select(reads, writes, [sock], timeout))
+        poller = poll()
+        poller.register(sock, events)
+        return bool(poller.poll(timeout * 1000))
     except OSError as error:
         if by_handler(error):
             raise

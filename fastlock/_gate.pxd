@@ -13,6 +13,7 @@ cdef class Waiter:
     cdef public Waiter before, after
     cdef public bytes key, place
     cdef public long long ms
+    cdef public double sleep
     cdef public flag fenced, called, counted, waits
     cdef public Gate gate
     cdef public Lease lease
@@ -38,14 +39,14 @@ cdef class Gate:
     cdef public tuple stale
     cdef public dict forms
     cdef public Lease held
-    cdef public double look_at, since, passes, handed
+    cdef public double look_at, since, sleep, passes, handed
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
     @cython.locals(waiter=Waiter)
     cpdef bint last_pass(self)
     cpdef double wake_at(self, Waiter waiter)
     cpdef bint doubts(self, Waiter waiter, double now)
-    cpdef queued(self, double left, bint told, double sleep, double now)
+    cpdef queued(self, double left, bint told, double now)
     cpdef granted(self, Waiter waiter, Lease lease, long long elsewhere, double now)
     cpdef renew(self)
     cpdef warn(self, double now)
@@ -72,7 +73,7 @@ cdef class Gates:
 
     cpdef join(self, Waiter waiter, double now=*)
 
-    @cython.locals(gate=Gate, held=Lease, alone=bint)
+    @cython.locals(gate=Gate, held=Lease, alone=bint, first=Waiter)
     cpdef joined(self, Waiter waiter, double now)
 
     @cython.locals(gate=Gate)

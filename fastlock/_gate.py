@@ -20,6 +20,7 @@ from fastlock._stats import Stats
 LOOK = 1.0  # seconds between two looks of the first in a place, whatever it heard
 ROUND = 0.01  # seconds for which a lease goes round before the server is asked who waits elsewhere
 BRISK = 50e-6  # seconds between two passes of a lease by threads that do nothing else
+SHORTEST_PAUSE = 0.001  # seconds: between two looks at a held name, so that no setting makes a busy loop
 ENOUGH = 0.95  # part of the lease that the next one asks for, which must be left of what is passed to it
 
 # What a release is: it needs no command; nobody waits, as far as we know; somebody does; the lease was over before.
@@ -30,16 +31,19 @@ class Waiter:
     """One acquire that waits. `called`: there is something to see: a lease for it, or that it is first and may look."""
 
     __slots__ = (
-        *("after", "before", "called", "counted", "fenced", "gate", "key", "lease", "ms", "name", "place", "waits"),
-        "wake",
+        *("after", "before", "called", "counted", "fenced", "gate", "key", "lease", "ms", "name", "place", "sleep"),
+        *("waits", "wake"),
     )
 
-    def __init__(self, name: object, key: bytes, ms: int, fenced: bool, place: bytes | None = None) -> None:
+    def __init__(
+        self, name: object, key: bytes, ms: int, fenced: bool, place: bytes | None = None, sleep: float = 0.1
+    ) -> None:
         self.name = name
         self.key = key
         self.ms = ms
         self.fenced = fenced
         self.place = place  # of its own in the server's queue; None: among the others of its gate
+        self.sleep = sleep  # seconds between two looks, where nobody tells that something has changed
         self.gate: Gate | None = None  # from when it has joined
         self.waits = False  # in the line of its gate, between these two
         self.before: Waiter | None = None
@@ -126,7 +130,7 @@ class Gate:
 
     __slots__ = (
         *("ahead", "asked", "brisk", "elsewhere", "error", "forms", "gates", "handed", "held", "key", "link"),
-        *("look_at", "passes", "place", "shared", "since", "stale", "waited", "waiters"),
+        *("look_at", "passes", "place", "shared", "since", "sleep", "stale", "waited", "waiters"),
     )
 
     def __init__(self, gates: Gates, key: bytes, place: bytes | None) -> None:
@@ -142,6 +146,7 @@ class Gate:
         self.link: Any = None  # the connection over which it was asked
         self.stale: tuple[Any, ...] = ()  # sessions that broke under that
         self.look_at = 0.0
+        self.sleep = 0.0  # the shortest of those who wait, where nobody tells them; 0: somebody does
         self.handed = 0.0  # when it last passed on
         self.brisk = False  # and whether that was soon after the time before
         self.held: Lease | None = None  # goes round among the waiters
@@ -174,13 +179,16 @@ class Gate:
         waiter = self.first()
         return (self.elsewhere and not self.passes) or (waiter is not None and waiter.fenced)
 
-    def queued(self, left: float, told: bool, sleep: float, now: float) -> None:
+    def queued(self, left: float, told: bool, now: float) -> None:
         """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
         self.waited = True
         first = self.first()
         if first is not None:
             self.gates.count(first)
-        self.look_at = now + min(left, LOOK if told and not self.gates.deaf else sleep)
+        self.sleep = 0.0
+        if not told or self.gates.deaf:  # the least patient decides for all: they get it from who looks
+            self.sleep = max(SHORTEST_PAUSE, min([waiter.sleep for waiter in self.waiters], default=LOOK))
+        self.look_at = now + min(left, self.sleep or LOOK)
 
     def granted(self, waiter: Waiter, lease: Lease, elsewhere: int, now: float) -> None:
         """The server says: it is yours, so many others wait elsewhere."""
@@ -222,7 +230,7 @@ class Gate:
         self.gates.by_place.pop(self.place, None)
         self.place = new_token()
         self.asked = self.ahead = self.waited = False
-        self.look_at = 0.0
+        self.look_at = self.sleep = 0.0
 
     def next_for(self, lease: Lease, now: float) -> Waiter | None:
         """To whom the lease may pass. Who wants a fence is granted each lease by the server: a lease that passes on is
@@ -313,6 +321,10 @@ class Gates:
         waiter.called = alone and (held is None or held.deadline < now + LOOK or gate.last_pass())
         if held is not None or not alone:
             self.count(waiter)
+        if gate.sleep > waiter.sleep:  # who looks for it may sleep for longer than that
+            first = gate.first()
+            if first is not None:
+                first.call()
 
     def count(self, waiter: Waiter) -> None:
         """It has to wait."""
@@ -377,7 +389,7 @@ class Gates:
 
     def lapsed(self, now: float) -> None:
         """Call those who are next, where a lease that goes round is over, will be soon, or went round long ago; where
-        nobody waits, a gate has no more use."""
+        nobody waits, a gate has no more use then."""
         with self.mutex:
             for gate in list(self.by_key.values()):
                 waiter, held = gate.first(), gate.held
@@ -385,8 +397,8 @@ class Gates:
                     continue
                 if waiter is not None and (held.deadline < now + LOOK or gate.since + LOOK <= now):
                     waiter.call()
-                elif waiter is None and held.deadline <= now:
-                    self.close(gate)
+                elif waiter is None and (held.deadline <= now or gate.since + LOOK <= now):
+                    self.close(gate)  # it may be held for ever; once it is let go, the server knows who waits
 
     def busy(self, key: bytes, now: float) -> bool:
         """Whether others of this client wait for it, or have it."""

@@ -52,10 +52,10 @@ def _behind(lock: Terms, answer: Any = None, token: bytes | None = None) -> Any:
     """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
     answers. None: not so, or the way is longer."""
     wire = lock._wire
-    if not lock.blocking or lock.fair or lock.blocking_timeout == 0:
+    if not lock.blocking or lock.fair or not lock.queue or lock.blocking_timeout == 0:
         return None
     if lock.key in wire.crowd if answer is None else type(answer) is bytes and answer != token:
-        return Waiter(lock.name, lock.key, lock.ms, lock.fence)
+        return Waiter(lock.name, lock.key, lock.ms, lock.fence, None, lock.sleep)
     return None
 
 

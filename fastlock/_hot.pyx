@@ -112,10 +112,10 @@ cdef Waiter _behind(Terms lock, answer, bytes token):
     """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
     answers. None: not so, or the way is longer."""
     cdef Common wire = lock._wire
-    if not lock.blocking or lock.fair or lock.blocking_timeout == 0:
+    if not lock.blocking or lock.fair or not lock.queue or lock.blocking_timeout == 0:
         return None
     if lock.key in wire.crowd if answer is None else type(answer) is bytes and answer != token:
-        return Waiter(lock.name, lock.key, lock.ms, lock.fence)
+        return Waiter(lock.name, lock.key, lock.ms, lock.fence, None, lock.sleep)
     return None
 
 
@@ -481,7 +481,7 @@ cdef _enter(Common wire, Terms lock, bint must, Waiter waiter, double start, dou
                 break
             mutex.lock()
             try:
-                gate.queued(INFINITY if reply[1] < 0 else reply[1] / 1000.0, bool(reply[2]), lock.sleep, _time())
+                gate.queued(INFINITY if reply[1] < 0 else reply[1] / 1000.0, bool(reply[2]), _time())
             finally:
                 mutex.unlock()
         _sleep(wire, waiter, until)

@@ -14,7 +14,7 @@ from typing import Any
 from fastlock import _batch as batch
 from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock._gate import GONE, HAND_OVER, PASSED, Gate, Gates, Waiter
+from fastlock._gate import GONE, HAND_OVER, PASSED, SHORTEST_PAUSE, Gate, Gates, Waiter
 from fastlock._lease import ENDED, Lease, new_token
 from fastlock._steps import (
     BEHIND,
@@ -43,7 +43,6 @@ from fastlock._steps import (
     within,
 )
 
-SHORTEST_PAUSE = 0.001  # seconds: between two looks at a held name, so that no setting makes a busy loop
 LAST_LOOK = 0.01  # seconds before the end of a blocking_timeout, so that its wait is of some use
 RELEASE_CHUNK = 100  # names in one script: a server does nothing else meanwhile (35 us)
 
@@ -177,7 +176,7 @@ class Acquire(Ask):
         """Who waits for this. In a queue its own token is its place, where it is to be told from others of the client,
         or may turn up by itself."""
         own = self.token if self.alone or self.doubted else None
-        return Waiter(self.name, self.key, self.ms, self.fenced, own)
+        return Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
 
     def _wait_turn(self, clock: Clock) -> Steps:
         """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
@@ -220,7 +219,7 @@ class Acquire(Ask):
         if not reply[0]:
             left = math.inf if reply[1] < 0 else reply[1] / 1000
             with gate.gates.mutex:
-                gate.queued(left, bool(reply[2]), self.sleep, clock())
+                gate.queued(left, bool(reply[2]), clock())
             return
         lease = Lease(self.name, self.key, gate.place, ask.end(), reply[2] if self.fenced else None)
         lease.contended = reply[1] > 0 or gate.waited

@@ -5,7 +5,7 @@ from fastlock._lease cimport flag
 
 cdef class Terms:
     cdef public object name, timeout, sleep, blocking_timeout
-    cdef public flag blocking, thread_local, raise_on_release_error, fence, fair
+    cdef public flag blocking, thread_local, raise_on_release_error, fence, fair, queue
     cdef public object _client, _wire
     cdef public bytes key
     cdef public long long ms

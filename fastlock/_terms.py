@@ -23,14 +23,12 @@ from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._lease import ENDED, Lease, new_token, now
 
 SLEEP = 0.1  # seconds between two looks at a name that is held
+SHOWN = 200  # characters of a name that messages repeat
 KEPT = 64  # leases of one lock: beyond, those that ended are forgotten, whose owners never released them
 _LOG = logging.getLogger("fastlock")
 
-NOT_HELD = {
-    "release": "Cannot release a lock that's not owned or is already unlocked.",
-    "extend": "Cannot extend an unlocked lock",
-    "reacquire": "Cannot reacquire an unlocked lock",
-}
+NOT_HELD = {"release": "not owned or already unlocked", "extend": "unlocked", "reacquire": "unlocked"}
+DONE = {"release": "released", "extend": "extended", "reacquire": "reacquired"}
 
 
 class Terms:
@@ -48,6 +46,7 @@ class Terms:
         raise_on_release_error: bool,
         fence: bool = False,
         fair: bool = False,
+        queue: bool = True,
         encoding: str = "utf-8",
     ) -> None:
         self._client = client  # which closes its connections when nobody needs it any more
@@ -64,12 +63,15 @@ class Terms:
         self.raise_on_release_error = raise_on_release_error
         self.fence = fence
         self.fair = fair
+        self.queue = queue
         self._encoding = encoding
         if sleep is not SLEEP:
             as_wait(sleep, "sleep")
         if blocking_timeout is not None:
             as_wait(blocking_timeout, "blocking_timeout")
             self._check_both(blocking)
+        if fair and not queue:
+            raise ValueError("fair=True is an order in the queue, which queue=False stays out of: give one of them")
 
     def _check_both(self, blocking: bool) -> None:
         """Refuse a time to wait for who does not wait: which of the two is meant?"""
@@ -110,6 +112,7 @@ class Terms:
         op = Taking(self, token or new_token(), must)
         if self.blocking:
             op.blocking = True
+            op.polls = not self.queue
             op.sleep = self.sleep
             if self.blocking_timeout is not None:
                 self._limit(op, self.blocking_timeout, start)
@@ -119,7 +122,8 @@ class Terms:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
         proof = new_token() if token is None else self._proof(token)
         op = Taking(self, proof, must=False)
-        op.given = op.polls = token is not None  # in a queue, two who give the same one would be taken for each other
+        op.given = token is not None
+        op.polls = op.given or not self.queue  # in a queue, two who give the same token would be taken for each other
         op.blocking = bool(self.blocking if blocking is None else blocking)
         op.sleep = self.sleep if sleep is None else as_wait(sleep, "sleep")
         if blocking_timeout is not None:
@@ -147,22 +151,24 @@ class Terms:
         """The lease to work on. Raises LockError: there is none, or it has no end to move."""
         lease = self.lease
         if lease is None:
-            raise LockError(NOT_HELD[verb], lock_name=self._text)
+            raise LockError(self._cannot(verb, f"it is {NOT_HELD[verb]}"), lock_name=self._text)
         if lease.inherited:
-            raise LockError(
-                f"Cannot {verb} a lock that the parent process acquired before it forked", lock_name=self._text
-            )
+            why = "the parent process acquired it before it forked"
+            raise LockError(self._cannot(verb, why), lock_name=self._text)
         if lease.deadline == ENDED:  # let go of by `release_many`, or by its token
             if verb == "release":
                 self.drop(lease)
             raise self._lost(verb)
         if verb != "release" and (not self.ms or lease.deadline == math.inf):
-            raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self._text)
+            raise LockError(self._cannot(verb, "it has no timeout"), lock_name=self._text)
         return lease
 
     @property
     def _text(self) -> Any:  # redis-py declares a str; it shows whatever names the lock
         return self.name
+
+    def _cannot(self, verb: str, why: str) -> str:
+        return f"Cannot {verb} lock {shown(self.name)}: {why}"
 
     def _extension(self, seconds: float, replace_ttl: bool, verb: str) -> Any:
         """The operation that moves the end of the caller's lease."""
@@ -174,18 +180,26 @@ class Terms:
         return Releasing(self, self._held("release"))
 
     def _not_got(self) -> LockError:
-        return LockError("Unable to acquire lock within the time specified", lock_name=self._text)
+        limit = "" if self.blocking_timeout is None else f" within {self.blocking_timeout} seconds"
+        why = f"Unable to acquire lock {shown(self.name)}{limit}: somebody else holds it"
+        return LockError(why, lock_name=self._text)
 
-    def _lost(self, verb: str) -> LockNotOwnedError:
+    def _lost(self, verb: str, found: bool = False) -> LockNotOwnedError:
+        """The error of a loss. found: just now, so that it is told in the log; else it was known before, or let go
+        of."""
         self._wire.stats.losses += 1
-        return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._text)
+        if found:
+            warn_of_loss(self.name, verb)
+        return LockNotOwnedError(self._cannot(verb, "it is no longer owned"), lock_name=self._text)
 
     def left(self, error: BaseException | None, problem: Exception) -> None:
         """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
         if error is not None:
-            error.add_note(f"fastlock: then the release of {self.name!r} failed: {problem!r}")
+            failed = f"{type(problem).__name__}: {problem}"  # repr() drops the text of redis-py's errors since 8.0
+            error.add_note(f"fastlock: then the release of {shown(self.name)} failed: {failed}")
         elif isinstance(problem, LockError) and not self.raise_on_release_error:
-            _LOG.warning("%r was unlocked or no longer owned when its with statement ended", self.name)
+            if not isinstance(problem, LockNotOwnedError):  # a loss was logged where it was found
+                _LOG.warning("lock %s was unlocked before its with statement ended", shown(self.name))
         else:
             raise problem
 
@@ -205,6 +219,27 @@ def refuse_copy(thing: Any) -> TypeError:
         "threads or tasks of a process, and make another, from the same URL, in each other process or loop. A lock is "
         "made anew there by its name; what can be sent is a Lease"
     )
+
+
+def shown(name: Any) -> str:
+    """A lock's name for messages: 64 KiB of it say no more than its beginning does."""
+    text = repr(bytes(name) if isinstance(name, bytearray | memoryview) else name)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def warn_of_loss(name: Any, verb: str) -> None:
+    """Once for each lease that its holder finds lost."""
+    why = "its lease had ended, or its key was deleted or taken"
+    _LOG.warning("lock %s was lost before it was %s: %s", shown(name), DONE[verb], why)
+
+
+def warn_of_losses(leases: list[Lease], released: list[bool]) -> list[bool]:
+    """Of a batch."""
+    if False in released:
+        for lease, was_mine in zip(leases, released, strict=True):
+            if not was_mine:
+                warn_of_loss(lease.name, "release")
+    return released
 
 
 class Taking(law.Acquire):
@@ -259,11 +294,12 @@ class Releasing(law.Release):
     def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         was_mine = yield from super().rest(answer, clock)
         terms = self.terms
+        known = self.lease.deadline == ENDED  # somebody has let go of it meanwhile, or has told
         terms.drop(self.lease)
         self.lease.deadline = ENDED
         terms._wire.stats.recovered += was_mine and self.lease.release_doubted
         if not was_mine:
-            raise terms._lost("release")
+            raise terms._lost("release", found=not known)
 
 
 class Local:

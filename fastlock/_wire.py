@@ -43,6 +43,10 @@ PARTING = 1.0  # seconds: how long closing waits for what is in flight
 _BROKEN = (Broken, ProtocolError)
 STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
 FAILED = (*_BROKEN, errors.RedisError)
+_WITHIN = (
+    "this thread waits for a reply on the only connection that could be used, and would wait for itself: a lock that is"
+    " used in a handler of signals needs max_connections of 2 or more, and to be free"
+)
 
 
 def templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[Any, ...]:
@@ -501,6 +505,8 @@ class Wire(Common):
                     connection, owner = self._more()
         except FAILED as error:
             return self._lost(error)
+        if not owner and connection.pipe.thread == threading.get_ident():
+            return Lost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
         try:
             if self.debts:
                 self._pay(connection)
@@ -544,7 +550,10 @@ class Wire(Common):
                     break
                 if self.connections:
                     self._turn += 1
-                    return self.connections[self._turn % len(self.connections)], False
+                    shared = self.connections[self._turn % len(self.connections)]
+                    if shared.pipe.thread == threading.get_ident():  # which waits for us, as in a handler of signals
+                        shared = self.connections[(self._turn + 1) % len(self.connections)]
+                    return shared, False
                 native.refuse_greenlet("another is still connecting")
                 if not self._changed.wait(deadline - now()):
                     raise NoReply("no connection came up")

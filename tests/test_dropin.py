@@ -63,13 +63,16 @@ async def test_made_in_both_ways_it_behaves_as_redis_py_does(
             assert probe.pttl("a") == -1, "redis-py's default is a lock without end"
             assert await face.get(lock.locked()) is True and await face.get(lock.owned()) is True
             assert await face.get(lock.acquire(blocking=False)) is False
-            with pytest.raises(redis.exceptions.LockError, match="Cannot extend a lock with no timeout"):
+            with pytest.raises(
+                redis.exceptions.LockError, match=r"^Cannot extend (a lock with|lock 'a': it has) no timeout"
+            ):
                 await face.get(lock.extend(5))
             assert await face.get(lock.release()) is None
             assert lock.local.token is None and probe.keys() == []
             with pytest.raises(redis.exceptions.LockError) as caught:
                 await face.get(lock.release())
-            assert str(caught.value) in NOT_HELD
+            assert str(caught.value).startswith("Cannot release ")  # the rest depends on redis-py's version
+            assert isinstance(lock, theirs(face)) or "'a': it is not owned" in str(caught.value)
             assert await face.get(lock.locked()) is False and await face.get(lock.owned()) is False
 
 
@@ -103,7 +106,7 @@ async def test_with_gives_the_lock_itself(face: Face, server: Server, probe: red
         assert probe.keys() == [] and lock.lease is None
         other = client.lock("a", timeout=5, blocking_timeout=0, lock_class=face.module.Lock)
         probe.set("a", "somebody else", px=10_000)
-        with pytest.raises(redis.exceptions.LockError, match="Unable to acquire lock within the time specified"):
+        with pytest.raises(redis.exceptions.LockError, match=r"^Unable to acquire lock 'a' within 0 seconds"):
             await face.enter(other)
         probe.delete("a")
 
@@ -242,7 +245,7 @@ def delete(probe: redis.Redis) -> None:
 async def test_losses_raise_what_redis_py_raises(
     face: Face, server: Server, probe: redis.Redis, lose: Callable[[redis.Redis], None], verb: str, no_leaks: Any
 ) -> None:
-    said: list[tuple[bool, str]] = []
+    said: list[bool] = []
     async with redis_client(face, server) as client:
         for kind in (face.module.Lock, theirs(face)):
             lock = kind(client, "a", timeout=10)
@@ -251,7 +254,8 @@ async def test_losses_raise_what_redis_py_raises(
                 lose(probe)
             with pytest.raises(redis.exceptions.LockError) as caught:
                 await face.get(lock.extend(5) if verb == "extend" else getattr(lock, verb)())
-            said.append((isinstance(caught.value, redis.exceptions.LockNotOwnedError), str(caught.value)))
+            said.append(isinstance(caught.value, redis.exceptions.LockNotOwnedError))
+            assert str(caught.value).startswith(f"Cannot {verb} ")
             probe.delete("a")
     ours, other = said
     assert ours == other or {ours[1], other[1]} == NOT_HELD

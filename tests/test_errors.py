@@ -6,8 +6,10 @@ connection is in step: the next questions get their own answers.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import select
 import socket
 import threading
 import tracemalloc
@@ -21,8 +23,10 @@ from support.faces import Face
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, replace, stall
 from support.listener import Listener
+from support.pipes import LONG
 
 import fastlock
+from fastlock import _aio_wire
 from fastlock.embedded import Server
 
 PROMISE = b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"  # COMMAND INFO DELIFEQ DELEX of a server that has the first
@@ -258,6 +262,29 @@ async def test_no_room_for_another_client(face: Face, own: Own) -> None:
         await face.get(client.lock("sku").acquire())
     probe.config_set("maxclients", "100")
     await assert_in_step(face, client)
+
+
+@pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+@pytest.mark.parametrize("ticks", [0, 3])
+async def test_no_room_is_said_though_the_server_closed_before_it_was_greeted(
+    face: Face, own: Own, ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the event loop is busy between the connect and the first write; its words were read by then, or not."""
+    server, probe = own()
+    probe.config_set("maxclients", "1")
+    greet = _aio_wire.Link.greet
+
+    async def late(link: _aio_wire.Link, settings: Any) -> None:
+        poller = select.poll()
+        poller.register(link.transport.get_extra_info("socket").fileno(), 0)
+        assert poller.poll(LONG * 1000), "the server has not closed"
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await greet(link, settings)
+
+    monkeypatch.setattr(_aio_wire.Link, "greet", late)
+    with pytest.raises(exceptions.ConnectionError, match="max number of clients"):
+        await face.client(server.url).lock("sku").acquire()
 
 
 # ------------------------------------------------------------------------------------------------ scripts that are gone

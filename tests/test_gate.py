@@ -18,7 +18,20 @@ from support.play import Clock, joined
 
 from fastlock import _commands as say
 from fastlock._commands import QUEUE_KEPT_MS
-from fastlock._gate import BRISK, ENOUGH, GONE, HAND_OVER, LOOK, PASSED, PLAIN, ROUND, Gates, Line, Waiter
+from fastlock._gate import (
+    BRISK,
+    ENOUGH,
+    GONE,
+    HAND_OVER,
+    LOOK,
+    PASSED,
+    PLAIN,
+    ROUND,
+    SHORTEST_PAUSE,
+    Gates,
+    Line,
+    Waiter,
+)
 from fastlock._impl import default
 from fastlock._lease import ENDED, Lease
 
@@ -32,8 +45,8 @@ def gates() -> Gates:
     return Gates(contextlib.nullcontext())
 
 
-def join(gates: Gates, count: int, ms: int = MS, fenced: bool = False) -> list[Waiter]:
-    return [joined(gates, "name", b"name", ms, fenced, None) for _ in range(count)]
+def join(gates: Gates, count: int, ms: int = MS, fenced: bool = False, sleep: float = 0.1) -> list[Waiter]:
+    return [joined(gates, "name", b"name", ms, fenced, None, sleep) for _ in range(count)]
 
 
 def grant(gates: Gates, waiter: Waiter, clock: Clock, elsewhere: int = 0, fence: int | None = None) -> Lease:
@@ -113,15 +126,18 @@ def test_who_is_called_wakes(gates: Gates, clock: Clock) -> None:
         (5.0, True, True, 0.1, 0.1),  # no messages come here
         (5.0, False, True, 7.0, 5.0),
         (math.inf, False, True, 7.0, 7.0),
+        (5.0, False, False, 0.0, SHORTEST_PAUSE),  # no setting makes a busy loop
+        (5.0, True, True, 0, SHORTEST_PAUSE),
+        (0.0, False, False, 0.0, 0.0),  # the lease ends now
     ],
 )
 def test_the_first_looks_again_when_it_may_have_changed(
     gates: Gates, clock: Clock, left: float, told: bool, deaf: bool, sleep: float, pause: float
 ) -> None:
-    one, two = join(gates, 2)
+    one, two = join(gates, 2, sleep=sleep)
     gates.set_result(Exception("NOPERM") if deaf else [b"subscribe", gates.inbox, 1])
     assert gates.ask(one, clock())
-    one.gate.queued(left, told, sleep, clock())
+    one.gate.queued(left, told, clock())
     assert one.gate.wake_at(one) == clock() + pause and one.gate.wake_at(two) == math.inf
 
 
@@ -129,7 +145,7 @@ def test_the_queue_outlives_the_looks_of_any_crowd(gates: Gates, clock: Clock) -
     waiters = [joined(gates, "x", b"%d" % n, MS, False, None) for n in range(3000)]
     for waiter in waiters:
         gates.ask(waiter, clock())
-    waiters[0].gate.queued(math.inf, True, 0.1, clock())
+    waiters[0].gate.queued(math.inf, True, clock())
     assert waiters[0].gate.look_at == clock() + LOOK <= clock() + QUEUE_KEPT_MS / 5000
 
 
@@ -237,7 +253,7 @@ def test_who_comes_after_the_last_pass_joins_the_queue_before_the_lease_is_let_g
     assert gates.ask(first, clock()) and not gates.ask(second, clock())
     gate = first.gate
     assert gate is not None and gates.by_place == {gate.place: gate}
-    gate.queued(5.0, True, 0.1, clock())
+    gate.queued(5.0, True, clock())
     assert gate.wake_at(first) == clock() + LOOK, "and not at the end of the lease that is held here"
     assert gates.release(lease, clock()) == HAND_OVER
     assert not first.called and gate.wake_at(first) == clock() + LOOK, "it is in the queue"
@@ -414,7 +430,7 @@ def test_who_wants_a_fence_is_granted_each_lease_by_the_server(gates: Gates, clo
     lease = grant(gates, one, clock, fence=1)
     gates.taken(one)
     assert two.called and gates.ask(two, clock()) and not three.called
-    two.gate.queued(5.0, True, 0.1, clock())
+    two.gate.queued(5.0, True, clock())
     assert gates.release(lease, clock()) == HAND_OVER and two.lease is None
     lease = grant(gates, two, clock, fence=2)
     gates.taken(two)
@@ -466,7 +482,7 @@ def test_who_leaves_with_a_lease_that_must_not_pass_gives_it_back_and_calls_the_
 def test_the_next_takes_the_place_of_the_first_who_leaves(gates: Gates, clock: Clock) -> None:
     one, two, three = join(gates, 3)
     gates.ask(one, clock())
-    one.gate.queued(5.0, True, 0.1, clock())
+    one.gate.queued(5.0, True, clock())
     place = one.gate.place
     assert gates.leave(one, clock()) == (None, None)
     assert called([two, three]) == [True, False] and two.gate.place == place and gates.ask(two, clock())

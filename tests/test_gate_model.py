@@ -80,7 +80,7 @@ class Crowd(RuleBasedStateMachine):
         busy = self.holder is not None or self.underway()
         assert waiter is self.waiting[0] and (not busy or waiter.fenced or (self.known and self.passes == 0))
         if self.taken or busy:  # or it asks ahead of its turn
-            waiter.gate.queued(5.0, True, 0.1, self.clock())
+            waiter.gate.queued(5.0, True, self.clock())
             return
         end = self.clock() + waiter.ms / 1000 if waiter.ms else math.inf
         fence = self.last_fence + 1 if waiter.fenced else None

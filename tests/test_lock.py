@@ -6,6 +6,7 @@ The truth is asked of the server by a raw redis-py client (`probe`), never of fa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -180,7 +181,7 @@ async def test_blocking_timeout_gives_up_and_leaves_nothing(face: Face, server: 
     assert other.lease is None
     impatient = face.client(server.unix_url).lock("a", sleep=0.005, blocking_timeout=0.01)
     assert await face.get(impatient.acquire()) is False
-    with pytest.raises(fastlock.LockError, match="within the time") as caught:
+    with pytest.raises(fastlock.LockError, match=r"^Unable to acquire lock 'a' within 0.01 seconds") as caught:
         await inside(face, impatient, lambda lease: pytest.fail("entered without the lock"))
     assert not isinstance(caught.value, fastlock.LockNotOwnedError) and caught.value.lock_name == "a"
     assert proves(probe.get("a"), holder.lease.token)
@@ -310,8 +311,9 @@ async def test_a_lost_lock_is_told_and_nobody_elses_key_is_touched(
     lose(probe)
     before = probe.dump("a"), probe.pttl("a")
     assert await face.get(lock.owned()) is False
-    with pytest.raises(fastlock.LockNotOwnedError, match="no longer owned") as caught:
+    with pytest.raises(fastlock.LockNotOwnedError) as caught:
         await face.get(calls[verb]())
+    assert str(caught.value) == f"Cannot {'extend' if verb == 'replace' else verb} lock 'a': it is no longer owned"
     assert isinstance(caught.value, redis.exceptions.LockNotOwnedError) and caught.value.lock_name == "a"
     after = probe.dump("a"), probe.pttl("a")
     assert after[0] == before[0] and after[1] <= before[1]
@@ -371,7 +373,60 @@ async def test_the_exception_of_the_body_is_never_replaced(
     with pytest.raises(ZeroDivisionError, match="of the body") as caught:
         await inside(face, lock, body)
     (note,) = caught.value.__notes__
-    assert "'a'" in note and "LockNotOwnedError" in note
+    failed = "LockNotOwnedError: Cannot release lock 'a': it is no longer owned"
+    assert note == f"fastlock: then the release of 'a' failed: {failed}"
+
+
+@pytest.mark.parametrize("verb", ["release", "extend", "reacquire", "release_many", "with", "quiet with"])
+async def test_each_loss_is_logged_once_by_name(
+    face: Face, server: Server, probe: redis.Redis, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = face.client(server.unix_url)
+    lock = client.lock("a", raise_on_release_error=verb != "quiet with", thread_local=False)
+    await face.get(lock.acquire())
+    token = lock.lease.token.decode()
+    delete(probe)
+    with caplog.at_level(logging.WARNING, "fastlock"), contextlib.suppress(fastlock.LockNotOwnedError):
+        if verb == "release_many":
+            assert await face.get(client.release_many([lock.lease])) == [False]
+        elif "with" in verb:
+            await face.leave(lock)
+        else:
+            await face.get(lock.extend(5) if verb == "extend" else getattr(lock, verb)())
+    for _ in range(2):  # what is known is not told again
+        with caplog.at_level(logging.WARNING, "fastlock"), contextlib.suppress(fastlock.LockError):
+            await face.get(lock.release())
+    (record,) = [each for each in caplog.records if each.name == "fastlock"]
+    assert record.levelno == logging.WARNING and record.getMessage().startswith("lock 'a' was lost before it was ")
+    assert token[3:] not in caplog.text
+
+
+async def test_what_is_no_loss_is_not_logged(face: Face, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    client = face.client(server.unix_url)
+    lock = client.lock("a")
+    caplog.set_level(logging.DEBUG, "fastlock")
+    await face.get(lock.acquire())
+    assert not await face.get(client.lock("a").acquire(blocking=False))
+    await face.get(lock.release())
+    with pytest.raises(fastlock.LockError):
+        await face.get(lock.release())
+    await face.get(client.release_many(await face.get(client.acquire_many(["a", "b"]))))
+    assert [each for each in caplog.records if each.name == "fastlock"] == []
+
+
+@pytest.mark.parametrize("name", ["sku:42", b"sku\xff", memoryview(b"view"), "long" * 10_000], ids=str)
+async def test_every_error_of_a_lock_names_it_once_and_short(face: Face, server: Server, name: Any) -> None:
+    client = face.client(server.unix_url)
+    lock, endless = client.lock(name, blocking=False), client.lock(name, timeout=None)
+    shown = repr(bytes(name) if isinstance(name, memoryview) else name)[:100]
+    calls: list[Callable[[], Any]] = [lock.release, lambda: lock.extend(1), lock.reacquire, lambda: face.enter(lock)]
+    await face.get(endless.acquire())
+    calls.append(lambda: endless.extend(1))
+    for call in calls:
+        with pytest.raises(fastlock.LockError) as caught:
+            await face.get(call())
+        assert str(caught.value).count(shown) == 1 and len(str(caught.value)) < 400
+    await face.get(endless.release())
 
 
 async def test_a_lock_lost_in_the_body_raises_or_is_logged_as_told(
@@ -380,6 +435,7 @@ async def test_a_lock_lost_in_the_body_raises_or_is_logged_as_told(
     client = face.client(server.unix_url)
     with pytest.raises(fastlock.LockNotOwnedError):
         await inside(face, client.lock("a"), lambda lease: delete(probe))
+    caplog.clear()
     quiet = client.lock("a", raise_on_release_error=False)
     with caplog.at_level(logging.WARNING, "fastlock"):
         lease = await inside(face, quiet, lambda lease: delete(probe) or lease)

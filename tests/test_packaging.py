@@ -13,6 +13,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import hiredis
 import pytest
@@ -25,6 +26,7 @@ MADE_BY_RUNS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", 
 MODES = ("FASTLOCK_NO_EXTENSIONS", "FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_IMPL")
 BUILD_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 COMPILED = {*TWINS, *PYTHON}
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian 12's 3.11.2 has it not
 CYTHON = (".pyx", ".pxi", ".pxd")
 REPORT = """
 import fastlock, fastlock.asyncio, sys
@@ -79,8 +81,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def source(sdist: Path, tmp_path: Path) -> Path:
     """The unpacked sdist, fresh for each build."""
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path, **SAFELY)
     return only(tmp_path, "fastlock-*")
 
 

@@ -10,6 +10,7 @@ as the program does, or with KEYS_LEFT if it left keys.
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import fcntl
 import functools
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import redis
 
@@ -69,15 +71,18 @@ def serving(binary: str) -> Iterator[None]:
 def redirect(port: int) -> None:
     """Have connections to port 6379 of this machine go to another port of it."""
 
-    def connect(self: socket.socket, address: object, to: object) -> None:
+    def connect(self: Any, address: object, to: Any) -> Any:
         if isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1", "localhost") and address[1] == PORT:
             if self.family != socket.AF_INET:
                 raise ConnectionRefusedError("the server of the tests listens on 127.0.0.1 only")
             address = ("127.0.0.1", port)
-        return to(self, address)  # type: ignore[operator,no-any-return]
+        return to(self, address)
 
-    for name in ("connect", "connect_ex"):
-        setattr(socket.socket, name, functools.partialmethod(connect, to=getattr(socket.socket, name)))
+    names = "connect", "connect_ex"
+    changed = {name: functools.partialmethod(connect, to=getattr(socket.socket, name)) for name in names}
+    for name in names:
+        setattr(socket.socket, name, changed[name])
+    _socket.socket = type("socket", (_socket.socket,), changed)  # type: ignore[misc]  # which fastlock's threads use
 
 
 def main(where: str, program: str) -> int:

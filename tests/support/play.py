@@ -218,9 +218,11 @@ def lease_of(clock: Clock, seconds: float = 10.0, key: bytes = b"name", token: b
     return Lease("name", key, token, clock() + seconds)
 
 
-def joined(gates: Gates, name: object, key: bytes, ms: int, fenced: bool, place: bytes | None) -> Waiter:
+def joined(
+    gates: Gates, name: object, key: bytes, ms: int, fenced: bool, place: bytes | None, sleep: float = 0.1
+) -> Waiter:
     """Somebody who waits there from now on."""
-    waiter = Waiter(name, key, ms, fenced, place)
+    waiter = Waiter(name, key, ms, fenced, place, sleep)
     gates.join(waiter)
     return waiter
 

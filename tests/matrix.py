@@ -1,0 +1,279 @@
+"""The same tests on each Python that fastlock supports, with the oldest and the newest of what it is installed beside.
+
+    python -m tests.matrix [--only 3.12] [--list]
+
+For each interpreter that is found: a copy of the tree, a virtualenv and a compiled core of its own, in a temporary
+folder; then its share of the versions of redis-py and hiredis, and with each the tests below. As an unprivileged user
+in an empty home: as `nobody` when started by root, but for interpreters that only root may run, which the table says.
+All servers and all tests are the business of `make test`, on one of them. Prints a table of its cells; exits with 1 if
+one failed, or none could run. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SYSTEM = Path("/usr/bin/python3.11")  # Debian 12's, which has 3.11.2
+WANTED = ("3.11 of the system", "3.11", "3.12", "3.13")  # the newest that is found of each
+ALLOWED = {
+    name: next(each for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+               if each.startswith(name))
+    for name in ("redis", "hiredis")
+}  # fmt: skip
+NEWEST = "newest"  # of those that pyproject.toml allows
+BESIDE = (("8.0.*", NEWEST), (NEWEST, NEWEST), ("7.*", "3.5.*"), ("6.4.*", NEWEST), ("5.0.*", "3.5.*"))
+# What depends on the interpreter, on redis-py or on hiredis. PURE: also in pure Python.
+TESTS = ("bytes", "law", "law_batch", "law_waiting", "gate", "turns", "topology", "tls", "dropin", "hot_tasks", "lock")
+PURE = ("dropin", "lock")
+SERVERS = ("valkey,redis", "valkey")
+PATIENCE = 300  # seconds for one command
+FACTS = """
+import ensurepip, pathlib, platform, sys, sysconfig, venv
+if platform.python_implementation() != "CPython" or sysconfig.get_config_var("Py_GIL_DISABLED"): sys.exit(2)
+if not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists(): sys.exit("its C headers are missing")
+print(platform.python_version(), sys._base_executable)
+"""
+
+
+class Failed(Exception):
+    """A command failed: its last lines."""
+
+
+@dataclass
+class Interpreter:
+    """A Python that was found, who runs it, and the folder with all that was made for it."""
+
+    label: str
+    version: str
+    path: str
+    user: str | None  # None: whoever runs this
+    folder: Path = field(default_factory=Path)
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "venv" / "bin" / "python")
+
+    def run(self, *command: str, **env: str) -> str:
+        """Run a command in the tree, as the user, in an empty home; what it said. Failed: it did."""
+        given = {"HOME": str(self.folder / "home"), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", **passed_on(), **env}
+        options = {} if self.user is None else as_user(self.user)
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.folder / "tree",
+                env=given,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=PATIENCE,
+                **options,
+            )
+        except subprocess.TimeoutExpired as late:
+            said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+            raise Failed(f"{tail(said)}\nnot done within {PATIENCE} s: {' '.join(command)}") from None
+        if done.returncode:
+            raise Failed(f"{tail(done.stdout)}\nexit code {done.returncode}: {' '.join(command)}")
+        return done.stdout
+
+
+def passed_on() -> dict[str, str]:
+    """Of this environment: by which way packages come, and whether this is CI."""
+    names = ("CI", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith("PIP_") or name.lower().endswith("_proxy")
+    }
+
+
+def as_user(name: str) -> dict[str, object]:
+    """For `subprocess.run`."""
+    user = pwd.getpwnam(name)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def tail(text: str, lines: int = 40) -> str:
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+# ---------------------------------------------------------------------------------------------------- the interpreters
+
+
+def facts(path: Path, user: str | None) -> tuple[str, str] | str:
+    """(version, real path) of a CPython that can make virtualenvs and compile; else why it is of no use."""
+    options = {} if user is None else as_user(user)
+    try:
+        done = subprocess.run(
+            [path, "-c", FACTS],
+            text=True,
+            capture_output=True,
+            timeout=30,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin"},
+            **options,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    if done.returncode:
+        return tail(done.stderr, 1) or "no CPython"
+    version, _, real = done.stdout.strip().partition(" ")
+    return version, real
+
+
+def candidates(version: str) -> Iterator[Path]:
+    """Where a Python of this version (3.12) may be."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    folders = [Path(each) for each in (*os.environ["PATH"].split(os.pathsep), "/usr/bin", "/usr/local/bin") if each]
+    yield from (folder / f"python{version}" for folder in folders)
+    with contextlib.suppress(OSError):
+        yield from (each / "bin" / "python" for each in pyenv.glob(f"{version}.*"))
+
+
+def found(label: str, user: str | None) -> Interpreter | str:
+    """The newest interpreter for a label, run by the user if it may; or why there is none."""
+    version, _, system = label.partition(" ")
+    best, why = None, "not found"
+    for path in dict.fromkeys([SYSTEM] if system else candidates(version)):
+        if not path.exists():
+            continue
+        told = facts(path, None)
+        if isinstance(told, str):
+            why = f"{path}: {told}"
+        elif not system and told[1] == os.path.realpath(SYSTEM):
+            continue
+        elif told[0].startswith(f"{version}.") and (best is None or key(told[0]) > key(best.version)):
+            runner = user if user is None or not isinstance(facts(Path(told[1]), user), str) else None
+            best = Interpreter(label, told[0], told[1], runner)
+    return why if best is None else best
+
+
+def key(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def prepare(each: Interpreter, folder: Path, files: Sequence[str]) -> str:
+    """Its copy of the tree, its virtualenv, its core. Returns what went wrong."""
+    each.folder = folder
+    for name in files:
+        target = folder / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    (folder / "home").mkdir()
+    if each.user is not None:
+        for path in (folder, *folder.rglob("*")):
+            shutil.chown(path, each.user, as_user(each.user)["group"])  # type: ignore[arg-type]
+    try:
+        each.run(each.path, "-m", "venv", str(folder / "venv"))
+        each.run(each.python, *PIP, "-e", ".[test]", FASTLOCK_NO_EXTENSIONS="1")
+        each.run(each.python, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2")
+    except Failed as failure:
+        return str(failure)
+    return ""
+
+
+PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+
+
+# ----------------------------------------------------------------------------------------------------------- the cells
+
+
+def spec(name: str, version: str) -> str:
+    return ALLOWED[name] if version == NEWEST else f"{name}=={version}"
+
+
+def play(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
+    """Run a cell. Returns the versions that it had, and how many tests passed. Failed: why it is red."""
+    wanted = [spec(name, version) for name, version in zip(("redis", "hiredis"), beside, strict=True)]
+    each.run(each.python, *PIP, "--upgrade", *wanted)
+    show = "from importlib.metadata import version as v; print('redis-py', v('redis') + ', hiredis', v('hiredis'))"
+    versions = each.run(each.python, "-c", show).strip()
+    each.run(each.python, "-m", "pip", "check", "--disable-pip-version-check")
+    passed = []
+    for impl, names, servers in (("cython", TESTS, SERVERS[0]), ("python", PURE, SERVERS[1])):
+        tests = [f"tests/test_{name}.py" for name in names]
+        said = each.run(each.python, "-m", "pytest", "-q", *tests, f"--servers={servers}", FASTLOCK_IMPL=impl)
+        passed.append(f"{impl}: {tail(said, 1)}")
+    return versions, "; ".join(passed)
+
+
+def plan(interpreters: Sequence[Interpreter]) -> list[tuple[Interpreter, tuple[str, str]]]:
+    """Each interpreter and each set of versions at least once."""
+    count = max(len(interpreters), len(BESIDE)) if interpreters else 0
+    cells = [(interpreters[i % len(interpreters)], BESIDE[i % len(BESIDE)]) for i in range(count)]
+    return sorted(cells, key=lambda cell: cell[0].label)
+
+
+def tracked() -> list[str]:
+    """The files of the tree, but for what was made in it."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def run(cells: list[tuple[Interpreter, tuple[str, str]]], folder: Path) -> list[tuple[str, str, bool]]:
+    """All cells, one after the other. For each: which it was, what came of it, whether it is green."""
+    rows, files = [], tracked()
+    interpreters = list({id(each): each for each, _ in cells}.values())
+    with ThreadPoolExecutor(2) as pool:
+        folders = [folder / str(number) for number in range(len(interpreters))]
+        broken = dict(zip([each.label for each in interpreters],
+                          pool.map(prepare, interpreters, folders, [files] * len(folders)), strict=True))  # fmt: skip
+    for each, beside in cells:
+        start, name = time.monotonic(), row(each, beside)
+        try:
+            if broken[each.label]:
+                raise Failed(broken[each.label])
+            versions, outcome = play(each, beside)
+            rows.append((name, f"passed with {versions}: {outcome}", True))
+        except Failed as failure:
+            print(f"\n--- {name}\n{failure}\n", flush=True)
+            rows.append((name, f"FAILED after {time.monotonic() - start:.0f} s", False))
+        print(f"{name}  {rows[-1][1]}", flush=True)
+    return rows
+
+
+def row(each: Interpreter, beside: tuple[str, str]) -> str:
+    who = each.user or ("root, as nobody else may run it" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name)
+    return f"{each.label + ': ' + each.version:<28} redis-py {beside[0]:<7} hiredis {beside[1]:<7} by {who:<32}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="only interpreters whose label starts so, as 3.12")
+    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
+    args = parser.parse_args()
+    user = "nobody" if os.geteuid() == 0 else None
+    looked = {label: found(label, user) for label in WANTED if label.startswith(args.only)}
+    cells = plan([each for each in looked.values() if isinstance(each, Interpreter)])
+    skipped = [f"{label:<28} SKIPPED: {why}" for label, why in looked.items() if isinstance(why, str)]
+    if args.list:
+        print("\n".join([row(*cell) for cell in cells] + skipped))
+        return 0
+    start, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="fastlock-matrix-"))
+    folder.chmod(0o755)
+    try:
+        rows = run(cells, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"\nthe matrix, in {time.monotonic() - start:.0f} s:")
+    print("\n".join([f"{name}  {outcome}" for name, outcome, _ in rows] + skipped), flush=True)
+    return 0 if rows and all(green for *_, green in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
