@@ -38,7 +38,10 @@ ALLOWED = {
 NEWEST = "newest"  # of those that pyproject.toml allows
 BESIDE = (("8.0.*", NEWEST), (NEWEST, NEWEST), ("7.*", "3.5.*"), ("6.4.*", NEWEST), ("5.0.*", "3.5.*"))
 # What depends on the interpreter, on redis-py or on hiredis. PURE: also in pure Python.
-TESTS = ("bytes", "law", "law_batch", "law_waiting", "gate", "turns", "topology", "tls", "dropin", "hot_tasks", "lock")
+TESTS = (
+    *("bytes", "law", "law_batch", "law_waiting", "gate", "turns", "topology", "tls", "dropin", "first_contact"),
+    *("differential", "credentials", "hot_tasks", "lock"),
+)
 PURE = ("dropin", "lock")
 PATIENCE = 300  # seconds for one command
 FACTS = """
