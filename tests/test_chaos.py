@@ -53,7 +53,11 @@ def test_two_holders() -> None:
 
 
 def test_lease_that_was_over_when_it_was_told_claims_nothing() -> None:
-    assert not judged(grant(0, 2.4, first_deadline=2.0, deadline=2.0, latest=2.0), grant(0, 2.3, 2.5))
+    """But no acquire may answer so, unless its worker was stopped."""
+    late = grant(0, 2.4, first_deadline=2.0, deadline=2.0, latest=2.0, worker=7)
+    (wrong,) = judged(late, grant(0, 2.3, 2.5))
+    assert "granted 0.400 s after the end" in wrong
+    assert not judged(late, grant(0, 2.3, 2.5), stops={7: [(1.9, 2.39)]})
 
 
 @pytest.mark.parametrize("second", [5, 4])

@@ -274,13 +274,13 @@ async def test_no_room_is_said_though_the_server_closed_before_it_was_greeted(
     probe.config_set("maxclients", "1")
     greet = _aio_wire.Link.greet
 
-    async def late(link: _aio_wire.Link, settings: Any) -> None:
+    async def late(link: _aio_wire.Link, *arguments: Any) -> None:
         poller = select.poll()
         poller.register(link.transport.get_extra_info("socket").fileno(), 0)
         assert poller.poll(LONG * 1000), "the server has not closed"
         for _ in range(ticks):
             await asyncio.sleep(0)
-        await greet(link, settings)
+        await greet(link, *arguments)
 
     monkeypatch.setattr(_aio_wire.Link, "greet", late)
     with pytest.raises(exceptions.ConnectionError, match="max number of clients"):
