@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import inspect
 import math
 import os
 import socket
@@ -354,18 +355,18 @@ class Wire(Common):
         """Carry out an operation of the law; returns its outcome, raises its errors."""
         self.begin()
         answer = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                return end.value
-            try:
-                answer = await self._perform(step)
-            except BaseException as error:
-                undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
-                while True:
-                    self.undo(undo)
-                    undo = steps.send(None)
+        try:
+            while True:
+                answer = await self._perform(steps.send(answer))
+        except StopIteration as end:
+            return end.value
+        except BaseException as error:
+            if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # the operation itself is over
+                raise
+            undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
+            while True:
+                self.undo(undo)
+                undo = steps.send(None)
 
     async def _perform(self, step: Any) -> Any:
         kind = type(step)
@@ -378,7 +379,8 @@ class Wire(Common):
         elif kind is Undo or kind is Leave:
             self.undo(step)
         elif kind is Distrust:
-            error = errors.InvalidResponse(f"{self.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
+            text = f"{self.settings.place}: a reply that makes no sense: {step.reply!r:.80}"
+            error = errors.made(errors.InvalidResponse(text))
             step.ask.link.fail(error)
             patience, broken = self.settings.reply_timeout, step.ask.link.session
             return Lost(error, patience, sent=True, session=broken, own=True)

@@ -127,8 +127,8 @@ cdef class Pipe:
     def announce(self):
         """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
         if not self.flushing:
+            self.flush_soon()  # first: where a signal strikes in it, the next one tells again
             self.flushing = True
-            self.flush_soon()
 
     def put_many(self, Template template not None, slot, list names, list tokens, int64_t ms):
         """Queue one command per name; `slot` gets the list of replies, in order."""

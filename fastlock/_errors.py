@@ -7,7 +7,7 @@ Never here: any decision what to do about one.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import exceptions
 
@@ -36,14 +36,25 @@ _PASSING = frozenset(("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"))
 AWAY = (ConnectionError, TimeoutError, exceptions.ClusterDownError, exceptions.TryAgainError)
 
 
+E = TypeVar("E", bound=Exception)
+
+
 def own(error: BaseException) -> bool:
     """Whether an operation itself raised this, after it had left what was to be undone. Anything else struck it from
     outside (Ctrl-C, what another signal's handler raises, a task's cancellation): nobody else will clean up."""
-    return isinstance(error, RedisError)
+    return getattr(error, "_own", False) is True  # its type does not tell: a handler may raise one of redis-py's
+
+
+def made(error: E) -> E:
+    """Mark an error as one that an operation raises itself."""
+    error._own = True  # type: ignore[attr-defined]
+    return error
 
 
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
+
+    _own = True
 
     def __init__(self, message: str | None = None, lock_name: Any = None) -> None:  # redis-py 5.0.0 has no lock_name
         super().__init__(message)
@@ -57,6 +68,8 @@ class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):
 
 class ClientClosedError(exceptions.ConnectionError):
     """The client was closed, before this call or while it waited."""
+
+    _own = True
 
 
 _BY_CODE: dict[str, type[exceptions.RedisError]] = {
@@ -90,7 +103,10 @@ def text_of(reply: Exception) -> str:
 def from_reply(reply: Exception) -> exceptions.RedisError:
     """The redis-py exception for an error reply; its text keeps the code unless the type says it, as redis-py has
     it."""
-    text = "".join(char if char.isprintable() else "?" for char in text_of(reply)[:_SHOWN])
+    return made(_from_text("".join(char if char.isprintable() else "?" for char in text_of(reply)[:_SHOWN])))
+
+
+def _from_text(text: str) -> exceptions.RedisError:
     code, _, rest = text.partition(" ")
     kind = _BY_CODE.get(code)
     if kind is not None:

@@ -249,8 +249,8 @@ class Pipe:
     def announce(self) -> None:
         """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
         if not self._flushing:
+            self._flush_soon()  # first: where a signal strikes in it, the next one tells again
             self._flushing = True
-            self._flush_soon()
 
     def put_many(self, template: Template, slot: Any, names: list[bytes], tokens: list[bytes], ms: int) -> None:
         """Queue one command per name; `slot` gets the list of replies, in order."""

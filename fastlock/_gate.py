@@ -238,6 +238,8 @@ class Gate:
         waiter = self.first()
         if waiter is None or waiter.fenced or not self.passes or now - self.since > ROUND:
             return None
+        if self.asked:  # their place stands in the server's queue, to which it goes next: one who wanted a fence asked
+            return None
         if lease.exposed or self.held is not lease:  # its token is known elsewhere, where it would go on to count
             return None
         left = (lease.deadline - now) * 1000

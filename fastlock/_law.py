@@ -537,16 +537,26 @@ def _let_go(given: list[Lease], at: list[int], released: list[bool], session: An
                 for i in range(0, len(names), RELEASE_CHUNK)
             ]
         )
-    answers = yield ask
+    answers = yield from _asked_to_release(ask, leases)
     if type(answers) is list and type(ask) is Call:
         answers = _flat(answers, len(leases))
     whole = type(answers) is list and len(answers) == len(leases)
     odd = batch.ended(leases, answers if whole else [None] * len(leases), at, released)
-    if type(answers) is Lost and answers.sent:
-        for lease in leases:
-            lease.doubt_release(ask.sent)
     if odd:
         yield from _hand_over([given[i] for i in odd], odd, released, clock)
+
+
+def _asked_to_release(ask: Ask, leases: list[Lease]) -> Steps:
+    """The answers of the server. Whoever does not hear them may find, asking again, what it has released already."""
+    doubted = True
+    try:
+        answers = yield ask
+        doubted = type(answers) is Lost and answers.sent
+    finally:
+        if doubted and ask.sent:
+            for lease in leases:
+                lease.doubt_release(ask.sent)
+    return answers
 
 
 def _flat(answers: list[Any], count: int) -> list[Any]:
@@ -561,10 +571,7 @@ def _flat(answers: list[Any], count: int) -> list[Any]:
 def _hand_over(leases: list[Lease], at: list[int], released: list[bool], clock: Clock) -> Steps:
     """Those of a batch that somebody waits for, or that are not the caller's any more: the script knows."""
     ask = Call([say.hand_over(lease.key, lease.token) for lease in leases])
-    answers = yield ask
-    if type(answers) is Lost and answers.sent:
-        for lease in leases:
-            lease.doubt_release(ask.sent)
+    answers = yield from _asked_to_release(ask, leases)
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
         if _is_int(answer):

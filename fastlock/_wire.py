@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import logging
 import math
 import socket
@@ -16,6 +17,7 @@ import ssl
 import threading
 import time
 import weakref
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -93,6 +95,10 @@ def warn_of_refusal(wire: Any, undo: Undo, error: errors.RedisError) -> None:
 
 def as_error(error: BaseException, place: str) -> Exception:
     """A broken connection as redis-py's exception."""
+    return errors.made(_as_error(error, place))
+
+
+def _as_error(error: BaseException, place: str) -> Exception:
     if isinstance(error, errors.RedisError):
         return error
     if isinstance(error, ProtocolError):
@@ -105,21 +111,21 @@ def as_error(error: BaseException, place: str) -> Exception:
 class Connection:
     """One connection and the threads that wait on it."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, settings: Settings) -> None:
         self.wire = wire
         self.patience = wire.settings.reply_timeout
         self.dead: Exception | None = None
         self.mutex = native.allocate_lock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
         self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
-        credentials = wire.settings.credentials()
-        self.sock = open_socket(wire.settings)
+        credentials = settings.credentials()
+        self.sock = open_socket(settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
         self.pipe = self.impl.Pipe(self.sock)
         self.busy = self.impl.BUSY
         try:
-            self.session = self._greet(wire.settings, credentials)
+            self.session = self._greet(settings, credentials)
         except BaseException:
             self.sock.close()
             raise
@@ -315,7 +321,8 @@ class Connection:
 
     def distrust(self, step: Distrust) -> Lost:
         """A reply that cannot be true: nothing that is in flight here can be believed."""
-        error = errors.InvalidResponse(f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}")
+        text = f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}"
+        error = errors.made(errors.InvalidResponse(text))
         self.fail(error)
         return Lost(error, self.patience, sent=True, session=self.session, own=True)
 
@@ -377,7 +384,8 @@ class Wire(Common):
             asked = isinstance(op, law.Release) or op.sent or op.doubted
             if not op.pass_on(self.gates, now()) and asked:
                 self.undo(op.undo())
-            self.say_debts()
+            with contextlib.suppress(Exception):  # the caller is on its way out, with an error of its own
+                self.say_debts()
 
     def torn(self, op: Any, waiter: Any, error: BaseException) -> None:
         """Who slept is interrupted, or the client closed: what was handed to it goes on."""
@@ -390,18 +398,18 @@ class Wire(Common):
         """Carry out an operation of the law; returns its outcome, raises its errors."""
         check()
         answer = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                return end.value
-            try:
-                answer = self._perform(step)
-            except BaseException as error:
-                undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
-                while True:
-                    self._perform(undo)
-                    undo = steps.send(None)
+        try:
+            while True:
+                answer = self._perform(steps.send(answer))
+        except StopIteration as end:
+            return end.value
+        except BaseException as error:  # also what strikes between a step and the next
+            if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # the operation itself is over
+                raise
+            undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
+            while True:
+                self._perform(undo)
+                undo = steps.send(None)
 
     def _perform(self, step: Any) -> Any:
         kind = type(step)
@@ -532,10 +540,13 @@ class Wire(Common):
         final = refused or self.closed or not self._met
         return Lost(known, self.settings.reply_timeout, sent=False, final=final)
 
-    def _more(self) -> tuple[Connection, bool]:
-        """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one."""
-        limit = self.settings.max_connections
-        deadline = now() + self.settings.connect_timeout
+    def _more(self, hasty: bool = False) -> tuple[Connection, bool]:
+        """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one.
+        hasty: for who may not be kept for longer than PARTING."""
+        limit, settings = self.settings.max_connections, self.settings
+        if hasty:
+            settings = replace(settings, connect_timeout=min(PARTING, settings.connect_timeout))
+        deadline = now() + settings.connect_timeout
         with self._mutex:
             while True:
                 if self.closed:
@@ -557,12 +568,12 @@ class Wire(Common):
                 native.refuse_greenlet("another is still connecting")
                 if not self._changed.wait(deadline - now()):
                     raise NoReply("no connection came up")
-        return self._open(), True
+        return self._open(settings), True
 
-    def _open(self) -> Connection:
+    def _open(self, settings: Settings) -> Connection:
         connection = None
         try:
-            connection = Connection(self)
+            connection = Connection(self, settings)
         finally:
             with self._mutex:
                 self._opening -= 1
@@ -610,11 +621,13 @@ class Wire(Common):
     def say_debts(self) -> None:
         """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
         if self.debts and self._met:
-            with contextlib.suppress(Exception):  # the caller is on its way out, with an error of its own
-                connection, owner = self._more()
-                self._pay(connection)
-                if owner and connection.dead is None:
-                    self.idle.append(connection)
+            with contextlib.suppress(*FAILED):
+                connection, owner = self._more(hasty=True)
+                try:
+                    self._pay(connection)
+                finally:
+                    if owner and connection.dead is None:
+                        self.idle.append(connection)
 
     def _pay(self, connection: Connection) -> None:
         for undo in list(self.debts):

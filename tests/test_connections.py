@@ -360,7 +360,7 @@ async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
         await face.get(lock.acquire())
         await face.get(lock.release())
 
-    wire.idle += [wire._open() for _ in range(3)]  # so that none that listens is needed for other commands
+    wire.idle += [wire._open(wire.settings) for _ in range(3)]  # so that none that listens is needed for other commands
     await face.get(holder.acquire())
     waiting = face.start(take_turn)
     await until(face, listening, "somebody who listens")

@@ -1,5 +1,5 @@
-"""A lease that passes on within a client, to a caller who runs only when it is over: it does not count, and the caller
-waits on in front. Others may hold the name by then.
+"""Leases that pass on within a client and should not: to a caller who runs only when it is over (who waits on in front;
+others may hold the name by then), or past a place that stands in the server's queue.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from support.play import Clock
 from test_gate import MS, empty, grant, join, passed, taken
 
-from fastlock._gate import Gates
+from fastlock._gate import HAND_OVER, Gates
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
@@ -71,3 +71,15 @@ def test_who_comes_back_and_leaves_leaves_nothing(gates: Gates, clock: Clock) ->
     assert gates.returned(two, clock()) is not None
     assert gates.leave(two, clock()) == (None, None)
     assert not gates.by_key and not gates.by_place
+
+
+def test_nothing_passes_on_while_their_place_stands_in_the_servers_queue(gates: Gates, clock: Clock) -> None:
+    """One who wants a fence asked for it ahead of its turn, and gave up: the place would be granted to nobody."""
+    one, two, three = join(gates, 1)[0], join(gates, 1, fenced=True)[0], join(gates, 1)[0]
+    lease = grant(gates, one, clock)
+    gates.taken(one)
+    assert two.called and gates.ask(two, clock())
+    two.gate.queued(5.0, True, clock())
+    assert gates.leave(two, clock()) == (None, None) and three.called
+    assert gates.release(lease, clock()) == HAND_OVER and three.lease is None
+    assert gates.ask(three, clock())

@@ -102,7 +102,6 @@ def left_by_tasks(server: Server, probe: redis.Redis) -> list[bytes]:
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_time_limits_of_rq_leave_no_lock(server: Server, probe: redis.Redis, impl: str, tmp_path: Path) -> None:
-    pytest.importorskip("rq")
     (tmp_path / "program.py").write_text(RQ)
     assert run(tmp_path, server, "program.py").wait(50) == 0, (tmp_path / "output").read_text()
     # In Python, a signal can strike as the method that leaves a `with` is entered: that is 1 of 40 strikes.
@@ -113,7 +112,6 @@ def test_time_limits_of_rq_leave_no_lock(server: Server, probe: redis.Redis, imp
 def test_soft_time_limits_of_celery_leave_no_lock(
     server: Server, probe: redis.Redis, impl: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("celery")
     (tmp_path / "program.py").write_text(CELERY)
     (tmp_path / "ask.py").write_text(ASK)
     worker = run(tmp_path, server, "-m", "celery", "-A", "program", "worker", "-P", "prefork", "-c", "4")

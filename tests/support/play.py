@@ -65,7 +65,7 @@ class After:
 
 def lost(*, sent: bool = True, final: bool = False, session: Any = None, patience: float = 5.0) -> _steps.Lost:
     """The connection broke."""
-    return _steps.Lost(errors.ConnectionError("gone"), patience, sent=sent, final=final, session=session)
+    return _steps.Lost(errors.made(errors.ConnectionError("gone")), patience, sent=sent, final=final, session=session)
 
 
 def error(text: str) -> Exception:
@@ -191,7 +191,9 @@ def _answer(clock: Clock, step: Any, left: deque[Any], played: Played) -> Any:
     if isinstance(step, _steps.Undo):
         return None
     if isinstance(step, _steps.Distrust):
-        return _steps.Lost(errors.InvalidResponse("makes no sense"), 5.0, sent=True, session="distrusted", own=True)
+        return _steps.Lost(
+            errors.made(errors.InvalidResponse("makes no sense")), 5.0, sent=True, session="distrusted", own=True
+        )
     assert left, f"asked once too often: {vars(step) if hasattr(step, '__dict__') else step}"
     if isinstance(step, _steps.Ask):
         step.sent, step.link = clock(), CONNECTION

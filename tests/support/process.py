@@ -376,7 +376,7 @@ class Process:
         self.settle()
         for flight in flights:
             if flight.caller is not None:
-                lost = steps.Lost(errors.ConnectionError("cut"), math.inf, sent=True)
+                lost = steps.Lost(errors.made(errors.ConnectionError("cut")), math.inf, sent=True)
                 self.answer(flight.caller, flight.ask, lost)
 
 

@@ -311,11 +311,11 @@ class World:
         if fate < self.trouble / 4:
             final = self.dice.random() < 0.1
             self.trace.append("refused")
-            return _steps.Lost(errors.ConnectionError("refused"), 5.0, sent=False, final=final)
+            return _steps.Lost(errors.made(errors.ConnectionError("refused")), 5.0, sent=False, final=final)
         session = self.listening() if ask.hears else self.session()
         self.pay(session)
         if session not in self.live:
-            return _steps.Lost(errors.ConnectionError("broke"), 5.0, sent=False)
+            return _steps.Lost(errors.made(errors.ConnectionError("broke")), 5.0, sent=False)
         ask.sent, ask.link = self.clock(), Link(self, session)
         self.flight[session].append(self.perform(ask))
         self.trace.append(f"{vars(ask)} over {session}")
@@ -326,7 +326,9 @@ class World:
             self.broke(session)
             self.clock.go(self.dice.choice((0, 0.01, 5)))
             final = self.dice.random() < 0.1
-            return _steps.Lost(errors.ConnectionError("broke"), 5.0, sent=True, final=final, session=session)
+            return _steps.Lost(
+                errors.made(errors.ConnectionError("broke")), 5.0, sent=True, final=final, session=session
+            )
         if fate < self.trouble * 0.75:
             late = ask.until is not None and self.dice.random() < 0.5
             if late:
