@@ -21,7 +21,7 @@ from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _topology as topology
 from fastlock._fork import at_fork, check
-from fastlock._lease import Lease, now
+from fastlock._lease import ENDED, Lease, now
 from fastlock._steps import Clock, Steps
 from fastlock._terms import SLEEP, Local, Terms
 
@@ -224,4 +224,5 @@ def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
     if not replace:
         ms += int(lease.remaining * 1000) or (yield from law.inspect(say.PTTL, lease.key, clock))
-    return (yield from law.prolong(lease, max(1, ms), True, clock))
+    moved = yield from law.prolong(lease, max(1, ms), True, clock)
+    return moved or lease.deadline != ENDED  # it is over by now, as was asked for
