@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import contextlib
 import functools
-import inspect
 import math
 import os
 import socket
@@ -361,9 +360,8 @@ class Wire(Common):
         except StopIteration as end:
             return end.value
         except BaseException as error:
-            if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # the operation itself is over
-                raise
-            undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
+            # It raises this again: at once if it is over, else after what it leaves to be undone
+            undo = steps.throw(error)
             while True:
                 self.undo(undo)
                 undo = steps.send(None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import inspect
 import logging
 import math
 import socket
@@ -404,9 +403,8 @@ class Wire(Common):
         except StopIteration as end:
             return end.value
         except BaseException as error:  # also what strikes between a step and the next
-            if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # the operation itself is over
-                raise
-            undo = steps.throw(error)  # which raises it again, after what it leaves to be undone
+            # It raises this again: at once if it is over, else after what it leaves to be undone
+            undo = steps.throw(error)
             while True:
                 self._perform(undo)
                 undo = steps.send(None)
