@@ -23,6 +23,7 @@ cdef class Waiter:
 cdef class Line:
     cdef public Py_ssize_t count
     cdef public Waiter first, last
+
     @cython.locals(after=Waiter)
     cpdef insert(self, Waiter waiter, Waiter before)
 
@@ -42,6 +43,7 @@ cdef class Gate:
     cdef public double look_at, since, sleep, passes, handed
     cpdef Waiter first(self)
     cpdef bint may_look(self, Waiter waiter, double now)
+
     @cython.locals(waiter=Waiter)
     cpdef bint last_pass(self)
     cpdef double wake_at(self, Waiter waiter)
