@@ -162,7 +162,7 @@ class Operations:
 
     def __init__(self, face: Face, client: Any, probe: redis.Redis) -> None:
         self.face, self.probe = face, probe
-        self.lock = client.lock(NAME)
+        self.lock, self.barrier = client.lock(NAME), client.lock("barrier")
 
     async def prepare(self, operation: str) -> None:
         self.probe.delete(NAME)
@@ -218,6 +218,7 @@ async def test_reply_cut_at_every_byte(
     longest = len(b"$7\r\nanother\r\n")
     for cut in range(longest + 1):
         await operations.prepare(operation)
+        await face.get(operations.barrier.locked())  # nothing about the name is under way any more
         armed = proxy.arm(drop(reply_bytes=cut), after=MARK)
         await operations.perform(operation)
         armed.wait()
