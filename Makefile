@@ -53,17 +53,23 @@ servers:
 	if [ "$${version%%.*}" -ge 7 ] 2>/dev/null; then echo "servers: redis-server $$version and those installed by pip"; \
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
-# A process has one implementation: the session in Python runs what depends on it; on two servers, as what is said to a
-# server is the same. The session of the compiled one is halved by files. All run at once, as tests wait most of the time,
-# and whatever becomes of the others. pytest exits with 5 where ARGS leave a session nothing to do.
+# A process has one implementation: those sessions that are in Python run what depends on it; on two servers, as what is said
+# to a server is the same. By files, and all at once, as tests wait most of the time, and whatever becomes of the others: the
+# last is seen while it runs, what the others said comes then. pytest exits with 5 where ARGS leave a session nothing to do.
+OTHERS := python:a-h python:i-z cython:f-l cython:m-z
+SHOWN := cython:a-e
+
 define SESSIONS
 @said=$$(mktemp -d); ran=; failed=; \
+session() { \
+	case $$1 in python:*) only="--only-impl --servers=valkey,redis";; *) only=;; esac; \
+	FASTLOCK_IMPL=$${1%%:*} exec $(BIN)/python $(1) -m pytest tests/test_[$${1#*:}]*.py $$only $(ARGS); \
+}; \
 judge() { if [ "$$2" = 0 ]; then ran=yes; elif [ "$$2" != 5 ]; then failed="$$failed $$1"; fi; }; \
-FASTLOCK_IMPL=python $(BIN)/python $(1) -m pytest tests --only-impl --servers=valkey,redis $(ARGS) > $$said/python 2>&1 & python=$$!; \
-FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests/test_[g-z]*.py $(ARGS) > $$said/g-z 2>&1 & rest=$$!; \
-FASTLOCK_IMPL=cython $(BIN)/python $(1) -m pytest tests/test_[a-f]*.py $(ARGS); judge cython:a-f $$?; \
-wait $$rest; judge cython:g-z $$?; cat $$said/g-z; \
-wait $$python; judge python $$?; cat $$said/python; rm -r $$said; \
+for part in $(OTHERS); do session $$part > $$said/$$part 2>&1 & echo $$part $$! >> $$said/all; done; \
+(session $(SHOWN)); judge $(SHOWN) $$?; \
+while read -r part pid; do wait $$pid; judge $$part $$?; cat $$said/$$part; done < $$said/all; \
+rm -r $$said; \
 if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; elif [ -z "$$ran" ]; then echo "no test was run"; exit 5; fi
 endef
 
@@ -89,7 +95,7 @@ bench-smoke: build
 lint: build $(LINTERS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict fastlock
+	$(BIN)/mypy --strict fastlock tests/typed.py
 	PATH="$(abspath $(BIN)):$$PATH" cython-lint $(CYTHON)
 	$(BIN)/python -m mypy.stubtest fastlock._core
 

@@ -9,10 +9,12 @@ A compile that fails is an error, never a quieter kind of success. The mode is c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import runpy
 import sys
+from collections.abc import Iterator
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -28,7 +30,8 @@ PURE = MODE == "pure" or platform.python_implementation() != "CPython" or sys.pl
 SOURCES = runpy.run_path("fastlock/_sources.py")
 LINUX = sys.platform == "linux"
 HARDEN = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if LINUX else []
-FLAGS = {"debug": ["-O0", "-g3", "-UNDEBUG", "-U_FORTIFY_SOURCE"]}.get(MODE, ["-O2", *HARDEN])
+SPEED = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O2"]  # who says how far to optimise has the last word
+FLAGS = {"debug": ["-O0", "-g3", "-UNDEBUG", "-U_FORTIFY_SOURCE"]}.get(MODE, [*SPEED, *HARDEN])
 TRACED = [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")] if MODE == "trace" else []
 WAY_ROUND = "To install fastlock without it (pure Python, slower), set FASTLOCK_NO_EXTENSIONS=1"
 
@@ -38,16 +41,34 @@ class BuildCore(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.cython_c_in_temp = True
         self.force = True  # modes differ in flags, which file times do not show
 
-    def build_extension(self, ext: Extension) -> None:
-        from Cython.Compiler.Errors import CompileError
+    def build_extensions(self) -> None:
+        """Cython does one after the other, as it is not made for threads; the C compiler all at once."""
+        from Cython.Build import cythonize
 
-        try:
+        for ext in self.extensions:
+            with named(ext):
+                (made,) = cythonize(
+                    ext, build_dir=self.build_temp, force=True, quiet=True, compiler_directives=ext.cython_directives
+                )
+                ext.sources = made.sources
+        self.parallel = self.parallel or os.cpu_count()
+        super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        with named(ext):
             super().build_extension(ext)
-        except (BaseError, CCompilerError, CompileError) as error:
-            raise SystemExit(f"{ext.name} was not compiled: {error}\n{WAY_ROUND}") from error
+
+
+@contextlib.contextmanager
+def named(ext: Extension) -> Iterator[None]:
+    from Cython.Compiler.Errors import CompileError
+
+    try:
+        yield
+    except (BaseError, CCompilerError, CompileError) as error:
+        raise SystemExit(f"{ext.name} was not compiled: {error}\n{WAY_ROUND}") from error
 
 
 def extension(name: str, suffix: str, **directives: bool) -> Extension:

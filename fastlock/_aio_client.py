@@ -111,7 +111,9 @@ class Client:
         if not given:
             return []
         self._wire.begin()
-        return self._wire.stats.acquired(await self._wire.drive(law.acquire_many(given, keys, new_token(), ms, now)))
+        op = law.AcquireMany(given, keys, new_token(), ms, self._wire.stats)
+        leases: list[Lease | None] = await self._wire.run(op)
+        return leases
 
     async def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
@@ -131,9 +133,9 @@ class Client:
         """
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+            named = terms.namer(name, function)
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function.__qualname__} is not async: decorate it with a fastlock.Client")
-            named = terms.namer(name, function)
             self.lock("terms", timeout, **lock_options)  # what makes no sense is said now, not at the first call
 
             @terms.wrapped(function)

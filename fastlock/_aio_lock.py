@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
@@ -15,7 +15,7 @@ from fastlock import _hot as hot
 from fastlock import _law as law
 from fastlock._errors import RedisError
 from fastlock._lease import ENDED, Lease, now
-from fastlock._terms import SLEEP, Terms
+from fastlock._terms import SLEEP, Changeable, Terms
 
 _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
@@ -60,26 +60,40 @@ class BaseLock(Terms):
             return (await hot.aio_take(self, False)) is not None
         return (await self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token))) is not None
 
-    async def release(self) -> None:
+    # These note the task that calls them: `shield`, `gather` and others await them in a task of its own.
+
+    def release(self) -> Coroutine[Any, Any, None]:
         """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        await hot.aio_give(self, False, None)
+        return self._release(self._me())
 
-    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+    async def _release(self, owner: Any) -> None:
+        if owner is None or owner is self._me():
+            await hot.aio_give(self, False, None)
+        else:
+            await self._wire.run(self.releasing(owner))
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
         """
-        if not await self._wire.drive(self._extension(additional_time, replace_ttl, "extend")):
+        return self._extend(additional_time, replace_ttl, self._me())
+
+    async def _extend(self, seconds: float, replace_ttl: bool, owner: Any) -> Literal[True]:
+        if not await self._wire.drive(self._extension(seconds, replace_ttl, "extend", owner or self._me())):
             raise self._lost("extend", found=True)
         return True
 
-    async def reacquire(self) -> Literal[True]:
+    def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
         """Set the lease back to the lock's full timeout. Errors as `extend`."""
-        self._held("reacquire")
-        if not await self._wire.drive(self._extension(self.timeout or 0, True, "reacquire")):
+        return self._reacquire(self._me())
+
+    async def _reacquire(self, owner: Any) -> Literal[True]:
+        self._held("reacquire", owner := owner or self._me())
+        if not await self._wire.drive(self._extension(self.timeout or 0, True, "reacquire", owner)):
             raise self._lost("reacquire", found=True)
         return True
 
@@ -87,29 +101,34 @@ class BaseLock(Terms):
         """Whether anybody holds the lock, asked of the server."""
         return bool(await self._wire.drive(law.inspect(say.EXISTS, self.key, now)))
 
-    async def owned(self) -> bool:
+    def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether the caller holds the lock, asked of the server."""
-        lease = self.lease
+        return self._owned(self._me())
+
+    async def _owned(self, owner: Any) -> bool:
+        lease = self._of(owner or self._me())
         token = await self._wire.drive(law.inspect(say.GET, self.key, now))
         if lease is None or lease.inherited or lease.deadline == ENDED:
             return False
-        return say.proves(token, lease.token)
+        return say.proves(token, lease.proof)
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Awaitable[None]:
         return hot.aio_give(self, True, error)
 
-    def __enter__(self) -> NoReturn:
-        raise TypeError(_WRONG_FACE)
+    if not TYPE_CHECKING:  # which says so itself
 
-    def __exit__(self, *exc: object) -> None: ...
+        def __enter__(self):
+            raise TypeError(_WRONG_FACE)
 
-    def __await__(self) -> NoReturn:
-        raise TypeError(_WRONG_FACE)
+        def __exit__(self, *exc): ...
+
+        def __await__(self):
+            raise TypeError(_WRONG_FACE)
 
 
-class ClientLock(BaseLock):
+class ClientLock(Changeable, BaseLock):
     """A lock made by `fastlock.asyncio.Client.lock()`: entering it gives the Lease."""
 
     __slots__ = ()

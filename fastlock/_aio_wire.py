@@ -1,7 +1,6 @@
-"""Wire: how a task waits. One connection to one server, shared by the tasks of an event loop; one flush a tick.
+"""Wire: how a task waits. One connection to one server, shared by the tasks of an event loop.
 
-A call appends its command and what its task waits for; the first of a tick schedules the flush. Who is cancelled keeps
-his slot as a tombstone, so replies never shift. Never here: decisions about locks, the content of frames.
+Never here: decisions about locks, the content of frames.
 """
 
 from __future__ import annotations
@@ -12,225 +11,26 @@ import contextlib
 import functools
 import math
 import os
-import socket
 import threading
 import weakref
 from collections.abc import AsyncGenerator
 from types import ModuleType
 from typing import Any
 
-from hiredis import ProtocolError
-
-from fastlock import _commands as say
 from fastlock import _errors as errors
+from fastlock import _law as law
 from fastlock import _session as session
-from fastlock._broken import Broken, NoReply, broken
+from fastlock._aio_link import Link
+from fastlock._broken import Broken, NoReply, broken, by_handler
 from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
 from fastlock._sockets import tune_socket
 from fastlock._stats import Stats
-from fastlock._steps import BEHIND, LATE, Ask, Call, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
+from fastlock._steps import BEHIND, LATE, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait, backoff
 from fastlock._topology import Settings
-from fastlock._turns import Turns
-from fastlock._wire import FAILED, PARTING, as_error, queue, templates, warn_of_refusal
-
-
-class Link(asyncio.Protocol):
-    """One connection and what tasks wait for on it."""
-
-    def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
-        self.wire = wire
-        self.loop = loop
-        self.patience = wire.settings.reply_timeout
-        self.pipe = wire.impl.Pipe()
-        self.pipe.hear = wire.gates.pushed
-        self.pipe.serve(self, Turns(loop), threading.get_ident(), self._flush_soon)
-        self._future = loop.create_future
-        self.session: Any = None
-        self.hears = False  # whether messages come here
-        self.dead: Exception | None = None
-        self.transport: Any = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._quiet = True  # nothing was in flight
-        self._progress = 0.0  # when the server last said something, or was first asked
-
-    # called by the event loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._progress = self.loop.time()
-        try:
-            self.pipe.feed(data)
-        except ProtocolError as error:  # bytes that cannot be explained
-            early = self.session is None and data[:1] == b"-"  # a server that is full says so before it is greeted
-            self.fail(errors.from_reply(Exception(data[1:].decode(errors="replace").strip())) if early else error)
-        except BaseException:  # a signal's handler raised
-            self.fail(Broken("interrupted half-way"))
-            raise
-        else:
-            self._quiet = not self.pipe.pending
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self.session is None and error is not None:
-            self._last_words()
-        self.fail(error or Broken("the server closed the connection"))
-
-    def _last_words(self) -> None:
-        """What a server had said before it closed, where our greeting met that before its words were read."""
-        sock = self.transport.get_extra_info("socket")
-        if self.wire.settings.tls is None and sock is not None:
-            with contextlib.suppress(OSError), socket.fromfd(sock.fileno(), sock.family, sock.type) as left:
-                left.setblocking(False)
-                self.data_received(left.recv(4096))
-
-    # called by the wire
-
-    async def greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
-        """The handshake. Raises redis-py's exceptions."""
-        calls = session.greeting(settings, credentials)
-        if self.dead is not None:  # it has closed already: nothing queued now would be answered
-            raise self.dead
-        hello, rest = self._future(), self._future()
-        self.pipe.put_command(hello, calls[0])
-        self.pipe.put_calls(rest, calls[1:])
-        self.pipe.announce()
-        replies = await rest
-        if type(replies) is Lost:
-            session.refused(hello.result())  # a server that is full says so unasked, and closes
-            raise replies.error
-        self.session = session.read_greeting([hello.result(), *replies])
-        self.pipe.forms = templates(self.wire.impl, self.session.capabilities)
-        if self.dead is not None:  # since the replies were delivered, a tick ago: nothing queued now would be answered
-            raise self.dead
-        # waited for: on an idle connection nothing may be pending
-        if scripts := say.scripts_of(self.session.capabilities):
-            loaded = self._future()
-            self.pipe.put_calls(loaded, [script.load for script in scripts])
-            self.pipe.announce()
-            if type(lost := await loaded) is Lost:
-                raise lost.error
-
-    def ask(self, ask: Any) -> asyncio.Future[Any]:
-        """Queue a step; the future gets its answer, or `Lost`."""
-        ask.link = self
-        ask.sent = now()
-        future = self._future()
-        if ask.hears and not self.hears:
-            self.hears = True
-            self.pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
-        queue(self, ask, future)
-        self.pipe.announce()
-        return future
-
-    def post(self, undo: Undo) -> None:
-        """Queue an undo that nobody waits for."""
-        if self.loop.is_closed():
-            undo.stale = (*undo.stale, self.session)
-            self.wire.owe(undo)
-            return
-        undo.link = self
-        queue(self, undo, undo)
-        self.pipe.announce()
-
-    def post_later(self, undo: Undo, seconds: float) -> None:
-        """Queue it then, over whichever connection there is."""
-        self.loop.call_later(seconds, self.wire.undo, undo)
-
-    def refused(self, undo: Undo, error: errors.RedisError) -> None:
-        """The server will not do it."""
-        warn_of_refusal(self.wire, undo, error)
-
-    def leave(self, ask: Ask, sent: float) -> None:
-        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
-        connection."""
-        ask.link, ask.sent = self, sent
-        undo = ask.undo()
-        if undo is None:
-            return
-        if self.dead is None:
-            self.post(undo)
-        else:
-            undo.stale = (*undo.stale, self.session)
-            self.wire.undo(undo)
-
-    def _flush_soon(self) -> None:
-        self.pipe.sent = now()
-        self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        if self.dead is not None:
-            return
-        try:
-            if self._quiet:
-                self._quiet = False
-                self._progress = self.loop.time()
-            if self._watch is None:
-                self._watch = self.loop.call_later(self.wire.settings.reply_timeout, self._look)
-            self.transport.write(self.pipe.take())
-        except BaseException:  # a signal's handler raised: what was taken may be in nobody's hands
-            self.fail(Broken("interrupted half-way"))
-            raise
-
-    def _look(self) -> None:
-        """Is the server still answering? One timer for all that is in flight: replies come in order."""
-        self._watch = None
-        if self.dead is not None or self._quiet or not self.pipe.pending:  # quiet: what is queued is sent this tick
-            return
-        limit = self.wire.settings.reply_timeout
-        left = self._progress + limit - self.loop.time()
-        if left <= 0:
-            self.fail(NoReply(f"no reply within {limit} s"))
-        else:
-            self._watch = self.loop.call_later(left, self._look)
-
-    def fail(self, error: BaseException) -> None:
-        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
-        again."""
-        if self.dead is not None:
-            return
-        self.dead = as_error(error, self.wire.settings.place)
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        if self.transport is not None:
-            _abort(self.transport)
-        if self.loop.is_closed():
-            self._bury()
-            return
-        final = isinstance(error, errors.ClientClosedError)
-        patience = self.wire.settings.reply_timeout
-        self.wire.stats.retire(self.pipe)
-        slots = self.pipe.drain()
-        own = isinstance(error, ProtocolError) and len(slots) == 1
-        for slot in slots:
-            if isinstance(slot, Undo):
-                slot.stale = (*slot.stale, self.session)
-                self.wire.owe(slot)
-            elif slot is not None and not slot.done():
-                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session, own=own))
-        self.wire.dropped(self)
-        if self.hears:
-            self.wire.gates.reconnected()
-        if self.wire.closed:
-            self.wire.end_alarms()
-
-    async def settle(self) -> None:
-        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
-        was closed."""
-        if self.pipe.pending:
-            await asyncio.wait([self.ask(Call([(b"PING",)]))], timeout=PARTING)
-
-    def _bury(self) -> None:
-        """Nobody waits here any more, as the loop was closed; what is owed is owed still."""
-        self.wire.stats.retire(self.pipe)
-        for slot in self.pipe.drain():
-            if isinstance(slot, Undo):
-                slot.stale = (*slot.stale, self.session)
-                self.wire.owe(slot)
+from fastlock._wire import FAILED, PARTING
 
 
 class Wire(Common):
@@ -246,6 +46,7 @@ class Wire(Common):
 
     def _start(self) -> None:
         self.debts: list[Undo] = []
+        self.put_offs: dict[Undo, asyncio.TimerHandle] = {}  # what is owed, and is said when its timer ends
         self.link: Link | None = None  # the connection, if there is one now
         self.open_pipe: Any = None  # its pipe, as long as commands may be queued there
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
@@ -255,6 +56,7 @@ class Wire(Common):
         self._sleeping: set[asyncio.Future[None]] = set()
         self._met = False
         self._broken = False  # a connection that has had no successor yet
+        self._failures = 0  # to connect, in a row
         self.stats = Stats()
         self.gates = Gates(self.impl.Mutex(), self.stats)  # of no use, but faster than what does nothing
         self.crowd = self.gates.by_key  # names for which somebody waits
@@ -282,7 +84,7 @@ class Wire(Common):
                     raise RuntimeError(
                         "this fastlock.asyncio.Client belongs to another event loop, which is not closed: make one "
                         "client for each loop, or give all that use this one the same loop (of pytest-asyncio "
-                        'loop_scope="session")'
+                        'loop_scope="session"); code without `async` is better served by fastlock.Client'
                     )
                 self._leave_loop()
             self.loop = loop
@@ -293,6 +95,7 @@ class Wire(Common):
     async def part(self) -> None:
         """The loop comes to its end: what is owed is said, and the connection closed, as nobody else would."""
         self._end = None
+        await self._pay()
         link = self.link
         if link is not None and link.dead is None:
             await link.settle()
@@ -303,6 +106,7 @@ class Wire(Common):
     def _leave_loop(self) -> None:
         """Those who waited in the loop are gone, and the connection. Leases stay, and what is owed."""
         self._unwatch()
+        self._no_longer_put_off()
         link, self.link, self.open_pipe = self.link, None, None
         if link is not None:
             link.fail(EOFError("its event loop has ended"))
@@ -327,28 +131,41 @@ class Wire(Common):
             if op is None:
                 self.begin()
                 await self.run(lock.releasing())
-            elif answer is BEHIND:  # others wait, nothing was asked yet
-                await self.drive(op.rest(await self._ask(op), now))
+            elif answer is BEHIND:
+                await self.run(op, answer)
             else:
-                await self.drive(op.rest(answer, now))
+                await self.go_on(op, answer)
         except errors.RedisError as problem:
             if not leaving:
                 raise
             lock.left(error, problem)
 
     async def run(self, op: Any, answer: Any = None) -> Any:
-        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: a Waiter, from which to
-        go on."""
-        self.begin()
-        if answer is None:
-            answer = op.local(self.gates, now())
-        return await self.drive(op.rest(await self._ask(op) if answer is None else answer, now))
+        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
+        Waiter; BEHIND: those who wait were asked already."""
+        try:
+            self.begin()
+            if answer is None:
+                answer = op.local(self.gates, now())
+            if answer is None or (answer is BEHIND and isinstance(op, law.Release)):
+                answer = await self._ask(op)
+        except BaseException as error:
+            self.interrupted(op, error)
+            raise
+        return await self.go_on(op, answer)
 
-    def torn(self, op: Any, waiter: Any) -> None:
-        """Who slept is cancelled: what was handed to it goes on."""
-        left = op.leave(waiter, None, now)
-        if left is not None:
-            self.undo(left)
+    async def go_on(self, op: Any, answer: Any) -> Any:
+        """Carry out an `Acquire` or `Release` from an answer that was asked for already."""
+        try:
+            return await self.drive(op.rest(answer, now))
+        except BaseException as error:
+            self.interrupted(op, error)
+            raise
+
+    def struck(self, error: BaseException | None) -> bool:
+        """As of threads; but who is cancelled leaves what it has where it waits. Not so who is collected with its loop:
+        what it waits in may have been collected before."""
+        return not isinstance(error, asyncio.CancelledError) and super().struck(error)
 
     async def drive(self, steps: Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
@@ -356,9 +173,11 @@ class Wire(Common):
         answer = None
         try:
             while True:
-                answer = await self._perform(steps.send(answer))
-        except StopIteration as end:
-            return end.value
+                try:
+                    step = steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = await self._perform(step)
         except BaseException as error:
             # It raises this again: at once if it is over, else after what it leaves to be undone
             undo = steps.throw(error)
@@ -388,9 +207,11 @@ class Wire(Common):
 
     async def _ask(self, ask: Any) -> Any:
         try:
-            link = await self._connected()
+            link = await self._connected(ask.until)
         except FAILED as error:
-            known = as_error(error, self.settings.place)
+            if by_handler(error):
+                raise
+            known = errors.broken(error, self.settings.place)
             refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
             final = refused or self.closed or not self._met
             return Lost(known, self.settings.reply_timeout, sent=False, final=final)
@@ -401,9 +222,12 @@ class Wire(Common):
         future = link.ask(ask)
         timer = None
         if ask.until is not None:
-            timer = link.loop.call_later(max(0.0, ask.until - now()), self._late, ask, future)
+            timer = link.loop.call_later(max(0.0, ask.until - now()), _wake, future, LATE)
         try:
-            return await future
+            answer = await future
+            if answer is LATE:
+                link.leave(ask, ask.sent)
+            return answer
         except BaseException:
             link.leave(ask, ask.sent)
             raise
@@ -411,15 +235,38 @@ class Wire(Common):
             if timer is not None:
                 timer.cancel()
 
-    def _late(self, ask: Any, future: asyncio.Future[Any]) -> None:
-        if not future.done():
-            future.set_result(LATE)
-            ask.link.leave(ask, ask.sent)
-
     def owe(self, undo: Undo) -> None:
         """Keep it for the next connection, and none of those that are gone."""
         undo.link = None
         self.debts.append(undo)
+
+    def put_off(self, undo: Undo, seconds: float) -> None:
+        """Say it so much later: the server can do nothing now."""
+        if self.loop is not None:
+            self.put_offs[undo] = self.loop.call_later(seconds, self._say, undo)
+
+    def _say(self, undo: Undo) -> None:
+        self.undo(undo)
+        self.put_offs.pop(undo, None)  # last: said twice it does no harm
+
+    def _no_longer_put_off(self) -> None:
+        """No timer will end any more: what was put off is owed as the rest."""
+        put_offs, self.put_offs = self.put_offs, {}
+        for undo, timer in put_offs.items():
+            timer.cancel()
+            self.owe(undo)
+
+    async def _pay(self) -> None:
+        """Have said what is owed, if that takes a new connection and no more than a second."""
+        self._no_longer_put_off()
+        if self.debts and self._met:
+            with contextlib.suppress(*FAILED, TimeoutError):
+                self._post_debts(await asyncio.wait_for(self._connected(), PARTING))
+
+    def _post_debts(self, link: Link) -> None:
+        owed, self.debts = self.debts, []
+        for undo in owed:
+            link.post(undo)
 
     def undo(self, undo: Undo) -> None:
         """Have something said that nobody waits for; over the next connection, when there is none."""
@@ -462,10 +309,10 @@ class Wire(Common):
 
     def tick(self, over: bool = False) -> None:
         """While anybody waits, see every second whether a lease that goes round here has lapsed."""
-        if over:
-            self.gates.lapsed(now())
         if self.loop is not None and (over or self.ticks is None):
             self.ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd and not self.closed else None
+        if over:
+            self.gates.lapsed(now())
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
@@ -483,14 +330,20 @@ class Wire(Common):
 
     # the connection
 
-    async def _connected(self) -> Link:
+    async def _connected(self, until: float | None = None) -> Link:
         if self.closed:
             raise errors.ClientClosedError("this client is closed")
         if self.link is not None:
             return self.link
-        task = self._connect_task(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        task = self._connect_task(loop)
         try:
-            return await asyncio.shield(task)
+            async with asyncio.timeout(None if until is None else max(PARTING, until - now())) as limit:
+                return await asyncio.shield(task)
+        except TimeoutError:
+            if limit.expired():  # others may still wait for it
+                raise NoReply("no connection came up in time") from None
+            raise
         except asyncio.CancelledError:
             if task.cancelled() and self._connecting is None and self.closed:
                 raise errors.ClientClosedError("this client was closed") from None
@@ -504,8 +357,10 @@ class Wire(Common):
 
     def _connect_done(self, task: asyncio.Task[Link]) -> None:
         self._connecting = None
-        if not task.cancelled():
-            task.exception()  # whoever waits has it; that nobody does any more is no news
+        failed = task.cancelled() or task.exception() is not None  # whoever waits has it, if anybody does
+        self._failures = self._failures + 1 if failed else 0
+        if failed and self.debts:  # nobody has to use the client again for what it owes
+            task.get_loop().call_later(backoff(self._failures), self._reconnect)
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> Link:
         settings = self.settings
@@ -524,6 +379,8 @@ class Wire(Common):
                 await link.greet(settings, credentials)
         except OSError as error:
             link.fail(error)
+            if by_handler(error):
+                raise
             raise broken(error) from error
         except BaseException as error:
             link.fail(error if isinstance(error, Exception) else Broken("connecting was given up"))
@@ -539,9 +396,7 @@ class Wire(Common):
             session.warn_of_eviction(link.session, settings.place)
         self.link = link
         self.open_pipe = link.pipe
-        owed, self.debts = self.debts, []
-        for undo in owed:
-            link.post(undo)
+        self._post_debts(link)
         return link
 
     def _reconnect(self) -> None:
@@ -569,9 +424,8 @@ class Wire(Common):
         """End the connection, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
         check()
-        if self.debts and self._met and self.loop is asyncio._get_running_loop():
-            with contextlib.suppress(*FAILED, TimeoutError):  # to be said over a new connection
-                await asyncio.wait_for(self._connected(), PARTING)
+        if self.loop is asyncio._get_running_loop():
+            await self._pay()
         self.closed = True
         self.open_pipe = None
         self._unwatch()
@@ -634,17 +488,6 @@ async def _at_end(wire: weakref.ref[Wire]) -> AsyncGenerator[None, None]:
             await found.part()
 
 
-def _abort(transport: Any) -> None:
-    """End a connection without further words, also after its loop was closed: asyncio's transport cannot, then."""
-    try:
-        transport.abort()
-    except RuntimeError:
-        sock = getattr(transport, "_sock", None)
-        if sock is not None:
-            sock.close()
-            transport._sock = None
-
-
 _WIRES: weakref.WeakSet[Wire] = weakref.WeakSet()
 
 
@@ -665,6 +508,6 @@ at_fork(_forget_parent)
 atexit.register(_settle)
 
 
-def _wake(future: asyncio.Future[None], answer: object = None) -> None:
+def _wake(future: asyncio.Future[Any], answer: object = None) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(answer)

@@ -56,7 +56,7 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
     return given, mine if len(once) == len(mine) else list(once)
 
 
-def reported(leases: list[Any]) -> tuple[list[bool], list[int]]:
+def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
     """Whether each was released by a release_many that failed for others, which is told now; and where not."""
     released: list[bool] = []
     rest: list[int] = []
@@ -81,7 +81,7 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     tokens: list[bytes] = []
     for lease in leases:
         keys.append(lease.key)
-        tokens.append(lease.token)
+        tokens.append(lease.proof)
     return keys, tokens
 
 
@@ -99,8 +99,10 @@ def ended(leases: list[Any], replies: list[Any], at: list[int], released: list[b
     return odd
 
 
-def merge(given: list[Any], mine: list[Any], released: list[bool]) -> list[bool]:
+def merge(given: list[Any], mine: list[Any], released: list[Any]) -> list[bool]:
     """One bool for each entry that release_many was given."""
+    if None in released:
+        released = [each is True for each in released]
     if len(given) == len(mine):
         return released
     outcome = dict(zip(mine, released, strict=True))

@@ -5,11 +5,10 @@ Never here: what to do about either.
 
 from __future__ import annotations
 
+import inspect
 import threading
-
-# Modules whose frames make system calls for a connection
-_CALLERS = frozenset(("fastlock._fallback", "fastlock._wire", "fastlock._sockets", "socket", "ssl"))
-_GREEN = ("gevent.", "eventlet.")  # and their stand-ins for `ssl`
+import traceback
+from types import FrameType
 
 
 class Broken(OSError):
@@ -27,18 +26,25 @@ class Unasked(Broken):
 
 def broken(error: OSError) -> Broken:
     """What a system call raised, as an error of the connection."""
-    made = (NoReply if isinstance(error, TimeoutError) else Broken)(str(error) or type(error).__name__)
+    late = isinstance(error, TimeoutError)
+    made = (NoReply if late else Broken)(str(error) or ("timed out" if late else type(error).__name__))
     made.errno = error.errno
     return made
 
 
 def by_handler(error: BaseException) -> bool:
-    """Whether a signal's handler raised this: it runs in the main thread, and its traceback ends in the handler, where
-    that of a system call ends in the frame that made it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
-    if trace is None or module in _CALLERS or module.startswith(_GREEN):
+    """Whether a signal's handler raised this, or what it called: Python calls a handler, in the main thread, with the
+    frame that it interrupted, which nothing else gets that raises errors. Where an error was made does not tell: a
+    handler may use sockets and locks itself, and wrappers of sockets and of TLS may raise errors of theirs."""
+    if threading.get_ident() != threading.main_thread().ident:
         return False
-    return threading.get_ident() == threading.main_thread().ident
+    return any(_given_a_frame(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _given_a_frame(frame: FrameType) -> bool:
+    """As a positional argument, or one of `*args`."""
+    code, values = frame.f_code, frame.f_locals
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return any(isinstance(value, FrameType) for value in given)

@@ -110,7 +110,8 @@ class Client:
         if not given:
             return []
         self._wire.begin()
-        return self._wire.stats.acquired(self._wire.drive(law.acquire_many(given, keys, new_token(), ms, now)))
+        leases: list[Lease | None] = self._wire.run(law.AcquireMany(given, keys, new_token(), ms, self._wire.stats))
+        return leases
 
     def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""

@@ -6,6 +6,9 @@ Never here: how to wait, decisions.
 
 from __future__ import annotations
 
+from typing import Any
+
+from fastlock._errors import own
 from fastlock._gate import Gates, Waiter
 from fastlock._lease import now
 from fastlock._stats import Stats
@@ -28,10 +31,34 @@ class Common:
         """Have something said that nobody waits for; over the next connection, when there is none."""
         raise NotImplementedError
 
+    def say_debts(self) -> None:
+        """Say now what is owed, where nobody else would."""
+
+    def struck(self, error: BaseException | None) -> bool:
+        """Whether an operation ends by what it has not raised itself, nor left anything for."""
+        return error is not None and not own(error)
+
+    def interrupted(self, op: Any, error: BaseException) -> None:
+        """What a signal's handler raises may strike anywhere, also between the grant and its being kept: nobody is left
+        to release it. Whoever is struck once more in here calls again."""
+        if self.struck(error):
+            for undo in op.abandon(self.gates, now):
+                self.undo(undo)
+            self.say_debts()
+
+    def torn(self, op: Any, waiter: Waiter, error: BaseException | None = None) -> None:
+        """Who slept is interrupted, cancelled, or the client closed: what was handed to it goes on. May be called
+        again, as `interrupted`."""
+        op.waiting = waiter
+        if error is not None and self.struck(error):
+            self.interrupted(op, error)
+        elif (left := op.leave(waiter, None, now)) is not None:
+            self.undo(left)
+
     def late(self, waiter: Waiter) -> None:
         """The lease that passed to this waiter may have ended before its caller ran: then it does not count, and the
         caller waits on."""
         over = self.gates.returned(waiter, now())
         if over is not None:
             self.stats.late_grants += 1
-            self.undo(Undo([over.key], [over.token]))
+            self.undo(Undo([over.key], [over.proof]))

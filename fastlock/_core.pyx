@@ -124,6 +124,14 @@ cdef class Pipe:
         if not self.flushing:
             self.announce()
 
+    def tick(self):
+        """Have it flushed what was announced; again, where a handler of signals raises as that begins."""
+        try:
+            self.link.flush()
+        except BaseException:
+            self.link.flush()
+            raise
+
     def announce(self):
         """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
         if not self.flushing:

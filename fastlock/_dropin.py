@@ -11,10 +11,9 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
@@ -23,7 +22,7 @@ from fastlock import _topology as topology
 from fastlock._fork import at_fork, check
 from fastlock._lease import ENDED, Lease, now
 from fastlock._steps import Clock, Steps
-from fastlock._terms import SLEEP, Local, Terms
+from fastlock._terms import SLEEP, Local, Terms, setting
 
 _CLIENTS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _MUTEX = threading.Lock()
@@ -60,10 +59,10 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
         )
     pool = getattr(redis, "connection_pool", None)
     if pool is None or not hasattr(pool, "connection_kwargs"):
-        raise TypeError(f"redis must be a {_named(asynchronous)} client, not {type(redis).__name__}")
+        raise TypeError(f"redis must be a {_kind(asynchronous)} client, not {type(redis).__name__}")
     if inspect.iscoroutinefunction(pool.disconnect) is not asynchronous:
         right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
-        raise TypeError(f"redis is a {_named(not asynchronous)} client: use {right}")
+        raise TypeError(f"redis is a {_kind(not asynchronous)} client: use {right}")
     check()
     client = _CLIENTS.get(pool)
     if client is None or client.retired:
@@ -74,7 +73,7 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
     return client
 
 
-def _named(asynchronous: bool) -> str:
+def _kind(asynchronous: bool) -> str:
     return "redis.asyncio.Redis" if asynchronous else "redis.Redis"
 
 
@@ -106,14 +105,12 @@ def patience(value: Any) -> Any:
     return None if seconds > checks.MAX_WAIT else max(0, seconds)
 
 
-_TAKEN: dict[str, Callable[[Any], Any]] = {"sleep": pause, "blocking_timeout": patience}
 # What redis-py's lock is made of, by the method that is there instead.
 _INNARDS = {
     name: verb
     for verb in ("acquire", "release", "extend", "reacquire")
     for name in (f"do_{verb}", f"lua_{verb}", f"LUA_{verb.upper()}_SCRIPT")
 } | {"register_scripts": ""}
-_WATCHED = frozenset(("name", "timeout", *_TAKEN, *_INNARDS))
 
 
 def _foreign(name: str) -> str:
@@ -125,11 +122,60 @@ def _foreign(name: str) -> str:
     return f"fastlock's locks do not use redis-py's scripts, so {name!r} would be ignored{way}"
 
 
-class DropIn(Terms):
+class _Innard:
+    """A part of redis-py's lock that is not there, and cannot be put there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, lock: Any, owner: Any = None) -> Any:
+        raise AttributeError(f"fastlock's locks have no {self.name!r}")
+
+    def __set__(self, lock: Any, value: Any) -> None:
+        raise AttributeError(_foreign(self.name))
+
+
+def _named(lock: Any, value: Any) -> Any:
+    lock.key = checks.as_name(text(value), lock._names)
+    return value
+
+
+def _timed(lock: Any, value: Any) -> Any:
+    seconds = number(value)
+    lock.ms = 0 if seconds is None else checks.as_ms(seconds)
+    return seconds
+
+
+def _slept(lock: Any, value: Any) -> Any:
+    return checks.as_wait(pause(value), "sleep")
+
+
+def _waited(lock: Any, value: Any) -> Any:
+    seconds = patience(value)
+    return seconds if seconds is None else checks.as_wait(seconds, "blocking_timeout")
+
+
+class _Whole(type):
+    """A class on which nobody can put such a part either, as software does that replaces it for all locks."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name in _INNARDS:
+            raise AttributeError(_foreign(name))
+        super().__setattr__(name, value)
+
+
+class DropIn(Terms, metaclass=_Whole):
     """What the drop-ins of both faces have in common. Each adds how it waits."""
 
+    if not TYPE_CHECKING:
+        name = setting("name", _named)
+        timeout = setting("timeout", _timed)
+        sleep = setting("sleep", _slept)
+        blocking_timeout = setting("blocking_timeout", _waited)
+        vars().update({name: _Innard(name) for name in _INNARDS})
+
     redis: Any
-    _names: str
+    _names: str  # their encoding; that of tokens may be another
 
     def __init__(
         self,
@@ -146,7 +192,8 @@ class DropIn(Terms):
         queue: bool = True,
     ) -> None:
         tokens = redis.get_encoder().encoding
-        self.__dict__.update(redis=redis, _names=names)  # the encoding of names; that of tokens may be another
+        self.redis = redis
+        self._names = names
         super().__init__(
             client,
             text(name),
@@ -177,22 +224,6 @@ class DropIn(Terms):
     def _heed(cls, defined: set[str]) -> None:
         """Enter and leave a `with` by the subclass's own `acquire` and `release`."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, self._changed(name, value) if name in _WATCHED else value)
-
-    def _changed(self, name: str, value: Any) -> Any:
-        """What an attribute of redis-py's lock becomes here, and what follows from it."""
-        if name in _INNARDS:
-            raise AttributeError(_foreign(name))
-        if name == "name":
-            self.key = checks.as_name(text(value), self._names)
-        elif name == "timeout":
-            value = number(value)
-            self.ms = 0 if value is None else checks.as_ms(value)
-        elif (value := _TAKEN[name](value)) is not None:
-            checks.as_wait(value, name)
-        return value
-
     @property
     def local(self) -> Local:
         """redis-py's place of the token: `lock.local.token`."""
@@ -211,8 +242,8 @@ class DropIn(Terms):
     def _proof(self, token: Any) -> bytes:
         return checks.as_bytes(text(token), "token", self._encoding)
 
-    def _extension(self, seconds: Any, replace_ttl: Any, verb: str) -> Any:
-        lease = self._held(verb)
+    def _extension(self, seconds: Any, replace_ttl: Any, verb: str, owner: Any) -> Any:
+        lease = self._held(verb, owner)
         added = number(seconds)
         ms = int(checks.as_number(added, "additional_time") * 1000)
         if ms > 0:

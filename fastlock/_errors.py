@@ -6,10 +6,14 @@ Never here: any decision what to do about one.
 
 from __future__ import annotations
 
+import builtins
 import re
 from typing import Any, TypeVar
 
+from hiredis import ProtocolError
 from redis import exceptions
+
+from fastlock._broken import by_handler
 
 RedisError = exceptions.RedisError
 ConnectionError = exceptions.ConnectionError
@@ -26,12 +30,19 @@ def forbids(error: exceptions.RedisError) -> bool:
 
 def passes(reply: Exception) -> bool:
     """Whether an error reply says that nothing is executed now, and will be before long: the server loads its data, or
-    looks for its master."""
+    looks for its master, or is at somebody's script."""
     return text_of(reply).partition(" ")[0] in _PASSING
 
 
+def lasts(reply: Exception) -> bool:
+    """As `passes`, or whether it may take long: the server cannot write, as a replica, or without its own replicas."""
+    return passes(reply) or text_of(reply).partition(" ")[0] in _LASTING
+
+
 _FORBIDDEN = ("no permission", "ACL failure", "The user executing the script can't")
-_PASSING = frozenset(("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"))
+_PASSING = frozenset(("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY"))
+# For who asks it is an answer; what undoes something is said until it is done.
+_LASTING = frozenset(("NOREPLICAS", "MISCONF", "READONLY"))
 # The server stays away, or goes on to say that it can do nothing now.
 AWAY = (ConnectionError, TimeoutError, exceptions.ClusterDownError, exceptions.TryAgainError)
 
@@ -41,14 +52,30 @@ E = TypeVar("E", bound=Exception)
 
 def own(error: BaseException) -> bool:
     """Whether an operation itself raised this, after it had left what was to be undone. Anything else struck it from
-    outside (Ctrl-C, what another signal's handler raises, a task's cancellation): nobody else will clean up."""
-    return getattr(error, "_own", False) is True  # its type does not tell: a handler may raise one of redis-py's
+    outside (Ctrl-C, what a signal's handler raises, a task's cancellation): nobody else will clean up. Its type does
+    not tell: a handler may raise one of redis-py's, or use a lock itself."""
+    return getattr(error, "_own", False) is True and not by_handler(error)
 
 
 def made(error: E) -> E:
     """Mark an error as one that an operation raises itself."""
     error._own = True  # type: ignore[attr-defined]
     return error
+
+
+def broken(error: BaseException, place: str) -> Exception:
+    """What broke a connection, or kept one from coming up, as redis-py's exception."""
+    return made(_broken(error, place))
+
+
+def _broken(error: BaseException, place: str) -> Exception:
+    if isinstance(error, RedisError) and not by_handler(error):  # else it is nobody else's who waits there
+        return error
+    if isinstance(error, ProtocolError):
+        return InvalidResponse(f"{place}: {error}")
+    if isinstance(error, builtins.TimeoutError):
+        return TimeoutError(f"{place}: {str(error) or 'timed out'}")
+    return ConnectionError(f"{place}: {str(error) or type(error).__name__}")
 
 
 class LockError(exceptions.LockError):

@@ -246,6 +246,14 @@ class Pipe:
         if not self._flushing:
             self.announce()
 
+    def tick(self) -> None:
+        """Have it flushed what was announced; again, where a handler of signals raises as that begins."""
+        try:
+            self.link.flush()
+        except BaseException:
+            self.link.flush()
+            raise
+
     def announce(self) -> None:
         """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
         if not self._flushing:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-_WIPE_ON_FORK = 18  # for madvise, which `mmap` does not name
+_WIPE_ON_FORK = 18  # for Linux's madvise, which `mmap` does not name
 
 
 class _Pid:
@@ -27,11 +28,13 @@ class _Pid:
 
 def _mark() -> Any:
     """Whose first item is false in a forked child, until it is set there."""
+    if sys.platform != "linux":
+        return _Pid()
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         page.madvise(_WIPE_ON_FORK)
         return page
-    except (AttributeError, OSError, ValueError):  # Windows; a Linux before 4.14, or another system
+    except OSError:  # a Linux before 4.14
         return _Pid()
 
 

@@ -17,6 +17,7 @@ cdef class Waiter:
     cdef public flag fenced, called, counted, waits
     cdef public Gate gate
     cdef public Lease lease
+    cdef public tuple left
     cpdef call(self)
 
 
@@ -56,7 +57,7 @@ cdef class Gate:
     @cython.locals(left=double)
     cpdef Waiter next_for(self, Lease lease, double now)
 
-    @cython.locals(waiter=Waiter)
+    @cython.locals(waiter=Waiter, handed=Lease)
     cpdef int release(self, Lease lease, double now)
 
 
@@ -96,3 +97,5 @@ cdef class Gates:
 
     @cython.locals(gate=Gate, lease=Lease)
     cpdef Lease returned(self, Waiter waiter, double now)
+
+cpdef rouse(wake)

@@ -31,8 +31,8 @@ class Waiter:
     """One acquire that waits. `called`: there is something to see: a lease for it, or that it is first and may look."""
 
     __slots__ = (
-        *("after", "before", "called", "counted", "fenced", "gate", "key", "lease", "ms", "name", "place", "sleep"),
-        *("waits", "wake"),
+        *("after", "before", "called", "counted", "fenced", "gate", "key", "lease", "left", "ms", "name", "place"),
+        *("sleep", "waits", "wake"),
     )
 
     def __init__(
@@ -49,6 +49,7 @@ class Waiter:
         self.before: Waiter | None = None
         self.after: Waiter | None = None
         self.lease: Lease | None = None  # handed to it
+        self.left: tuple[Lease | None, bytes | None] | None = None  # what it has given back, once it has left
         self.called = False
         self.counted = False  # as one that had to wait
         self.wake: Callable[[Any], object] | None = None  # ends its sleep
@@ -249,21 +250,24 @@ class Gate:
 
     def release(self, lease: Lease, now: float) -> int:
         """The holder lets go: PASSED, PLAIN or HAND_OVER."""
-        if self.held is None or self.held.token != lease.token:
+        if self.held is None or self.held.proof != lease.proof:
             return HAND_OVER if self.waiters.count else PLAIN
         waiter = self.next_for(lease, now)
         if waiter is not None and lease.deadline > now:
-            self.waiters.remove(waiter)
+            handed = Lease(waiter.name, self.key, lease.proof, lease.deadline)
+            handed.contended = lease.contended
+            self.waiters.remove(waiter)  # from here on no call: no signal's handler comes between
             self.passes -= 1
-            self.held = waiter.lease = Lease(waiter.name, self.key, lease.token, lease.deadline)
-            self.held.contended = lease.contended
+            self.held = waiter.lease = handed
             lease.deadline = ENDED
             self.gates.stats.local_handovers += 1
-            self.warn(now)
             waiter.called = True
             self.brisk = self.gates.brisk = now - self.handed < BRISK
             self.handed = now
-            self.gates.wake, waiter.wake = waiter.wake, None  # last: who is woken before could release as well
+            try:
+                self.warn(now)
+            finally:
+                self.gates.wake, waiter.wake = waiter.wake, None  # last: who is woken before could release as well
             return PASSED
         self.held = None
         waiter = self.first()
@@ -416,12 +420,15 @@ class Gates:
     def release(self, lease: Lease, now: float) -> int:
         """A holder lets go of a lease of a name for which there is, or was, a gate. Who has it next is woken when the
         mutex is free, for which he would have to sleep again."""
-        with self.mutex:
-            what = self.released(lease, now)
-            wake, self.wake = self.wake, None
-        if wake is not None:
-            wake(None)
-        return what
+        wake = None
+        try:
+            with self.mutex:
+                try:
+                    return self.released(lease, now)
+                finally:
+                    wake, self.wake = self.wake, None
+        finally:
+            rouse(wake)
 
     def released(self, lease: Lease, now: float) -> int:
         """As `release`, with the mutex held, or where no threads are. Who is to be woken is left in `wake`."""
@@ -461,40 +468,50 @@ class Gates:
             return lease
 
     def leave(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
-        """Wait no longer. Returns what is to be given back: a lease that was handed to it, a place in the queue."""
-        with self.mutex:
-            left = self._left(waiter, now)
-            wake, self.wake = self.wake, None
-        if wake is not None:
-            wake(None)
-        return left
+        """Wait no longer. Returns what is to be given back: a lease that was handed to it, a place in the queue. Who is
+        interrupted in it calls again, and gets the same."""
+        wake = None
+        try:
+            with self.mutex:
+                try:
+                    return waiter.left or self._left(waiter, now)
+                finally:
+                    wake, self.wake = self.wake, None
+        finally:
+            rouse(wake)
 
     def _left(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
         gate, lease = waiter.gate, waiter.lease
         if gate is None:
             return None, None
-        if lease is None and not waiter.waits:  # it left before, or was interrupted in joining
-            if not gate.waiters.count and gate.held is None:
-                self.close(gate)
-            return None, None
-        was_first = gate.first() is waiter
+        interrupted = lease is None and not waiter.waits  # in joining, or in leaving
+        was_first = interrupted or gate.first() is waiter
         gate.waiters.remove(waiter)
         heir = gate.first()
-        if lease is not None and lease.token == gate.place:  # interrupted while it was granted: not for the next
+        if lease is not None and lease.proof == gate.place:  # interrupted while it was granted: not for the next
             gate.renew()
         if was_first and heir is not None:
             heir.call()
         if lease is not None:
-            waiter.lease = None
-            passed = gate.release(lease, now) == PASSED
+            passed = lease.deadline == ENDED or gate.release(lease, now) == PASSED
             if not gate.waiters.count and gate.held is None:
                 self.close(gate)
-            return (None if passed else lease), None
-        place = gate.place if gate.asked else None
-        if heir is not None:
-            return None, None
-        if gate.held is not None and gate.held.deadline > now:
+            waiter.left, waiter.lease = (None if passed else lease, None), None
+            return waiter.left
+        place = gate.place if gate.asked and heir is None else None
+        if heir is None and gate.held is not None and gate.held.deadline > now:
             gate.renew()
-            return None, place
-        self.close(gate)
-        return None, place
+        elif heir is None:
+            self.close(gate)
+        waiter.left = None, place
+        return waiter.left
+
+
+def rouse(wake: Callable[[Any], object] | None) -> None:
+    """End the sleep of whom a lease has passed to; also where a signal's handler strikes as that begins."""
+    if wake is not None:
+        try:
+            wake(None)
+        except BaseException:
+            wake(None)
+            raise

@@ -11,6 +11,7 @@ import threading
 from asyncio import current_task
 from typing import Any
 
+from fastlock._broken import by_handler
 from fastlock._commands import ACQUIRE, ACQUIRE_ENDLESS, RELEASE, hand_over
 from fastlock._errors import RedisError, own
 from fastlock._fork import check
@@ -21,7 +22,7 @@ from fastlock._native import refuse_greenlet
 from fastlock._steps import BEHIND, LATE
 from fastlock._terms import KEPT, Releasing, Terms
 from fastlock._turns import Turn
-from fastlock._wire import SPIN, STALE
+from fastlock._wire import POP, SPIN, STALE
 
 _thread = threading.local()
 
@@ -101,13 +102,6 @@ def _asked(op: Any, link: Any, sent: float) -> Any:
 # threads
 
 
-def _idle_one(wire: Any) -> Any:
-    try:
-        return None if wire.debts else wire.idle.pop()  # atomic; and the latest used, whose memory is warm
-    except IndexError:
-        return None
-
-
 def _ask(wire: Any, connection: Any, verb: int, key: bytes, token: bytes, ms: int, limit: float | None = None) -> Any:
     patience = connection.patience if limit is None else min(limit, connection.patience)
     pipe = connection.pipe
@@ -121,7 +115,7 @@ def _spin(wire: Any) -> float:
 def _hand_over(connection: Any, lease: Lease) -> Any:
     """As `_ask`: a release to who waits elsewhere. It does not poll: the server tells that one after us, and both of
     them need a processor."""
-    form = connection.impl.Template(*hand_over(lease.key, lease.token))
+    form = connection.impl.Template(*hand_over(lease.key, lease.proof))
     return connection.pipe.ask(form, b"", b"", 0, connection.patience, 0.0)
 
 
@@ -145,6 +139,9 @@ def leave(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None
         give(self)
     except RedisError as problem:
         self.left(error, problem)
+    except BaseException as struck:  # also as `give` is entered
+        _struck(self, None, None, struck)
+        raise
 
 
 def take(lock: Terms, must: bool) -> Lease | None:
@@ -155,12 +152,16 @@ def take(lock: Terms, must: bool) -> Lease | None:
         wire.gates.sweep(sent)
         if (waiter := _behind(lock)) is not None:
             return _wait(lock, must, waiter, sent)
-    connection = None if _special(lock) else _idle_one(wire)
-    if connection is None:
+    if wire.debts or _special(lock):
         return wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
-    token = new_token()
-    op = None
+    token, op = new_token(), None
     verb = ACQUIRE if lock.ms else ACQUIRE_ENDLESS
+    try:
+        (connection,) = map(POP, (wire.idle,))
+    except IndexError as none:
+        if by_handler(none):
+            raise
+        return wire.run(lock.taking(None, must))  # type: ignore[no-any-return]
     try:
         try:
             answer = _ask(wire, connection, verb, lock.key, token, lock.ms, lock.blocking_timeout)
@@ -181,9 +182,12 @@ def take(lock: Terms, must: bool) -> Lease | None:
             if answer is STALE or answer is connection.busy:
                 return wire.run(op)  # type: ignore[no-any-return]
             return wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
-    except BaseException as error:
-        if not own(error):  # it may strike anywhere, also after the grant
+    except BaseException as error:  # it may strike anywhere, also after the grant; and once more, in here
+        try:
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
+        except BaseException as again:
+            wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), again)
+            raise
         raise
     return _wait(lock, must, waiter, sent)
 
@@ -206,41 +210,48 @@ def _wait(lock: Terms, must: bool, waiter: Any, start: float) -> Lease | None:
         queued: Lease | None = wire.run(op, waiter)
         return queued
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
-        wire.torn(op, waiter, error)
+        try:
+            wire.torn(op, waiter, error)
+        except BaseException as again:
+            wire.torn(op, waiter, again)
+            raise
         raise
 
 
 def give(lock: Terms) -> None:
     """Release the lease of the calling thread. Errors are those of `Terms.releasing`."""
-    check()
-    wire = lock._wire
-    owner = thread_owner() if lock.thread_local else None
-    lease = lock.leases.get(owner)
-    if lease is None or _odd(lease):
-        wire.run(lock.releasing())
-        return
-    contended, told = lease.contended, None  # whether somebody waits elsewhere, as far as is known
-    if wire.crowd:
-        what, told = wire.gates.release(lease, now()), BEHIND
-        if what == PASSED:
-            _gone(lock, owner, lease)
-            return
-        if what == GONE:  # by another thread, a moment ago
-            lock.drop(lease)
-            raise lock._lost("release")
-        contended = contended or what == HAND_OVER
-    connection = _idle_one(wire)
-    if connection is None:
-        wire.run(_release(lock, lease, contended), told)
-        return
-    op = None
-    sent = now()
+    wire, lease, op, connection = lock._wire, None, None, None
     try:
+        check()
+        owner = thread_owner() if lock.thread_local else None
+        lease = lock.leases.get(owner)
+        if lease is None or _odd(lease):
+            wire.run(lock.releasing())
+            return
+        contended, told = lease.contended, None  # whether somebody waits elsewhere, as far as is known
+        if wire.crowd:
+            what, told = wire.gates.release(lease, now()), BEHIND
+            if what == PASSED:
+                _gone(lock, owner, lease)
+                return
+            if what == GONE:  # by another thread, a moment ago
+                lock.drop(lease)
+                raise lock._lost("release")
+            contended = contended or what == HAND_OVER
+        sent = now()
+        try:
+            (connection,) = map(POP, () if wire.debts else (wire.idle,))
+        except (IndexError, ValueError) as none:
+            if by_handler(none):
+                raise
+            op = _release(lock, lease, contended)
+            wire.run(op, told)
+            return
         try:
             if contended:
                 answer = _hand_over(connection, lease)
             else:
-                answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0)
+                answer = _ask(wire, connection, RELEASE, lease.key, lease.proof, 0)
         except BaseException as error:
             op = _asked(_release(lock, lease, contended), connection, sent)
             answer = connection.explain(op, error)
@@ -258,10 +269,20 @@ def give(lock: Terms) -> None:
             wire.run(op, told)
         else:
             wire.drive(op.rest(answer, now))
-    except BaseException as error:
-        if not own(error):  # it may strike anywhere; and who leaves a `with` does not try again
-            wire.interrupted(op or _asked(_release(lock, lease, contended), connection, sent), error)
+    except BaseException as error:  # it may strike anywhere; and who leaves a `with` does not try again
+        try:
+            _struck(lock, lease, op, error)
+        except BaseException as again:
+            _struck(lock, lease, op, again)
+            raise
         raise
+
+
+def _struck(lock: Terms, lease: Lease | None, op: Releasing | None, error: BaseException) -> None:
+    """A release is carried out, whatever ends it that is no error of its own."""
+    lease = lease or lock.leases.get(thread_owner() if lock.thread_local else None)
+    if lease is not None and not lease.inherited and not own(error):
+        lock._wire.interrupted(op or Releasing(lock, lease), error)
 
 
 def _release(lock: Terms, lease: Lease, contended: bool) -> Releasing:
@@ -294,50 +315,55 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
     turn = Turn().begin(pipe.turns)
     pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], turn, lock.key, token, lock.ms)
     sent = pipe.sent
-    timer = None
+    timer = op = None
     try:
-        if lock.blocking_timeout is not None:
-            timer = pipe.turns.loop.call_later(lock.blocking_timeout, turn, LATE)
-        answer = await turn
-    except BaseException:
-        pipe.link.leave(lock.taking(token, must), sent)
+        try:
+            if lock.blocking_timeout is not None:
+                timer = pipe.turns.loop.call_later(lock.blocking_timeout, turn, LATE)
+            answer = await turn
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if answer is None:
+            lease = _granted(lock, task if lock.thread_local else None, token, sent)
+            if lease is not None:
+                return lease
+        waiter = None if answer is None else _behind(lock, answer, token)
+        if waiter is None:
+            op = _asked(lock.taking(token, must, start), pipe.link, sent)
+            if answer is LATE:
+                pipe.link.leave(op, sent)
+            return await wire.go_on(op, answer)  # type: ignore[no-any-return]
+    except BaseException as error:
+        if op is None or not own(error):  # a handler of signals may raise also after the grant
+            op = lock.taking(token, must)
+            op.forget()
+            pipe.link.leave(op, sent)
         raise
-    finally:
-        if timer is not None:
-            timer.cancel()
-    if answer is None:
-        lease = _granted(lock, task if lock.thread_local else None, token, sent)
-        if lease is not None:
-            return lease
-    elif (waiter := _behind(lock, answer, token)) is not None:
-        return await _aio_wait(lock, must, waiter, pipe.turns, task, start)
-    if answer is LATE:
-        pipe.link.leave(lock.taking(token, must), sent)
-    op = _asked(lock.taking(token, must, start), pipe.link, sent)
-    return await wire.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+    return await _aio_wait(lock, must, waiter, pipe.turns, task, start)
 
 
 async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     wire, until, timer = lock._wire, _until(lock, start), None
     try:
-        wire.gates.joined(waiter, start)
-        if not waiter.called:
-            wire.tick()
-            waiter.wake = turn = Turn().begin(turns)
-            timer = None if until is None else turns.loop.call_later(until - now(), turn, LATE)
-            await turn
-    except BaseException:
-        wire.torn(lock.taking(None, must), waiter)
-        raise
-    finally:
-        waiter.wake = None
-        if timer is not None:
-            timer.cancel()
-    if waiter.lease is not None:
+        try:
+            wire.gates.joined(waiter, start)
+            if not waiter.called:
+                wire.tick()
+                waiter.wake = turn = Turn().begin(turns)
+                timer = None if until is None else turns.loop.call_later(until - now(), turn, LATE)
+                await turn
+        finally:
+            waiter.wake = None
+            if timer is not None:
+                timer.cancel()
         lease = _handed(lock, task if lock.thread_local else None, waiter)
         if lease is not None:
             return lease
+    except BaseException:
+        wire.torn(lock.taking(None, must), waiter)
+        raise
     return await wire.run(lock.taking(None, must, start), waiter)  # type: ignore[no-any-return]
 
 
@@ -370,14 +396,14 @@ async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> N
         await wire.release(lock, None, None, leaving, error)
         return
     turn = Turn().begin(pipe.turns)
-    pipe.request(pipe.forms[RELEASE], turn, lease.key, lease.token, 0)
+    pipe.request(pipe.forms[RELEASE], turn, lease.key, lease.proof, 0)
     sent = pipe.sent
     try:
         answer = await turn
+        if answer == 1:
+            _gone(lock, owner, lease)
     except BaseException:
         pipe.link.leave(Releasing(lock, lease), sent)
         raise
-    if answer == 1:
-        _gone(lock, owner, lease)
-    else:
+    if answer != 1:
         await wire.release(lock, _asked(Releasing(lock, lease), pipe.link, sent), answer, leaving, error)

@@ -198,10 +198,10 @@ cdef _hand_over(Common wire, connection, Lease lease):
     cdef Template form
     pipe = connection.pipe
     if type(pipe) is not Pipe:
-        return pipe.ask(connection.impl.Template(*hand_over(lease.key, lease.token)), b"", b"", 0, patience, 0.0)
+        return pipe.ask(connection.impl.Template(*hand_over(lease.key, lease.proof)), b"", b"", 0, patience, 0.0)
     gate = wire.crowd.get(lease.key)
     form = Template(*hand_over(lease.key)) if gate is None else _form(gate, hand_over, ())
-    return (<Pipe>pipe).ask(form, b"", lease.token, 0, patience, 0.0)
+    return (<Pipe>pipe).ask(form, b"", lease.proof, 0, patience, 0.0)
 
 
 cdef Template _form(Gate gate, words, tuple more):
@@ -277,9 +277,12 @@ cpdef take(Terms lock, bint must):
             if answer is STALE or answer is connection.busy:
                 return wire.run(op)
             return wire.drive(op.rest(answer, now))
-    except BaseException as error:
-        if not own(error):  # it may strike anywhere, also after the grant
+    except BaseException as error:  # it may strike anywhere, also after the grant; and once more, in here
+        try:
             wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), error)
+        except BaseException as again:
+            wire.interrupted(op or _asked(lock.taking(token, must), connection, sent), again)
+            raise
         raise
     return _wait(lock, must, waiter, sent)
 
@@ -315,7 +318,11 @@ cdef _wait(Terms lock, bint must, Waiter waiter, double start):
             return lease
         return wire.run(op or lock.taking(None, must, start), waiter)
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
-        wire.torn(op or lock.taking(None, must), waiter, error)
+        try:
+            wire.torn(op or lock.taking(None, must), waiter, error)
+        except BaseException as again:
+            wire.torn(op or lock.taking(None, must), waiter, again)
+            raise
         raise
 
 
@@ -499,41 +506,40 @@ cdef _looking(Terms lock, bint must, Gate gate, double start, ear, double sent):
 
 cpdef give(Terms lock):
     """Release the lease of the calling thread. Errors are those of `Terms.releasing`."""
-    cdef double sent
-    cdef Lease lease
-    cdef bint contended  # somebody waits elsewhere, as far as is known
-    cdef int what
     cdef Common wire = lock._wire
-    if forked:
-        check()
-    owner = thread_owner() if lock.thread_local else None
-    lease = lock.leases.get(owner)
-    if lease is None or _odd(lease):
-        wire.run(lock.releasing())
-        return
-    contended, told = lease.contended, None
-    if wire.crowd:
-        told = BEHIND
-        what = _let_go(wire.gates, lease)
-        if what == PASSED:
-            _gone(lock, owner, lease)
-            return
-        if what == GONE:  # by another thread, a moment ago
-            lock.drop(lease)
-            raise lock._lost("release")
-        contended = contended or what == HAND_OVER
-    connection = _idle_one(wire)
-    if connection is None:
-        wire.run(_release(lock, lease, contended), told)
-        return
+    cdef Lease lease = None
+    cdef double sent
+    cdef int what, contended  # whether somebody waits elsewhere, as far as is known
     op = None
-    sent = _time()
     try:
+        if forked:
+            check()
+        owner = thread_owner() if lock.thread_local else None
+        lease = lock.leases.get(owner)
+        if lease is None or _odd(lease):
+            wire.run(lock.releasing())
+            return
+        contended, told = lease.contended, None
+        if wire.crowd:
+            told = BEHIND
+            what = _let_go(wire.gates, lease)
+            if what == PASSED:
+                _gone(lock, owner, lease)
+                return
+            if what == GONE:  # by another thread, a moment ago
+                lock.drop(lease)
+                raise lock._lost("release")
+            contended = contended or what == HAND_OVER
+        if (connection := _idle_one(wire)) is None:
+            op = _release(lock, lease, contended)
+            wire.run(op, told)
+            return
+        sent = _time()
         try:
             if contended:
                 answer = _hand_over(wire, connection, lease)
             else:
-                answer = _ask(wire, connection, RELEASE, lease.key, lease.token, 0, None)
+                answer = _ask(wire, connection, RELEASE, lease.key, lease.proof, 0, None)
         except BaseException as error:
             op = _asked(_release(lock, lease, contended), connection, sent)
             answer = connection.explain(op, error)
@@ -551,10 +557,21 @@ cpdef give(Terms lock):
             wire.run(op, told)
         else:
             wire.drive(op.rest(answer, now))
-    except BaseException as error:
-        if not own(error):  # it may strike anywhere; and who leaves a `with` does not try again
-            wire.interrupted(op or _asked(_release(lock, lease, contended), connection, sent), error)
+    except BaseException as error:  # it may strike anywhere; and who leaves a `with` does not try again
+        try:
+            _struck(lock, lease, op, error)
+        except BaseException as again:
+            _struck(lock, lease, op, again)
+            raise
         raise
+
+
+cdef _struck(Terms lock, Lease lease, op, error):
+    """A release is carried out, whatever ends it that is no error of its own."""
+    if lease is None:
+        lease = lock.leases.get(thread_owner() if lock.thread_local else None)
+    if lease is not None and not lease.inherited and not own(error):
+        lock._wire.interrupted(op or Releasing(lock, lease), error)
 
 
 cdef _release(Terms lock, Lease lease, bint contended):

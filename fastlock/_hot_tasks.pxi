@@ -66,7 +66,12 @@ cdef class _Exchange(Turn):
                 return self
         self.ended = True
         cdef PyObject *result
-        self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
+        try:
+            self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
+        except BaseException as error:
+            if not own(error):  # a handler of signals may have raised before the coroutine had begun
+                self._leave()
+            raise
         outcome = <object>result
         Py_DECREF(outcome)  # the reference that came with it
         return outcome
@@ -249,7 +254,7 @@ cdef class _Take(_Exchange):
         elif answer is LATE:
             self.pipe.link.leave(self._op(), self.sent)
         op = _asked(self._op(), self.pipe.link, self.sent)
-        self.others = self.lock._wire.drive(op.rest(answer, now))
+        self.others = self.lock._wire.go_on(op, answer)
 
     cdef _wait(self, Waiter waiter):
         """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
@@ -337,7 +342,7 @@ cdef class _Give(_Exchange):
         self.pipe = pipe
         self.lease = lease
         self.begin(pipe.turns)
-        pipe.request(<Template>pipe.forms[RELEASE], self, lease.key, lease.token, 0)
+        pipe.request(<Template>pipe.forms[RELEASE], self, lease.key, lease.proof, 0)
         self.sent = pipe.sent
 
     cdef _end(self, answer):

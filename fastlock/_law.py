@@ -16,6 +16,7 @@ from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock._gate import GONE, HAND_OVER, PASSED, SHORTEST_PAUSE, Gate, Gates, Waiter
 from fastlock._lease import ENDED, Lease, new_token
+from fastlock._stats import Stats
 from fastlock._steps import (
     BEHIND,
     CALLS,
@@ -63,6 +64,7 @@ class Acquire(Ask):
     doubted = False  # a look's reply was lost, once: from then on our own token may turn up at any time
     polled = False  # whether it has waited without a queue
     late_grants = 0  # to it, whose time was over before the reply came
+    waiting: Waiter | None = None  # as which it waits, or did
     handed: Lease | None = None  # what waiting gave it
     seen: Any = None  # the last look of the hot path, if the law is to judge its answer: (what was asked, the answer)
 
@@ -115,7 +117,7 @@ class Acquire(Ask):
 
     def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps:
         """Wait: behind those of this client, and with the first of them in the server's queue."""
-        waiter = waiter or self.waiter()
+        self.waiting = waiter = waiter or self.waiter()
         last = None if self.until is None else self.until - LAST_LOOK
         lease = None
         seen, self.seen = self.seen, None
@@ -136,11 +138,11 @@ class Acquire(Ask):
                 if waiter.place is None and (over := gate.gates.returned(waiter, clock())) is not None:
                     self.late_grants += 1
                     gate = waiter.gate
-                    yield Undo([self.key], [over.token])
+                    yield Undo([self.key], [over.proof])
                     continue
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
                 if lease is not None:
-                    self.token, self.sent, self.handed = lease.token, lease.deadline - self.ms / 1000, lease  # to undo
+                    self.token, self.sent, self.handed = lease.proof, lease.deadline - self.ms / 1000, lease  # to undo
                     gate.gates.taken(waiter)
                 if lease is not None or self.polls or self._late(clock):
                     break
@@ -156,9 +158,15 @@ class Acquire(Ask):
             yield left
         return lease
 
-    def pass_on(self, gates: Gates, now: float) -> bool:
-        """The caller is gone, with what waiting gave it. Returns whether nothing is left to be undone."""
-        return self.handed is not None and gates.release(self.handed, now) in (PASSED, GONE)
+    def abandon(self, gates: Gates, clock: Clock) -> list[Undo]:
+        """The caller is gone, struck from outside. Returns what is to be undone; asked once more, that again."""
+        left = None if self.waiting is None else self.leave(self.waiting, None, clock)
+        undos = [] if left is None else [left]
+        passed = self.handed is not None and gates.release(self.handed, clock()) in (PASSED, GONE)
+        if not passed and (self.sent or self.doubted):
+            undos.append(self.undo())
+            undos[-1].link = self.link
+        return undos
 
     def _see(self, gate: Gate, clock: Clock) -> Steps:
         """Ask whether what goes round here still holds the name."""
@@ -166,9 +174,11 @@ class Acquire(Ask):
         ask.until = self.until
         try:
             found = yield from settled(ask, Trial(clock))
-        except errors.ResponseError:  # who may not ask waits for the end of the lease
+        except errors.ResponseError as error:  # who may not ask waits for the end of the lease
+            if not errors.own(error):
+                raise
             return
-        if held is not None and found is not LATE and not say.proves(found, held.token):
+        if held is not None and found is not LATE and not say.proves(found, held.proof):
             with gate.gates.mutex:
                 gate.disowned(held)
 
@@ -204,11 +214,13 @@ class Acquire(Ask):
         try:
             reply = yield from called(ask, (yield ask) if answer is None else answer, _entered, trial)
         except errors.AWAY as error:
+            if not errors.own(error):  # a signal's handler raised it, for this caller alone
+                raise
             if self.until is None or clock() < self.until:  # else its own time ended, which says nothing to the others
                 gate.gates.failed(gate, copy.copy(error))
             raise
         except errors.ResponseError as error:
-            self.polls = errors.forbids(error)
+            self.polls = errors.own(error) and errors.forbids(error)
             if not self.polls:
                 raise
             return
@@ -244,7 +256,7 @@ class Acquire(Ask):
             return None
         handed, place = gate.gates.leave(waiter, clock())
         if handed is not None:
-            return Undo([self.key], [handed.token])
+            return Undo([self.key], [handed.proof])
         if place is None:
             return None
         return Leave(say.leave(self.key, place, gate.gates.inbox), gate.stale, gate.link, matters=not self.polls)
@@ -313,7 +325,7 @@ class Release(Ask):
     def __init__(self, lease: Lease) -> None:
         self.verb = say.RELEASE
         self.key = lease.key
-        self.token = lease.token
+        self.token = lease.proof
         self.ms = 0
         self.lease = lease
         if lease.contended:
@@ -345,9 +357,11 @@ class Release(Ask):
             self.hand_over()
         return PASSED_ON if what == PASSED else OVER if what == GONE else None
 
-    def pass_on(self, gates: Gates, now: float) -> bool:
-        """As of an Acquire: `undo` says what is left."""
-        return False
+    def abandon(self, gates: Gates, clock: Clock) -> list[Undo]:
+        """As of an Acquire. It is carried out, also where it has not begun: who leaves a `with` does not try again."""
+        gates.release(self.lease, clock())
+        self.sent = self.sent or clock()
+        return [self.undo()]
 
     def hand_over(self) -> None:
         """Ask for a release to the next who waits, if anybody does."""
@@ -452,7 +466,7 @@ def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
         ms += int(left * 1000)
     else:  # a token from elsewhere, or a lease that the server lets live a moment longer: it knows
         ms += max(0, (yield from inspect(say.PTTL, lease.key, clock)))
-    sent = yield from extend(lease.key, lease.token, ms, clock, lease)
+    sent = yield from extend(lease.key, lease.proof, ms, clock, lease)
     if sent is None or lease.deadline == ENDED:  # or it was let go of meanwhile
         lease.deadline = ENDED
         return False
@@ -466,18 +480,35 @@ def inspect(verb: int, key: bytes, clock: Clock) -> Steps:
     return (yield from settled(ask, Trial(clock)))
 
 
-def acquire_many(names: list[Any], keys: list[bytes], token: bytes, ms: int, clock: Clock) -> Steps:
-    """Acquire each name that is free, all in one flush with one token. Returns a list of Lease or None.
+class AcquireMany(AskMany):
+    """Acquire each name that is free, all in one flush with one token: a step, whose answer goes to `rest`. The outcome
+    is a list of Lease or None.
 
     An error reply to one of them releases what the others got, and is raised.
     """
-    ask = AskMany(say.ACQUIRE if ms else say.ACQUIRE_ENDLESS, keys, [token] * len(keys), ms)
-    ask.token = token
-    leases = yield from or_undo(_each(ask, (yield ask), names, clock), ask.undo)
-    if clock() >= ask.end():
-        yield ask.undo()
-        return [None] * len(keys)
-    return leases
+
+    def __init__(self, names: list[Any], keys: list[bytes], token: bytes, ms: int, stats: Stats) -> None:
+        super().__init__(say.ACQUIRE if ms else say.ACQUIRE_ENDLESS, keys, [token] * len(keys), ms)
+        self.token = token
+        self.given = names
+        self.stats = stats
+
+    def local(self, gates: Gates, now: float) -> None:
+        """As of an Acquire: it never waits."""
+
+    def rest(self, answer: Any, clock: Clock) -> Steps:
+        """From the first answer to the outcome."""
+        leases = yield from or_undo(_each(self, answer, self.given, clock), self.undo)
+        if clock() >= self.end():
+            yield self.undo()
+            return [None] * len(self.names)
+        return self.stats.acquired(leases)
+
+    def abandon(self, gates: Gates, clock: Clock) -> list[Undo]:
+        """As of an Acquire."""
+        undo = self.undo()
+        undo.link = self.link
+        return [undo] if self.sent else []
 
 
 def _each(ask: AskMany, answers: Any, names: list[Any], clock: Clock) -> Steps:
@@ -505,8 +536,8 @@ def _again(one: Acquire, clock: Clock) -> Steps:
 
 
 def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
-    """Let go of several, in one flush; those that others wait for, in a second one. Returns a list of bool: whether
-    each was the caller's.
+    """Let go of several, in one flush; those that others wait for, in a second one. Returns a list: whether each was
+    the caller's; None where another thread let go of it meanwhile.
 
     What was released before it failed for others is told when it is repeated.
     """
@@ -516,7 +547,10 @@ def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
             released[i] = gates.release(leases[i], clock()) == PASSED
         session = (yield from look(clock)) if not all(released) else None
         # what is over by now was passed on, or another thread released it: its token may be the next holder's already
-        if sent := [i for i in rest if leases[i].deadline != ENDED]:
+        sent = [i for i in rest if leases[i].deadline != ENDED]
+        for i in rest if len(sent) < len(rest) else ():
+            released[i] = released[i] or None
+        if sent:
             yield from _let_go(leases, sent, released, session, clock)
     except BaseException:
         batch.unreported(leases, released)
@@ -524,7 +558,7 @@ def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
     return released
 
 
-def _let_go(given: list[Lease], at: list[int], released: list[bool], session: Any, clock: Clock) -> Steps:
+def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any, clock: Clock) -> Steps:
     leases = given if len(at) == len(given) else [given[i] for i in at]
     names, tokens = batch.keys_and_tokens(leases)
     ask: Ask
@@ -568,18 +602,20 @@ def _flat(answers: list[Any], count: int) -> list[Any]:
     return flat
 
 
-def _hand_over(leases: list[Lease], at: list[int], released: list[bool], clock: Clock) -> Steps:
+def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps:
     """Those of a batch that somebody waits for, or that are not the caller's any more: the script knows."""
-    ask = Call([say.hand_over(lease.key, lease.token) for lease in leases])
+    ask = Call([say.hand_over(lease.key, lease.proof) for lease in leases])
     answers = yield from _asked_to_release(ask, leases)
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
+        known = lease.deadline == ENDED
         if _is_int(answer):
             released[i] = bool(answer) or lease.release_doubted
         else:  # lost, or an error: alone, with all that it takes to know the outcome
             again = Release(lease)
             again.hand_over()
             released[i] = yield from again.rest((yield again), clock)
+        released[i] = released[i] or (None if known else False)
         lease.deadline = ENDED
 
 

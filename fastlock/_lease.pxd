@@ -9,7 +9,7 @@ cdef extern from "<stdbool.h>":
 
 cdef class Lease:
     cdef public object name, fence
-    cdef public bytes key, token
+    cdef public bytes key, proof
     cdef public double deadline
     cdef public flag contended, exposed, foreign, release_doubted, unreported
     cdef public tuple stale

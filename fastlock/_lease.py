@@ -33,23 +33,29 @@ class Lease:
     """
 
     __slots__ = (
-        *("name", "key", "token", "deadline", "fence", "contended", "exposed", "foreign", "release_doubted", "stale"),
+        *("name", "key", "proof", "deadline", "fence", "contended", "exposed", "foreign", "release_doubted", "stale"),
         *("unreported", "_generation", "__weakref__"),
     )
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
         self.name = name  # as the caller wrote it
         self.key = key  # as the server knows it
-        self.token = token
+        self.proof = token
         self.deadline = deadline  # on the clock `now`
         self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
         self.contended = False  # whether others waited when it was granted, or it had to wait for others
-        self.exposed = False  # whether its token was told to anybody else: then it never passes to the next by that
+        self.exposed = False  # whether its token was read: it may be known elsewhere, where it would go on to count
         self.foreign = False  # whether only the server knows when it ends, as it was acquired elsewhere
         self.unreported = False  # whether it was released by a `release_many` that failed for others
         self.release_doubted = False
         self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
         self._generation = generation()  # a child owns nothing that its parent acquired
+
+    @property
+    def token(self) -> bytes:
+        """What proves ownership, to whoever has it. A lease whose token was read never passes to another by that."""
+        self.exposed = True
+        return self.proof
 
     @property
     def remaining(self) -> float:
@@ -76,12 +82,13 @@ class Lease:
     def __getstate__(self) -> tuple[Any, ...]:
         """For copies: they claim what the lease claims, where and when they are looked at."""
         self.exposed = True
-        told = (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted)
-        return (*told, self.foreign, self.stale, self._generation, boot_id(), time.time() + self.remaining)
+        told = (self.name, self.key, self.proof, self.deadline, self.fence, self.contended, self.release_doubted)
+        return (*told, self.foreign, self.stale, self.inherited, boot_id(), time.time() + self.remaining)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        (self.name, self.key, self.token, self.deadline, self.fence, self.contended, self.release_doubted) = state[:7]
-        self.foreign, self.stale, self._generation, booted, end = state[7:]
+        (self.name, self.key, self.proof, self.deadline, self.fence, self.contended, self.release_doubted) = state[:7]
+        self.foreign, self.stale, inherited, booted, end = state[7:]
+        self._generation = -1 if inherited else generation()
         self.exposed, self.unreported = True, False
         if math.isfinite(self.deadline):
             self._came_from(booted, end)

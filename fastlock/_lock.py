@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
@@ -11,8 +11,8 @@ from fastlock import _dropin as dropin
 from fastlock import _hot as hot
 from fastlock import _law as law
 from fastlock._errors import RedisError
-from fastlock._lease import ENDED, now
-from fastlock._terms import SLEEP, Terms
+from fastlock._lease import ENDED, Lease, now
+from fastlock._terms import SLEEP, Changeable, Terms
 
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
@@ -57,14 +57,15 @@ class BaseLock(Terms):
 
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
         """
-        if not self._wire.drive(self._extension(additional_time, replace_ttl, "extend")):
+        if not self._wire.drive(self._extension(additional_time, replace_ttl, "extend", self._me())):
             raise self._lost("extend", found=True)
         return True
 
     def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's full timeout. Errors as `extend`."""
-        self._held("reacquire")
-        if not self._wire.drive(self._extension(self.timeout or 0, True, "reacquire")):
+        me = self._me()
+        self._held("reacquire", me)
+        if not self._wire.drive(self._extension(self.timeout or 0, True, "reacquire", me)):
             raise self._lost("reacquire", found=True)
         return True
 
@@ -78,25 +79,32 @@ class BaseLock(Terms):
         token = self._wire.drive(law.inspect(say.GET, self.key, now))
         if lease is None or lease.inherited or lease.deadline == ENDED:
             return False
-        return say.proves(token, lease.token)
+        return say.proves(token, lease.proof)
 
     __exit__ = hot.leave
 
-    async def __aenter__(self) -> NoReturn:
-        raise TypeError(_WRONG_FACE)
+    if not TYPE_CHECKING:  # which says so itself
 
-    async def __aexit__(self, *exc: object) -> None: ...
+        async def __aenter__(self):
+            raise TypeError(_WRONG_FACE)
 
-    def __await__(self) -> NoReturn:
-        raise TypeError(_WRONG_FACE)
+        async def __aexit__(self, *exc): ...
+
+        def __await__(self):
+            raise TypeError(_WRONG_FACE)
 
 
-class ClientLock(BaseLock):
+class ClientLock(Changeable, BaseLock):
     """A lock made by `Client.lock()`: entering it gives the Lease."""
 
     __slots__ = ()
 
-    __enter__ = hot.enter_lease
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Lease: ...
+
+    else:
+        __enter__ = hot.enter_lease
 
 
 class Lock(dropin.DropIn, BaseLock):
@@ -139,11 +147,16 @@ class Lock(dropin.DropIn, BaseLock):
     @classmethod
     def _heed(cls, defined: set[str]) -> None:
         if "acquire" in defined and "__enter__" not in defined:
-            cls.__enter__ = cls._enter
+            cls.__enter__ = cls._enter  # type: ignore[method-assign]
         if "release" in defined and "__exit__" not in defined:
             cls.__exit__ = cls._exit
 
-    __enter__ = hot.enter_lock
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+    else:
+        __enter__ = hot.enter_lock
 
     def _enter(self) -> Self:
         if not self.acquire():

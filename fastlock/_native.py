@@ -8,6 +8,7 @@ waits with belongs to the hub of another thread. Never here: how a greenlet coul
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 
@@ -15,9 +16,9 @@ import sys
 from _socket import getaddrinfo, socket
 from typing import Any
 
-__all__ = ["Condition", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket"]
+__all__ = ["Changes", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket"]
 
-GEVENT, EVENTLET = "gevent.monkey", "eventlet.patcher"  # without these modules nothing has been replaced
+GEVENT, EVENTLET = "gevent", "eventlet"
 _WAY = {
     GEVENT: "gevent.get_hub().threadpool.apply(lock.acquire)",
     EVENTLET: "eventlet.tpool.execute(lock.acquire)",
@@ -27,9 +28,9 @@ _WAY = {
 def _original(module: str, name: str) -> Any:
     """A name of the standard library as it was before anybody replaced it; None: this system has no such thing."""
     try:
-        if monkey := sys.modules.get(GEVENT):
+        if monkey := sys.modules.get("gevent.monkey"):
             return monkey.get_original(module, name)
-        if patcher := sys.modules.get(EVENTLET):
+        if patcher := sys.modules.get("eventlet.patcher"):
             return getattr(patcher.original(module), name)
         return getattr(importlib.import_module(module), name)
     except AttributeError:
@@ -41,31 +42,32 @@ RLock = _original("_thread", "RLock")
 poll = _original("select", "poll")
 
 
-class Condition:
-    """As `threading.Condition` of a mutex that the caller holds when it calls; without `with`, for the one wait there
-    is."""
+class Changes:
+    """As a condition, for those who sleep without its mutex: who is interrupted holds nothing, and may not be counted
+    on to wake another."""
 
-    def __init__(self, mutex: Any) -> None:
-        self._mutex = mutex
-        self._waiting: list[Any] = []
+    def __init__(self) -> None:
+        self._expected: list[Any] = []
 
-    def wait(self, seconds: float) -> bool:
-        """Sleep until `notify_all`; False when the time is over first. Lets go of the mutex meanwhile."""
+    def expect(self) -> Any:
+        """With the mutex held: what to wait with, from now on."""
         wake = allocate_lock()
         wake.acquire()
-        self._waiting.append(wake)
-        self._mutex.release()
+        self._expected.append(wake)
+        return wake
+
+    def wait(self, wake: Any, seconds: float) -> bool:
+        """Sleep until `tell`; False when the time is over first."""
         try:
             return wake.acquire(timeout=max(0.0, seconds))  # type: ignore[no-any-return]
         finally:
-            self._mutex.acquire()
-            if wake in self._waiting:
-                self._waiting.remove(wake)
+            self._expected.remove(wake)
 
-    def notify_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for wake in waiting:
-            wake.release()
+    def tell(self) -> None:
+        """All look again. May be called again, by one who was interrupted in it."""
+        for wake in list(self._expected):
+            with contextlib.suppress(RuntimeError):  # it was told before
+                wake.release()
 
 
 def refuse_greenlet(what: str) -> None:
@@ -79,23 +81,26 @@ def refuse_greenlet(what: str) -> None:
 
 
 def _in_gevent() -> bool:
-    """Whether gevent replaced what threads wait with, and the calling thread runs a hub; but for the threads of its
-    pools, where each runs one function at a time."""
-    monkey = sys.modules.get(GEVENT)
-    if monkey is None or not (monkey.is_module_patched("socket") or monkey.is_module_patched("threading")):
+    """Whether the calling thread runs gevent's hub, and the caller is a greenlet beside it or gevent replaced what
+    threads wait with; but for the threads of its pools, where each runs one function at a time."""
+    local = sys.modules.get("gevent._hub_local")
+    if local is None or local.get_hub_if_exists() is None:
         return False
-    worker = getattr(sys.modules.get("gevent.threadpool"), "_WorkerGreenlet", ())
-    if isinstance(sys.modules["gevent"].getcurrent(), worker):
+    current, pool = sys.modules[GEVENT].getcurrent(), sys.modules.get("gevent.threadpool")
+    if pool is not None and isinstance(current, pool._WorkerGreenlet):
         return False
-    return sys.modules["gevent._hub_local"].get_hub_if_exists() is not None
+    monkey = sys.modules.get("gevent.monkey")
+    patched = monkey is not None and (monkey.is_module_patched("socket") or monkey.is_module_patched("threading"))
+    return patched or current.parent is not None
 
 
 def _in_eventlet() -> bool:
     """The same for eventlet."""
-    patcher = sys.modules.get(EVENTLET)
-    if patcher is None or not (patcher.is_monkey_patched("socket") or patcher.is_monkey_patched("thread")):
+    hubs, pool = sys.modules.get("eventlet.hubs"), sys.modules.get("eventlet.tpool")
+    if hubs is None or getattr(hubs._threadlocal, "hub", None) is None:
         return False
-    hubs, pool = sys.modules["eventlet.hubs"], sys.modules.get("eventlet.tpool")
-    if getattr(hubs._threadlocal, "hub", None) is None:
+    if pool is not None and pool.threading.current_thread() in pool._threads:
         return False
-    return pool is None or pool.threading.current_thread() not in pool._threads
+    patcher = sys.modules["eventlet.patcher"]
+    patched = patcher.is_monkey_patched("socket") or patcher.is_monkey_patched("thread")
+    return patched or hubs.greenlet.getcurrent().parent is not None

@@ -56,6 +56,9 @@ def greeting(settings: Any, credentials: tuple[str | None, str | None]) -> list[
 def refused(hello: Any) -> None:
     """Raise what the server said before it closed the connection, if it said anything."""
     if isinstance(hello, Exception):
+        if str(hello).startswith("NOAUTH"):  # whose own text tells how to say HELLO
+            why = "the server asks for a password, and none was given: password=, or redis://:password@host"
+            raise errors.made(errors.AuthenticationError(why))
         raise errors.from_reply(hello)
 
 
@@ -109,6 +112,21 @@ def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
         younger = not current.id or current.serial < session.serial or int(current.id) > int(session.id)
         same = younger and not session.address.endswith(b":0")
     return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address) if same else None
+
+
+def warn_of_refusal(wire: Any, undo: Any, error: errors.RedisError) -> None:
+    """Once a client: what a caller left behind stays at the server until its time is over."""
+    if wire.warned:
+        return
+    wire.warned = True
+    rights = " ".join(dict.fromkeys(" ".join(script.rights for script in undo.scripts).split()))
+    remedy = f": its user needs {rights}" if errors.forbids(error) else ""
+    logging.getLogger("fastlock").warning(
+        "%s refuses to forget a caller that is gone (%s), so that others wait longer%s",
+        wire.settings.place,
+        error,
+        remedy,
+    )
 
 
 def warn_of_eviction(session: Session, place: str) -> None:

@@ -70,3 +70,12 @@ def tune_socket(sock: Any, settings: Settings) -> None:
             number = getattr(socket, option, None) if isinstance(option, str) else option
             if number is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def shut(sock: Any) -> None:
+    """Whoever reads or writes there wakes up."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError as error:  # it was before, or the server did it
+        if by_handler(error):
+            raise

@@ -36,7 +36,7 @@ class Stats:
         self.acquires += len(leases) - leases.count(None)
         return leases
 
-    def released(self, outcomes: list[bool]) -> list[bool]:
+    def released(self, outcomes: list[Any]) -> list[Any]:
         """A batch let go of these, and found some lost."""
         self.losses += outcomes.count(False)
         return outcomes

@@ -85,6 +85,7 @@ class Capabilities:
     """Step: who the server is and what it can do; the answer is a Session, or `Lost`."""
 
     __slots__ = ()
+    until: float | None = None  # as of an Ask
 
 
 class Distrust:
@@ -166,7 +167,7 @@ class Undo:
     def _refused(self, reply: Exception) -> None:
         self.stale = ()  # they were ended before
         self.refusals += 1
-        if errors.passes(reply):
+        if errors.lasts(reply):
             self.link.post_later(self, backoff(self.refusals))
         elif not self.again or (str(reply).startswith("NOSCRIPT") and self.refusals < RELOADS):
             self.again = True

@@ -11,15 +11,18 @@ import functools
 import inspect
 import logging
 import math
+import operator
 import string
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastlock import _checks as checks
 from fastlock import _law as law
 from fastlock import _steps as steps
+from fastlock._broken import by_handler
 from fastlock._checks import as_ms, as_name, as_wait
 from fastlock._errors import LockError, LockNotOwnedError
+from fastlock._gate import Gates
 from fastlock._lease import ENDED, Lease, new_token, now
 
 SLEEP = 0.1  # seconds between two looks at a name that is held
@@ -51,6 +54,7 @@ class Terms:
     ) -> None:
         self._client = client  # which closes its connections when nobody needs it any more
         self._wire = client._wire
+        self._encoding = encoding
         self.name = name
         self.timeout = timeout
         self.key = as_name(name, encoding)
@@ -64,7 +68,6 @@ class Terms:
         self.fence = fence
         self.fair = fair
         self.queue = queue
-        self._encoding = encoding
         if sleep is not SLEEP:
             as_wait(sleep, "sleep")
         if blocking_timeout is not None:
@@ -145,13 +148,19 @@ class Terms:
     @property
     def lease(self) -> Lease | None:
         """The caller's lease (this thread's, or this task's), or None. Ended leases stay until they are released."""
-        return self.leases.get(self._me()) or self._orphaned()
+        return self._of(self._me())
 
-    def _held(self, verb: str) -> Lease:
+    def _of(self, owner: Any) -> Lease | None:
+        return self.leases.get(owner) or self._orphaned()
+
+    def _held(self, verb: str, owner: Any) -> Lease:
         """The lease to work on. Raises LockError: there is none, or it has no end to move."""
-        lease = self.lease
+        lease = self._of(owner)
         if lease is None:
-            raise LockError(self._cannot(verb, f"it is {NOT_HELD[verb]}"), lock_name=self._text)
+            why = f"it is {NOT_HELD[verb]}"
+            if self.leases:
+                why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
+            raise LockError(self._cannot(verb, why), lock_name=self._text)
         if lease.inherited:
             why = "the parent process acquired it before it forked"
             raise LockError(self._cannot(verb, why), lock_name=self._text)
@@ -170,14 +179,14 @@ class Terms:
     def _cannot(self, verb: str, why: str) -> str:
         return f"Cannot {verb} lock {shown(self.name)}: {why}"
 
-    def _extension(self, seconds: float, replace_ttl: bool, verb: str) -> Any:
-        """The operation that moves the end of the caller's lease."""
+    def _extension(self, seconds: float, replace_ttl: bool, verb: str, owner: Any) -> Any:
+        """The operation that moves the end of an owner's lease."""
         ms = as_ms(seconds, "additional_time")
-        return law.prolong(self._held(verb), ms, replace_ttl, now)
+        return law.prolong(self._held(verb, owner), ms, replace_ttl, now)
 
-    def releasing(self) -> Releasing:
-        """The operation of a release of the caller's lease. Raises LockError: there is none."""
-        return Releasing(self, self._held("release"))
+    def releasing(self, owner: Any = None) -> Releasing:
+        """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""
+        return Releasing(self, self._held("release", owner or self._me()))
 
     def _not_got(self) -> LockError:
         limit = "" if self.blocking_timeout is None else f" within {self.blocking_timeout} seconds"
@@ -194,6 +203,8 @@ class Terms:
 
     def left(self, error: BaseException | None, problem: Exception) -> None:
         """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
+        if by_handler(problem):
+            raise problem
         if error is not None:
             failed = f"{type(problem).__name__}: {problem}"  # repr() drops the text of redis-py's errors since 8.0
             error.add_note(f"fastlock: then the release of {shown(self.name)} failed: {failed}")
@@ -208,6 +219,45 @@ class Terms:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
+
+
+def setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
+    """One of a lock's terms that can be changed after it was made, as an attribute of its class. changed: what a value
+    becomes, and what follows from it."""
+    if name in vars(Terms):  # which is compiled
+        read, write = vars(Terms)[name].__get__, vars(Terms)[name].__set__
+    else:
+        place = f"_{name}"
+        read = operator.attrgetter(place)
+
+        def write(lock: Any, value: Any) -> None:
+            lock.__dict__[place] = value
+
+    return property(read, lambda lock, value: write(lock, changed(lock, value)))
+
+
+def _named(lock: Any, value: Any) -> Any:
+    lock.key = as_name(value, lock._encoding)
+    return value
+
+
+def _timed(lock: Any, value: Any) -> Any:
+    lock.ms = 0 if value is None else as_ms(value)
+    return value
+
+
+class Changeable:
+    """The terms of a client's lock that can be changed later, for the acquires from then on."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+        name = setting("name", _named)
+        timeout = setting("timeout", _timed)
+        sleep = setting("sleep", lambda lock, value: as_wait(value, "sleep"))
+        blocking_timeout = setting(
+            "blocking_timeout", lambda lock, value: value if value is None else as_wait(value, "blocking_timeout")
+        )
 
 
 def refuse_copy(thing: Any) -> TypeError:
@@ -233,11 +283,11 @@ def warn_of_loss(name: Any, verb: str) -> None:
     _LOG.warning("lock %s was lost before it was %s: %s", shown(name), DONE[verb], why)
 
 
-def warn_of_losses(leases: list[Lease], released: list[bool]) -> list[bool]:
-    """Of a batch."""
+def warn_of_losses(leases: list[Lease], released: list[Any]) -> list[Any]:
+    """Of a batch. None: another thread let go of it meanwhile."""
     if False in released:
         for lease, was_mine in zip(leases, released, strict=True):
-            if not was_mine:
+            if was_mine is False:
                 warn_of_loss(lease.name, "release")
     return released
 
@@ -254,8 +304,12 @@ class Taking(law.Acquire):
     def forget(self) -> None:
         """The caller is gone before it could know that it holds."""
         lease = self.terms.lease
-        if lease is not None and lease.token == self.token:
+        if lease is not None and lease.proof == self.token:
             self.terms.drop(lease)
+
+    def abandon(self, gates: Gates, clock: steps.Clock) -> list[steps.Undo]:
+        self.forget()
+        return super().abandon(gates, clock)
 
     def leave(self, waiter: Any, lease: Lease | None, clock: steps.Clock) -> steps.Undo | None:
         if (handed := lease or waiter.lease) is not None:
@@ -288,8 +342,12 @@ class Releasing(law.Release):
         self.terms = terms
         law.Release.__init__(self, lease)
 
-    def forget(self) -> None:
-        """The caller is gone; the lease stays, so that the release can be repeated."""
+    def abandon(self, gates: Gates, clock: steps.Clock) -> list[steps.Undo]:
+        """The lease stays, so that the release can be repeated; not where it has passed on."""
+        undos = super().abandon(gates, clock)
+        if self.lease.deadline == ENDED:
+            self.terms.drop(self.lease)
+        return undos
 
     def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         was_mine = yield from super().rest(answer, clock)
@@ -313,10 +371,7 @@ class Local:
     @property
     def token(self) -> bytes | None:
         lease = self._terms.lease
-        if lease is None:
-            return None
-        lease.exposed = True
-        return lease.token
+        return None if lease is None else lease.token
 
     @token.setter
     def token(self, token: Any) -> None:
@@ -335,6 +390,8 @@ class Local:
 def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """From a `locked` decorator's name (a template over the call's arguments, or a callable) to a function of the
     call."""
+    if not callable(function):
+        raise TypeError(f'locked("name") decorates a function, not {shown(function)}: was its name forgotten?')
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{function.__qualname__} is a generator: its body runs after the lock would have been released"

@@ -6,6 +6,7 @@ cdef class Turn
 cdef class Turns:
     cdef public object loop, over, soon, woken
     cpdef add(self, Turn turn)
+    cpdef again(self)
 
 
 cdef class Turn:

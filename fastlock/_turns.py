@@ -31,7 +31,15 @@ class Turns:
     def add(self, turn: Turn) -> None:
         self.over.append(turn)
         if self.soon is None:
-            self.soon = self.loop.call_soon(self.run)
+            try:
+                self.soon = self.loop.call_soon(self.run)
+            except BaseException:  # a handler of signals raised in it; to be run once more does no harm
+                self.soon = self.loop.call_soon(self.run)
+                raise
+
+    def again(self) -> None:
+        """Ask the loop once more: it may have forgotten the first time, as a handler of signals raised in it."""
+        self.soon = self.loop.call_soon(self.run)
 
     def run(self) -> None:
         """Wake those who are here, and up to a crowd of those who come meanwhile."""
@@ -106,6 +114,8 @@ class Turn:
 
     def cancel(self, msg: Any = None) -> bool:
         if self.ready:
+            if self.callback is not None:
+                self.turns.again()
             return False
         self.set_result(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
         return True

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import math
-import socket
 import ssl
 import threading
 import time
@@ -29,19 +27,20 @@ from fastlock import _law as law
 from fastlock import _native as native
 from fastlock import _session as session
 from fastlock import _steps as steps
-from fastlock._broken import Broken, NoReply, Unasked
+from fastlock._broken import Broken, NoReply, Unasked, by_handler
 from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
-from fastlock._sockets import open_socket
+from fastlock._sockets import open_socket, shut
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 
 SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost
-PARTING = 1.0  # seconds: how long closing waits for what is in flight
+PARTING = 1.0  # seconds: how long closing waits for what is in flight, and who has less time for a connection
 _BROKEN = (Broken, ProtocolError)
+POP: Any = list.pop  # for `(taken,) = map(POP, (some,))`: no signal's handler comes between taken and kept
 STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
 FAILED = (*_BROKEN, errors.RedisError)
 _WITHIN = (
@@ -77,36 +76,6 @@ def queue(link: Any, ask: Any, slot: Any) -> None:
         pipe.put_calls(slot, ask.calls)
 
 
-def warn_of_refusal(wire: Any, undo: Undo, error: errors.RedisError) -> None:
-    """Once a client: what a caller left behind stays at the server until its time is over."""
-    if wire.warned:
-        return
-    wire.warned = True
-    rights = " ".join(dict.fromkeys(" ".join(script.rights for script in undo.scripts).split()))
-    remedy = f": its user needs {rights}" if errors.forbids(error) else ""
-    logging.getLogger("fastlock").warning(
-        "%s refuses to forget a caller that is gone (%s), so that others wait longer%s",
-        wire.settings.place,
-        error,
-        remedy,
-    )
-
-
-def as_error(error: BaseException, place: str) -> Exception:
-    """A broken connection as redis-py's exception."""
-    return errors.made(_as_error(error, place))
-
-
-def _as_error(error: BaseException, place: str) -> Exception:
-    if isinstance(error, errors.RedisError):
-        return error
-    if isinstance(error, ProtocolError):
-        return errors.InvalidResponse(f"{place}: {error}")
-    if isinstance(error, TimeoutError):
-        return errors.TimeoutError(f"{place}: {str(error) or 'timed out'}")
-    return errors.ConnectionError(f"{place}: {str(error) or type(error).__name__}")
-
-
 class Connection:
     """One connection and the threads that wait on it."""
 
@@ -114,8 +83,9 @@ class Connection:
         self.wire = wire
         self.patience = wire.settings.reply_timeout
         self.dead: Exception | None = None
-        self.mutex = native.allocate_lock()  # that nothing is owed to a connection which has just failed
+        self.mutex = native.RLock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
+        self.in_flight: list[Any] | None = None  # slots that missed a reply when it broke
         self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
         credentials = settings.credentials()
         self.sock = open_socket(settings)
@@ -205,9 +175,9 @@ class Connection:
         wake = native.allocate_lock()
         wake.acquire()
         if ask.hears and not self.hears:
-            self.hears = True
             pipe.hear = self.wire.gates.pushed
             pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
+            self.hears = True  # not before: who is interrupted would leave it deaf
         ask.sent = now()
         queue(self, ask, ticket)
         try:
@@ -279,27 +249,34 @@ class Connection:
 
     def refused(self, undo: Undo, error: errors.RedisError) -> None:
         """The server will not do it."""
-        warn_of_refusal(self.wire, undo, error)
+        session.warn_of_refusal(self.wire, undo, error)
 
     def fail(self, error: BaseException) -> None:
         """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
         again."""
+        if self.in_flight is None:
+            try:
+                self._bury(error)
+            except BaseException:  # interrupted in it: nobody else would tell those who wait
+                self._bury(error)
+                raise
+
+    def _bury(self, error: BaseException) -> None:
+        """Tell all who wait here. May be called again, by one who was interrupted in it."""
         with self.mutex:
-            if self.dead is not None:
-                return
-            self.dead = as_error(error, self.wire.settings.place)
-            slots = self.pipe.drain()
-            self.wire.stats.retire(self.pipe)
-            with contextlib.suppress(OSError):  # whoever reads wakes up; closed when the last of them has let go of it
-                self.sock.shutdown(socket.SHUT_RDWR)
+            self.dead = dead = self.dead or errors.broken(error, self.wire.settings.place)
+            if self.in_flight is None:
+                self.wire.stats.retire(self.pipe)
+                self.in_flight = self.pipe.drain()
+                self.senseless = isinstance(error, ProtocolError) and len(self.in_flight) == 1
+        shut(self.sock)  # whoever reads wakes up; closed when the last of them has let go of it
         final = isinstance(error, errors.ClientClosedError)
-        self.senseless = isinstance(error, ProtocolError) and len(slots) == 1
-        for slot in slots:
+        for slot in self.in_flight:
             if isinstance(slot, Undo):
                 slot.stale = (*slot.stale, self.session)
                 self.wire.owe(slot)
             elif slot is not None:
-                lost = Lost(self.dead, self.patience, sent=True, final=final, session=self.session, own=self.senseless)
+                lost = Lost(dead, self.patience, sent=True, final=final, session=self.session, own=self.senseless)
                 slot.set_result(lost)
         self.wire.discard(self)
         if self.hears:
@@ -341,14 +318,13 @@ class Wire(Common):
         self.debts: list[Undo] = []
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
-        self._opening = 0
+        self._opening: set[object] = set()  # those who connect now
         self._turn = 0
         # whether there ever was a connection: before that, an error is a wrong setting, not an outage
         self._met = False
         self._broken = 0  # connections that have had no successor yet
-        # Taken by itself: Condition's own `with` is Python, in which Ctrl-C can leave the mutex locked for ever
         self._mutex = native.RLock()
-        self._changed = native.Condition(self._mutex)
+        self._changed = native.Changes()  # for those who wait for a connection
         self._closing = native.allocate_lock()  # held until the client is closed
         self._closing.acquire()
         self.stats = Stats()
@@ -372,26 +348,12 @@ class Wire(Common):
                 answer = self._ask(op)
             return self.drive(op.rest(answer, now))
         except BaseException as error:
-            self.interrupted(op, error)
+            try:
+                self.interrupted(op, error)
+            except BaseException as again:
+                self.interrupted(op, again)
+                raise
             raise
-
-    def interrupted(self, op: Any, error: BaseException) -> None:
-        """What a signal's handler raises may strike anywhere, also between the grant and its being kept: nobody is left
-        to release it."""
-        if not errors.own(error):
-            op.forget()
-            asked = isinstance(op, law.Release) or op.sent or op.doubted
-            if not op.pass_on(self.gates, now()) and asked:
-                self.undo(op.undo())
-            with contextlib.suppress(Exception):  # the caller is on its way out, with an error of its own
-                self.say_debts()
-
-    def torn(self, op: Any, waiter: Any, error: BaseException) -> None:
-        """Who slept is interrupted, or the client closed: what was handed to it goes on."""
-        left = op.leave(waiter, None, now)
-        if left is not None:
-            self.undo(left)
-        self.interrupted(op, error)
 
     def drive(self, steps: Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
@@ -399,14 +361,20 @@ class Wire(Common):
         answer = None
         try:
             while True:
-                answer = self._perform(steps.send(answer))
-        except StopIteration as end:
-            return end.value
+                try:
+                    step = steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = self._perform(step)
         except BaseException as error:  # also what strikes between a step and the next
             # It raises this again: at once if it is over, else after what it leaves to be undone
             undo = steps.throw(error)
             while True:
-                self._perform(undo)
+                try:
+                    self._perform(undo)
+                except BaseException:  # struck once more
+                    self._perform(undo)
+                    raise
                 undo = steps.send(None)
 
     def _perform(self, step: Any) -> Any:
@@ -482,33 +450,37 @@ class Wire(Common):
     def _spin(self) -> float:
         return SPIN if len(self.connections) - len(self.idle) - self.away <= 1 else 0.0
 
-    def _listening(self) -> Connection:
+    def _listening(self, until: float | None) -> Connection:
         """The connection on which messages come: nobody's own while somebody waits."""
         ear = self.ear
         if ear is None or ear.dead is not None:
-            fresh, owner = self._more()
-            with self._mutex:
-                ear = self.ear
-                if ear is None or ear.dead is not None:
-                    self.ear = ear = fresh
-                    self.away = int(owner)
-                elif owner:  # meanwhile another thread has found one
+            fresh, owner = self._more(until)
+            try:
+                with self._mutex:
+                    ear = self.ear
+                    if ear is None or ear.dead is not None:
+                        self.ear = ear = fresh
+                        self.away, owner = int(owner), False
+            finally:
+                if owner:  # meanwhile another thread has found one
                     self.idle.append(fresh)
         with self._mutex:
             if ear in self.idle:
-                self.idle.remove(ear)
+                (_,) = map(self.idle.remove, (ear,))
                 self.away = 1
         return ear
 
     def _ask(self, ask: Any) -> Any:
         try:
             if ask.hears:
-                connection, owner = self._listening(), False
+                connection, owner = self._listening(ask.until), False
             else:
                 try:
-                    connection, owner = self.idle.pop(), True  # atomic; and the latest used, whose memory is warm
-                except IndexError:
-                    connection, owner = self._more()
+                    (connection,), owner = map(POP, (self.idle,)), True  # the latest used, whose memory is warm
+                except IndexError as none:
+                    if by_handler(none):
+                        raise
+                    connection, owner = self._more(ask.until)
         except FAILED as error:
             return self._lost(error)
         if not owner and connection.pipe.thread == threading.get_ident():
@@ -528,64 +500,88 @@ class Wire(Common):
             connection, owner = self._more()
         except FAILED as error:
             return self._lost(error)
-        if owner:
-            self.idle.append(connection)
-        return connection.session
+        try:
+            return connection.session
+        finally:
+            if owner:
+                self.idle.append(connection)
 
     def _lost(self, error: BaseException) -> Lost:
-        known = as_error(error, self.settings.place)
+        if by_handler(error):
+            raise error
+        known = errors.broken(error, self.settings.place)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
         final = refused or self.closed or not self._met
         return Lost(known, self.settings.reply_timeout, sent=False, final=final)
 
-    def _more(self, hasty: bool = False) -> tuple[Connection, bool]:
+    def _more(self, until: float | None = None) -> tuple[Connection, bool]:
         """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one.
-        hasty: for who may not be kept for longer than PARTING."""
-        limit, settings = self.settings.max_connections, self.settings
-        if hasty:
-            settings = replace(settings, connect_timeout=min(PARTING, settings.connect_timeout))
-        deadline = now() + settings.connect_timeout
-        with self._mutex:
-            while True:
-                if self.closed:
-                    raise errors.ClientClosedError("this client is closed")
-                if self.idle:
-                    return self.idle.pop(), True
-                if self.away and not self.crowd and self.ear is not None and self.ear.dead is None:
-                    self.away = 0
-                    return self.ear, True
-                if len(self.connections) + self._opening < limit:
-                    self._opening += 1
-                    break
-                if self.connections:
-                    self._turn += 1
-                    shared = self.connections[self._turn % len(self.connections)]
-                    if shared.pipe.thread == threading.get_ident():  # which waits for us, as in a handler of signals
-                        shared = self.connections[(self._turn + 1) % len(self.connections)]
-                    return shared, False
-                native.refuse_greenlet("another is still connecting")
-                if not self._changed.wait(deadline - now()):
-                    raise NoReply("no connection came up")
-        return self._open(settings), True
-
-    def _open(self, settings: Settings) -> Connection:
-        connection = None
+        until: when the caller's time is over, who waits for a connection of its own for PARTING at least."""
+        patience = self.settings.connect_timeout
+        if until is not None:
+            patience = min(patience, max(PARTING, until - now()))
+        mark = object()
         try:
-            connection = Connection(self, settings)
+            connection, owner = self._found(mark, now() + patience)
+            return (self._open(mark, patience), True) if connection is None else (connection, owner)
         finally:
+            if mark in self._opening:
+                self._opening.discard(mark)
+                self._changed.tell()
+
+    def _found(self, mark: object, deadline: float) -> tuple[Connection | None, bool]:
+        """As `_more`; None: one is to be opened, for which `mark` stands."""
+        connection, owner = None, False
+        while True:
+            try:
+                with self._mutex:
+                    if self.closed:
+                        raise errors.ClientClosedError("this client is closed")
+                    if self.idle:
+                        (connection,), owner = map(POP, (self.idle,)), True
+                    elif self.away and not self.crowd and self.ear is not None and self.ear.dead is None:
+                        self.away, connection, owner = 0, self.ear, True
+                    elif len(self.connections) + len(self._opening) < self.settings.max_connections:
+                        self._opening.add(mark)
+                        return None, True
+                    elif self.connections:
+                        self._turn += 1
+                        connection = self.connections[self._turn % len(self.connections)]
+                        if connection.pipe.thread == threading.get_ident():  # waits for us, as in a handler of signals
+                            connection = self.connections[(self._turn + 1) % len(self.connections)]
+                    else:
+                        wake = self._changed.expect()
+            except IndexError as none:  # another thread has popped it
+                if by_handler(none):
+                    raise
+            except BaseException:
+                if owner and connection is not None:
+                    self.idle.append(connection)
+                raise
+            if connection is not None:
+                return connection, owner
+            native.refuse_greenlet("another is still connecting")
+            if not self._changed.wait(wake, deadline - now()):
+                raise NoReply("no connection came up")
+
+    def _open(self, mark: object, patience: float) -> Connection:
+        connection = Connection(self, replace(self.settings, connect_timeout=patience))
+        try:
             with self._mutex:
-                self._opening -= 1
-                if connection is not None:
-                    self.connections.append(connection)
-                    first, self._met = not self._met, True
-                    if self._broken:
-                        self._broken -= 1
-                        self.stats.reconnects += 1
-                self._changed.notify_all()
-        if self.closed:
-            connection.fail(errors.ClientClosedError("this client is closed"))
-        if first:
-            session.warn_of_eviction(connection.session, self.settings.place)
+                self.connections.append(connection)
+                self._opening.discard(mark)
+                first, self._met = not self._met, True
+                if self._broken:
+                    self._broken -= 1
+                    self.stats.reconnects += 1
+            self._changed.tell()
+            if self.closed:
+                connection.fail(errors.ClientClosedError("this client is closed"))
+            if first:
+                session.warn_of_eviction(connection.session, self.settings.place)
+        except BaseException:  # interrupted: it is nobody's
+            connection.fail(Broken("interrupted"))
+            raise
         return connection
 
     def discard(self, connection: Connection) -> None:
@@ -619,32 +615,43 @@ class Wire(Common):
     def say_debts(self) -> None:
         """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
         if self.debts and self._met:
-            with contextlib.suppress(*FAILED):
-                connection, owner = self._more(hasty=True)
+            try:
+                connection, owner = self._more(now())
                 try:
                     self._pay(connection)
                 finally:
                     if owner and connection.dead is None:
                         self.idle.append(connection)
+            except (*FAILED, RuntimeError) as error:  # RuntimeError: a greenlet that would have to wait for one
+                if by_handler(error):
+                    raise
 
     def _pay(self, connection: Connection) -> None:
         for undo in list(self.debts):
             connection.post(undo)
-            with contextlib.suppress(ValueError):  # paid by another thread as well, which does no harm
+            try:
                 self.debts.remove(undo)
+            except ValueError as gone:  # paid by another thread as well, which does no harm
+                if by_handler(gone):
+                    raise
 
     def close(self) -> None:
         """End all connections, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
         check()
-        self.say_debts()
+        try:
+            self.say_debts()
+        finally:  # also if whoever knows the password raises
+            self._end()
+
+    def _end(self) -> None:
         with self._mutex:
-            if not self.closed:
+            with contextlib.suppress(RuntimeError):  # it was closed before, or by one who was interrupted in it
                 self._closing.release()
             self.closed = True
             connections = list(self.connections)
             self.idle.clear()
-            self._changed.notify_all()
+        self._changed.tell()
         self.gates.call_all()
         for connection in connections:
             if connection.hears:  # one of those who were called may be reading there: the reply wakes it
@@ -680,7 +687,8 @@ def _at_exit() -> None:
     until = now() + PARTING
     for wire in list(_WIRES):
         if not wire.closed:
-            wire.say_debts()
+            with contextlib.suppress(Exception):  # of whoever knows the password, which must not cost the others theirs
+                wire.say_debts()
         for connection in list(wire.connections):
             connection.settle(until)
 

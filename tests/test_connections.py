@@ -29,7 +29,7 @@ from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _session as sessions
 from fastlock import _steps
-from fastlock._aio_wire import Link
+from fastlock._aio_link import Link
 from fastlock._broken import Broken
 from fastlock._lease import now
 from fastlock.embedded import Server
@@ -62,7 +62,7 @@ def test_a_connection_that_ends_with_the_last_word_of_its_handshake_fails_at_onc
             link.connection_made(SimpleNamespace(write=lambda data: None, abort=lambda: None))  # type: ignore[arg-type]
             greeting = asyncio.create_task(link.greet(client._settings, (None, None)))
             await asyncio.sleep(0)
-            link.data_received(fake.greeted(sessions.greeting(client._settings, (None, None))))
+            link.received(fake.greeted(sessions.greeting(client._settings, (None, None))))
             link.connection_lost(None)
             with pytest.raises(redis.exceptions.ConnectionError):
                 await asyncio.wait_for(greeting, 20)
@@ -360,7 +360,8 @@ async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
         await face.get(lock.acquire())
         await face.get(lock.release())
 
-    wire.idle += [wire._open(wire.settings) for _ in range(3)]  # so that none that listens is needed for other commands
+    # so that none that listens is needed for other commands
+    wire.idle += [wire._open(object(), wire.settings.connect_timeout) for _ in range(3)]
     await face.get(holder.acquire())
     waiting = face.start(take_turn)
     await until(face, listening, "somebody who listens")

@@ -7,6 +7,7 @@ what redis-py makes of a server that cannot be reached, and are borne as such.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import redis
 from support.faces import Face
 from support.redispy import ending, module
 
+from fastlock._steps import Undo
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("impl")
@@ -61,6 +63,33 @@ def provider(face: Face, *errors: BaseException | None) -> Any:
 def cut(probe: redis.Redis) -> None:
     """End all connections but the probe's own."""
     probe.client_kill_filter(_type="normal", skipme=True)
+
+
+async def test_a_provider_that_runs_out_ends_no_operation_with_an_answer(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The StopIteration of an iterator is none of a generator's that carries out an operation."""
+    client = face.client(server.unix_url, credential_provider=provider(face, None, *[StopIteration()] * 4))
+    lock = client.lock("a")
+    assert await face.get(lock.acquire())
+    for call in (lock.locked, lock.owned, client.lock("b").acquire):
+        cut(probe)
+        with pytest.raises((StopIteration, RuntimeError)):
+            await face.get(call())
+    probe.delete("a", "b")
+
+
+async def test_a_client_is_closed_though_its_provider_fails(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """As what it owes would take a new connection."""
+    client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
+    await face.get(client.server_info())
+    cut(probe)
+    client._wire.owe(Undo([b"a"], [b"fl:" + b"0" * 32]))
+    with contextlib.suppress(ValueError):
+        await face.get(client.close())
+    assert client.retired
 
 
 async def test_each_new_connection_asks_the_provider(

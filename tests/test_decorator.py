@@ -106,6 +106,18 @@ async def test_a_function_of_the_other_face_is_refused_with_the_way_out(face: Fa
             client.locked("a")(function)
 
 
+async def test_a_decorator_whose_name_was_forgotten_says_so(face: Face, server: Server) -> None:
+    """`@client.locked` takes the function for the name; its first call must not pass for one."""
+    client = face.client(server.unix_url)
+
+    @client.locked
+    def pay(order_id: int) -> int:
+        return order_id
+
+    with pytest.raises(TypeError, match=r'locked\("name"\) decorates a function, not 4'):
+        pay(4)
+
+
 async def test_a_decorated_function_stays_what_it_was(face: Face, server: Server) -> None:
     def pay(order_id: int, *, kind: str = "plain") -> str:
         """Take the money."""

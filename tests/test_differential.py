@@ -310,7 +310,7 @@ async def reserved(on: Scene) -> Any:
 
 
 async def last_look(on: Scene) -> Any:
-    on.probe.set("a", "somebody else's", px=30)
+    on.probe.set("a", "somebody else's", px=400)
     lock = on.lock(timeout=5, sleep=10, blocking_timeout=1)
     got = await on.get(lock.acquire())
     on.probe.delete("a")
@@ -421,8 +421,16 @@ async def persisted(on: Scene) -> Any:
     return done
 
 
+async def wrong_type(on: Scene) -> Any:
+    on.probe.hset("a", "field", 1)
+    lock = on.lock(timeout=5, blocking_timeout=0.05)
+    calls = (lambda: lock.acquire(blocking=False), lock.acquire, lock.locked, lock.owned)
+    return [await outcome(on.face, call) for call in calls]
+
+
 NO = {("raises", "ValueError"), ("raises", "TypeError")}
 LOST = ("raises", "LockNotOwnedError")
+WRONG = ("raises", "ResponseError")
 SCENES: dict[str, tuple[Callable[[Scene], Awaitable[Any]], Any, Any]] = {
     "zero-timeout": (zero_timeout, ("returns", 0), ("raises", "ValueError")),
     "nonsense": (nonsense, ("returns", {("returns", None)}), ("returns", NO)),
@@ -437,6 +445,11 @@ SCENES: dict[str, tuple[Callable[[Scene], Awaitable[Any]], Any, Any]] = {
     "ended-by-extend": (ended_by_extend, ("returns", (True, 0, LOST)), ("returns", (True, 0, LOST))),
     "release-again": (release_again, ("returns", False), ("returns", True)),
     "task-leases": (task_leases, ("returns", True), ("returns", False)),
+    "wrong-type": (
+        wrong_type,
+        ("returns", [("returns", False), ("returns", False), WRONG, WRONG]),
+        ("returns", [WRONG, WRONG, ("returns", True), ("returns", False)]),
+    ),
     "persisted": (persisted, LOST, ("returns", True)),
 }
 

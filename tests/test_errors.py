@@ -26,7 +26,7 @@ from support.listener import Listener
 from support.pipes import LONG
 
 import fastlock
-from fastlock import _aio_wire
+from fastlock import _aio_link
 from fastlock.embedded import Server
 
 PROMISE = b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"  # COMMAND INFO DELIFEQ DELEX of a server that has the first
@@ -126,6 +126,15 @@ async def test_nothing_allowed_is_a_permission_error(face: Face, own: Own) -> No
     with pytest.raises(exceptions.AuthenticationError) as wrong:
         await face.get(face.client(server.url, username="shop", password="wrong-word").lock("sku").acquire())
     assert "wrong-word" not in str(wrong.value)
+
+
+async def test_a_server_that_wants_a_password_says_so(face: Face, own: Own) -> None:
+    """Its own text tells how to say HELLO, which is the library's business."""
+    server, probe = own()
+    probe.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret-word")
+    with pytest.raises(exceptions.AuthenticationError, match="asks for a password, and none was given"):
+        await face.get(face.client(server.url).lock("sku").acquire())
+    probe.execute_command("ACL", "SETUSER", "default", "nopass")
 
 
 async def test_full_server_still_releases_and_extends(face: Face, own: Own) -> None:
@@ -272,9 +281,9 @@ async def test_no_room_is_said_though_the_server_closed_before_it_was_greeted(
     """As where the event loop is busy between the connect and the first write; its words were read by then, or not."""
     server, probe = own()
     probe.config_set("maxclients", "1")
-    greet = _aio_wire.Link.greet
+    greet = _aio_link.Link.greet
 
-    async def late(link: _aio_wire.Link, *arguments: Any) -> None:
+    async def late(link: _aio_link.Link, *arguments: Any) -> None:
         poller = select.poll()
         poller.register(link.transport.get_extra_info("socket").fileno(), 0)
         assert poller.poll(LONG * 1000), "the server has not closed"
@@ -282,7 +291,7 @@ async def test_no_room_is_said_though_the_server_closed_before_it_was_greeted(
             await asyncio.sleep(0)
         await greet(link, *arguments)
 
-    monkeypatch.setattr(_aio_wire.Link, "greet", late)
+    monkeypatch.setattr(_aio_link.Link, "greet", late)
     with pytest.raises(exceptions.ConnectionError, match="max number of clients"):
         await face.client(server.url).lock("sku").acquire()
 

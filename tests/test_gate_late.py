@@ -26,7 +26,7 @@ def test_a_lease_that_is_over_before_its_taker_runs_does_not_count(gates: Gates,
     assert passed(gates, lease, clock) and gates.returned(two, clock()) is None and two.lease is not None
     clock.go(MS / 1000)
     over = gates.returned(two, clock())
-    assert over is not None and over.token == lease.token and two.lease is None
+    assert over is not None and over.token == lease.proof and two.lease is None
     assert list(two.gate.waiters) == [two, three], "it is the first again"
     assert gates.ask(two, clock()) and not gates.ask(three, clock())
     assert two.gate.place != over.token

@@ -110,7 +110,7 @@ class Crowd(RuleBasedStateMachine):
 
     def passes_to_the_first(self, lease: Lease) -> None:
         first = self.waiting.pop(0)
-        assert first.called and not first.fenced and first.lease is not None and first.lease.token == lease.token
+        assert first.called and not first.fenced and first.lease is not None and first.lease.proof == lease.proof
         self.passed.append(first)
         self.passes -= 1
 

@@ -16,7 +16,8 @@ import redis
 from support.programs import LIMIT, needs
 from support.tls import Authority, TlsFront
 
-pytestmark = pytest.mark.usefixtures("impl")
+# Where the server's kind is no matter.
+pytestmark = [pytest.mark.usefixtures("impl"), pytest.mark.parametrize("server", ["valkey"], indirect=True)]
 
 # What the scripts know: `patch`, `spawn`, `native`, `pause`, `client`.
 WORLDS = {
@@ -53,6 +54,10 @@ def pause():
 }
 FIRST = """
 patch()
+import fastlock, os
+client = fastlock.Client.from_url(os.environ["SERVER"])
+"""
+UNPATCHED = """
 import fastlock, os
 client = fastlock.Client.from_url(os.environ["SERVER"])
 """
@@ -131,12 +136,36 @@ client.close()
 print("well")
 """
 
+PLAIN = """
+import greenlet, threading
+holder, seen = client.lock("sku", timeout=30, thread_local=False), []
+assert holder.acquire()
+if "pause" in globals():
+    pause()
 
-def run(world: str, url: str, script: str) -> None:
+def wait():
+    with client.lock("sku", timeout=30):
+        seen.append("granted")
+
+waiter = threading.Thread(target=lambda: greenlet.greenlet(wait).switch())
+waiter.start()
+while client.get_stats()["waits"] == 0:
+    pass
+holder.release()
+waiter.join(20)
+assert seen == ["granted"], seen
+client.close()
+print("well")
+"""
+
+
+def run(world: str | None, url: str, script: str) -> None:
     """The script ends well, in time, and says nothing else."""
-    needs(world)
+    if world is not None:
+        needs(world)
+        script = WORLDS[world] + script
     done = subprocess.run(
-        [sys.executable, "-c", WORLDS[world] + script],
+        [sys.executable, "-c", script],
         env={**os.environ, "SERVER": url}, capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "well\n", "")
@@ -144,8 +173,8 @@ def run(world: str, url: str, script: str) -> None:
 
 @pytest.mark.parametrize(
     ("order", "options"),
-    [(FIRST, "{}"), (FIRST, "{'fair': True}"), (LATER, "{}")],
-    ids=["patched", "patched, in strict order", "patched later"],
+    [(FIRST, "{}"), (FIRST, "{'fair': True}"), (LATER, "{}"), (UNPATCHED, "{}")],
+    ids=["patched", "patched, in strict order", "patched later", "never patched"],
 )
 @pytest.mark.parametrize("world", WORLDS)
 def test_who_would_wait_is_refused_and_leaves_nothing(
@@ -154,7 +183,14 @@ def test_who_would_wait_is_refused_and_leaves_nothing(
     run(world, server.unix_url, f"{order}OPTIONS = {options}\n{REFUSED}")
 
 
-@pytest.mark.parametrize("order", [FIRST, LATER], ids=["patched", "patched later"])
+@pytest.mark.parametrize("world", [None, *WORLDS])
+def test_a_greenlet_that_shares_its_thread_with_nobody_waits(server: Any, no_leaks: Any, world: str | None) -> None:
+    """As those in which SQLAlchemy runs what is written for threads; also where others have a hub in their thread."""
+    needs("greenlet")
+    run(world, server.unix_url, UNPATCHED + PLAIN)
+
+
+@pytest.mark.parametrize("order", [FIRST, LATER, UNPATCHED], ids=["patched", "patched later", "never patched"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_native_threads_wait(server: Any, probe: redis.Redis, no_leaks: Any, world: str, order: str) -> None:
     """All of it in a thread of the pool, or the acquire alone."""

@@ -28,7 +28,11 @@ HOLDS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "ahead in a crowd": ((3, 2), {"come": 1, "cancel": 1}),
     "ahead of a lapse": ((2, 1), {"come": 1, "lapse": 1, "cut": 1}),
     "ahead of an end": ((2, 1), {"come": 1, "crash": 1, "cut": 1, "cancel": 1}),
-    "everything": ((2, 1), {"crash": 1, "cut": 1, "cancel": 1, "lapse": 1, "take": 1}),
+    "fences": ((3, 1), {"fences": True, "cancel": 2}),
+    "fences and a cut": ((3, 1), {"fences": True, "cancel": 1, "cut": 1}),
+    "fences and a lapse": ((3, 1), {"fences": True, "cancel": 1, "lapse": 1}),
+    "everything in a crowd": ((2, 1), {"crash": 1, "cut": 1, "lapse": 1, "take": 1}),
+    "everything": ((1, 1), {"crash": 1, "cut": 1, "cancel": 1, "lapse": 1, "take": 1}),
 }
 FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "mark": ((1, 1), {}),
@@ -47,6 +51,7 @@ FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "ahead": ((2, 1), {"come": 1, "cancel": 1}),
     "resume": ((2, 1), {"lapse": 1}),
     "overtake": ((3, 1), {"lapse": 1}),
+    "pass asked": ((3, 1), {"fences": True, "cancel": 1}),
 }
 
 

@@ -6,13 +6,13 @@ That the comparison sees is shown by mistakes planted in the scripts, the law an
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import pytest
 from support.replay import Drift, Walk
+from support.scripts import in_scripts
 from support.servers import KINDS
 
 import fastlock._law as law
@@ -44,17 +44,6 @@ def test_code_does_what_the_model_allows(
     assert met == EVENTS, "a walk that meets nothing proves nothing"
 
 
-def in_scripts(old: str, new: str, *scripts: say.Script) -> Plant:
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        for script in scripts:
-            assert script.text.count(old.encode()) == 1, script.name
-            text = script.text.replace(old.encode(), new.encode())
-            monkeypatch.setattr(script, "text", text)
-            monkeypatch.setattr(script, "sha", hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
-
-    return plant
-
-
 def in_code(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
     """`make` gets what stands there, and returns what is to stand there."""
     return lambda monkeypatch: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
@@ -76,6 +65,17 @@ def undoing_what_is_unmarked_first(undo: Any) -> Any:
     def mistaken(*args: Any) -> list[say.Call]:
         calls = undo(*args)
         return [call for pair in zip(calls[1::2], calls[::2], strict=True) for call in pair]
+
+    return mistaken
+
+
+def not_seeing_that_it_has_asked(next_for: Any) -> Any:
+    def mistaken(self: gate.Gate, *args: Any) -> Any:
+        before, self.asked = self.asked, False
+        try:
+            return next_for(self, *args)
+        finally:
+            self.asked = before
 
     return mistaken
 
@@ -122,6 +122,7 @@ IN_GATES: dict[str, Plant] = {
     "who comes back asks for the place for which another asks": in_code(
         gate.Line, "insert", lambda insert: lambda self, waiter, before: insert(self, waiter, None)
     ),
+    "a lease passes though its first has asked": in_code(gate.Gate, "next_for", not_seeing_that_it_has_asked),
     "a gate lets those behind it sleep": in_code(gate.Waiter, "call", doing(None)),
     "a gate keeps its place": in_code(gate.Gate, "renew", doing(None)),
     "a gate believes in a lease that is over": in_code(

@@ -101,7 +101,7 @@ def test_a_lease_counts_from_before_its_command_was_sent() -> None:
     ((form, name, token, ms, sent),) = wire.asked
     assert lease is not None and lock.leases == {hot.thread_owner(): lease} and wire.idle == [wire]
     assert (form, name, ms) == (say.ACQUIRE, b"sku", 10_000)
-    assert (lease.name, lease.key, lease.token, lease.fence) == (NAME, b"sku", token, None)
+    assert (lease.name, lease.key, lease.proof, lease.fence) == (NAME, b"sku", token, None)
     assert before + 10 <= lease.deadline <= sent + 10
     assert wire.handed_on == []
 
@@ -194,7 +194,7 @@ def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(ans
         return
     step = next(steps)
     if type(answer) is int:  # not the caller's, or in the form which says that somebody waits
-        assert type(step) is Releasing and step.calls == [say.hand_over(b"sku", lease.token)]
+        assert type(step) is Releasing and step.calls == [say.hand_over(b"sku", lease.proof)]
     else:
         assert type(step) is Distrust and step.reply is answer and step.ask.link is wire
 
@@ -291,7 +291,7 @@ def test_a_release_for_which_others_wait_hands_over(how: str) -> None:
     lock, lease = contended(wire, how)
     wire.answer = 1
     hot.give(lock)
-    assert wire.asked[-1][0] == say.hand_over(b"sku", lease.token) and len(wire.asked) == 2
+    assert wire.asked[-1][0] == say.hand_over(b"sku", lease.proof) and len(wire.asked) == 2
     assert (lease.deadline, lock.leases, wire.handed_on, wire.idle) == (ENDED, {}, [], [wire])
 
 
@@ -323,7 +323,7 @@ def test_a_hand_over_that_was_not_sent_is_asked_elsewhere(how: str, answer: Any)
     hot.give(lock)
     ((what, op, *told),) = wire.handed_on
     assert (what, told) == ("run", [BEHIND] * (how == CONTENDED[0])), "those who wait here are told once"
-    assert op.calls == [say.hand_over(b"sku", lease.token)] and lease.valid and wire.idle == [wire]
+    assert op.calls == [say.hand_over(b"sku", lease.proof)] and lease.valid and wire.idle == [wire]
 
 
 def test_a_release_where_others_wait_for_other_names_is_a_plain_one() -> None:
@@ -344,7 +344,7 @@ def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
     first.gate.granted(first, lease, 0, clock)
     lock.keep(lease)
     hot.give(lock)
-    assert second.lease is not None and second.lease.token == b"t" and lease.deadline == ENDED
+    assert second.lease is not None and second.lease.proof == b"t" and lease.deadline == ENDED
     assert lock.leases == {} and wire.asked == wire.handed_on == []
 
 

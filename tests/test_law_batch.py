@@ -31,6 +31,7 @@ from fastlock import _steps
 from fastlock._gate import Gates
 from fastlock._lease import Lease
 from fastlock._session import Session
+from fastlock._stats import Stats
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' command")
@@ -38,7 +39,7 @@ FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' comm
 
 def many(clock: Clock, count: int = 3, ms: int = 10_000) -> Any:
     keys = [b"n%d" % i for i in range(count)]
-    return law.acquire_many([key.decode() for key in keys], keys, MINE, ms, clock)
+    return law.AcquireMany([key.decode() for key in keys], keys, MINE, ms, Stats())
 
 
 def test_each_name_of_a_batch_has_its_own_outcome(clock: Clock) -> None:
@@ -71,7 +72,7 @@ def test_the_own_token_in_a_batch_is_ours_though_somebody_waits(clock: Clock) ->
     played = play(clock, many(clock, 2), lost(), [MARKED, OTHER], MARKED, None, After(1.0, 1))
     assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
     played = play(clock, many(clock, 1), [error("ERR no")], MARKED, None, 1)
-    assert [lease.token for lease in played.outcome] == [MINE]
+    assert [lease.proof for lease in played.outcome] == [MINE]
 
 
 def test_a_batch_given_up_in_doubt_is_undone_behind_all_that_broke(clock: Clock) -> None:
@@ -176,7 +177,7 @@ def test_a_batch_passes_to_those_who_wait_in_this_process(clock: Clock) -> None:
     first.gate.granted(first, lease, 0, clock())
     played = play(clock, law.release_many(leases, gates, clock), NATIVE, [1, 1])
     assert played.outcome == [True] * 3 and played.asks[0].names == [b"n0", b"n2"]
-    assert second.called and second.lease is not None and second.lease.token == lease.token
+    assert second.called and second.lease is not None and second.lease.proof == lease.proof
     played = play(clock, law.release_many([lease, second.lease], gates, clock), NATIVE, [1])
-    assert played.asks[0].tokens == [lease.token], "once: it is the other one's"
-    assert played.outcome == [False, True] and not gates.by_key
+    assert played.asks[0].tokens == [lease.proof], "once: it is the other one's"
+    assert played.outcome == [None, True] and not gates.by_key, "None: it was let go of before, which is no loss"

@@ -19,6 +19,7 @@ import fastlock._lease as leases
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock._lease import Lease
+from fastlock._stats import Stats
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 RUNS = 3000
@@ -51,7 +52,7 @@ def attempt(world: World, operation: Any, keys: list[bytes]) -> tuple[Any, bool]
 
 
 def check_lease(world: World, lease: Lease) -> None:
-    assert say.proves(world.holder(lease.key), lease.token)
+    assert say.proves(world.holder(lease.key), lease.proof)
     assert world.end(lease.key) >= lease.deadline - LITTLE
 
 
@@ -70,7 +71,7 @@ def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease
         if lease is not None:
             granted += 1
             waited += lease.contended
-            assert lease.token == op.token
+            assert lease.proof == op.token
             assert lease.deadline > world.clock()
             check_lease(world, lease)
             world.settle_down()
@@ -89,7 +90,7 @@ def test_a_batch_holds_what_it_says_and_nothing_else(worlds: Iterator[World]) ->
     for world in worlds:
         keys, ms = [b"a", b"b", b"c"], world.dice.choice((50, 1000, 0))
         world.others_come(keys)
-        found, ended = attempt(world, law.acquire_many(keys, keys, MINE, ms, world.clock), keys)
+        found, ended = attempt(world, law.AcquireMany(keys, keys, MINE, ms, Stats()), keys)
         world.settle_down()
         for key, lease in zip(keys, found or [None] * 3, strict=True):
             if lease is not None and lease.deadline > world.clock():

@@ -57,7 +57,7 @@ def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Cloc
     place = place_of(call)
     assert call == say.enter(b"name", played.gates.inbox, False, place, b"10000") and say.markable(place)
     lease = played.outcome
-    assert (lease.name, lease.key, lease.token, lease.fence) == ("name", b"name", place, None) and place != MINE
+    assert (lease.name, lease.key, lease.proof, lease.fence) == ("name", b"name", place, None) and place != MINE
     assert (lease.deadline, lease.contended) == (clock() - 0.5 + 10, False)
     assert played.asks[1].hears and played.sleeps == [] and played.undos == played.leaves == []
     assert played.steps[0].token == place, "what undoes it, should the caller be gone"
@@ -122,8 +122,8 @@ def test_who_comes_behind_others_asks_nothing_and_gets_what_is_handed_to_it(cloc
     op = acquire(blocking=True)
     played = play(clock, op, Wakes(0.001, lambda: gates.release(lease, clock())), gates=gates)
     assert played.asks == [] and played.kinds == [_steps.Join, _steps.Wait]
-    assert (played.outcome.token, played.outcome.deadline) == (lease.token, clock() - 0.001 + 10)
-    assert undone(op.undo()) == ([b"name"], [lease.token])
+    assert (played.outcome.token, played.outcome.deadline) == (lease.proof, clock() - 0.001 + 10)
+    assert undone(op.undo()) == ([b"name"], [lease.proof])
 
 
 @pytest.mark.parametrize("terms", [{}, {"alone": True}, {"blocking": True, "polls": True}], ids=str)
@@ -203,7 +203,7 @@ def test_who_is_gone_when_it_was_handed_the_lease_gives_it_back(clock: Clock) ->
     clock.go(0.001)
     gates.release(lease, clock())
     undo = steps.throw(KeyboardInterrupt())
-    assert type(undo) is _steps.Undo and undone(undo) == ([b"name"], [lease.token])
+    assert type(undo) is _steps.Undo and undone(undo) == ([b"name"], [lease.proof])
     assert not gates.by_key
     with pytest.raises(KeyboardInterrupt):
         steps.send(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import math
+import os
 import pickle
 import re
 import threading
@@ -100,6 +101,25 @@ def test_a_copy_of_a_lease_is_released_and_extended_as_the_lease(clock: Clock, h
     assert (lease.contended, lease.release_doubted) == (True, True)
 
 
+@pytest.mark.parametrize("sender", ["parent", "child"])
+def test_a_lease_that_is_sent_to_or_by_a_forked_child_is_valid_there(clock: Clock, sender: str) -> None:
+    """What was sent is meant; what was inherited is not, also when it is copied."""
+    held = Lease("x", b"x", TOKEN, clock() + 1000)
+    told = pickle.dumps(held)
+    read, write = os.pipe()
+    if not (pid := os.fork()):
+        twin = copy.copy(held)
+        mine = Lease("x", b"x", TOKEN, clock() + 1000)
+        right = pickle.loads(told).valid and not held.valid and not twin.valid and twin.inherited
+        os.write(write, pickle.dumps((right, mine)))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    right, sent = pickle.loads(os.read(read, 65536))
+    os.close(read)
+    os.close(write)
+    assert right if sender == "parent" else sent.valid and not sent.inherited
+
+
 def test_a_lease_is_contended_only_if_it_was_so_when_it_was_granted(clock: Clock) -> None:
     assert Lease("name", b"name", TOKEN, math.inf).contended is False
 
@@ -156,7 +176,7 @@ def token_sources(text: str) -> set[str]:
         for alias in node.names
     } & bad
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and "token" in node.name:
+        if isinstance(node, ast.FunctionDef) and node.name == "new_token":
             calls = [ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)]
             found |= {call for call in calls if call.startswith(("time.", "random.", "uuid.", "now", "id", "hash"))}
             found |= set() if "os.urandom" in calls else {"no os.urandom"}

@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from support.faultproxy import FaultProxy, stall
 
 import fastlock
 import fastlock.asyncio
+from fastlock import _law as law
 
 NAME = "sku"
 MARK = b"\r\nsku\r\n"
@@ -158,6 +160,34 @@ def test_a_loop_closed_under_those_who_wait_and_ask(
     face.run(client.close())
     assert not unraisable, unraisable
     probe.delete("held", "free")
+
+
+@LOOPS
+def test_who_is_collected_leaves_its_place_whatever_is_collected_first(
+    face: Face, server: Any, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The steps of its wait, and then the coroutine that carries them out; the collector keeps no order."""
+
+    async def work() -> None:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            probe.set("held", "another")
+            waiting = client.lock("held").acquire(blocking_timeout=600)
+            task = asyncio.ensure_future(waiting)
+            while not probe.exists("fastlock:queue:{held}") or not client._wire.gates.by_place:
+                await asyncio.sleep(0.001)
+            await client.lock("free").locked()  # it sleeps by now
+            (steps,) = (each for each in gc.get_objects()
+                        if isinstance(each, types.GeneratorType) and each.gi_code is law.Acquire._queue.__code__
+                        and each.gi_frame is not None)  # fmt: skip
+            steps.close()
+            waiting.close()
+            await client.lock("free").locked()
+            assert not probe.exists("fastlock:queue:{held}") and not client._wire.gates.by_place
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            probe.delete("held")
+
+    face.run(work())
 
 
 @LOOPS

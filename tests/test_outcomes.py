@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from support.faces import Face
 from support.fakeserver import SILENCE, FakeServer
 from support.faultproxy import FaultProxy, drop, inject, split, stall, swallow
 from support.resp import encode
+from support.servers import standstill
 
 import fastlock
 from fastlock.embedded import Server
@@ -59,21 +58,6 @@ async def assert_in_step(face: Face, client: Any, probe: redis.Redis) -> None:
     for lock in locks:
         await face.get(lock.release())
     assert not probe.exists(*(f"step:{number}" for number in range(4)))
-
-
-@pytest.fixture
-def standstill() -> Callable[[Server], Any]:
-    """with standstill(server): its process is stopped meanwhile; what is sent to it lies unread in its sockets."""
-
-    @contextlib.contextmanager
-    def stopped(server: Server) -> Iterator[None]:
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-
-    return stopped
 
 
 # -------------------------------------------------------------------------------------------------- acquire, reply lost
@@ -284,7 +268,7 @@ async def test_command_that_comes_after_the_caller_gave_up_leaves_no_key(
 
 @two_servers
 async def test_server_that_stood_still_leaves_no_key(
-    face: Face, server: Server, start_server: Callable[..., Server], standstill: Callable[[Server], Any]
+    face: Face, server: Server, start_server: Callable[..., Server]
 ) -> None:
     own = start_server("valkey" if server.kind == "valkey" else "floor" if server.version < "7" else "redis")
     client = face.client(own.url, reply_timeout=0.1, connect_timeout=0.1)
@@ -519,7 +503,8 @@ async def test_stray_reply_between_two_operations_makes_no_false_answer(
         await _pause(face)
     assert await face.get(client.lock(NAME).acquire(blocking=False)) is False
     await assert_in_step(face, client, probe)
-    assert proxy.links[0].dead and probe.get(NAME) == b"another"
+    proxy.wait_for(lambda proxy: proxy.links[0].dead)
+    assert probe.get(NAME) == b"another"
 
 
 async def test_push_between_replies_disturbs_nobody(

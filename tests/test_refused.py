@@ -119,6 +119,9 @@ async def test_what_redis_pys_lock_is_made_of_cannot_be_replaced(face: Face, ser
     for bases, body in (((kind,), {name: None}), ((mixin, kind), {}), ((type("Between", (kind,), {}),), {name: None})):
         with pytest.raises(TypeError, match=rf"Mine: .*{words}"):
             type("Mine", bases, body)
+    for owner in (kind, type("Mine", (kind,), {})):
+        with pytest.raises(AttributeError, match=words):
+            setattr(owner, name, None)
     async with ending(face, module(face).Redis(port=server.port)) as client:
         lock = client.lock("a", timeout=5, lock_class=kind)
         with pytest.raises(AttributeError, match=words):

@@ -16,9 +16,11 @@ import pytest
 import redis
 from redis import exceptions
 from support.faces import Face
-from support.faultproxy import FaultProxy
+from support.faultproxy import FaultProxy, stall
+from support.party import until
 from support.wire import Wire
 
+import fastlock.asyncio
 from fastlock.embedded import Server
 
 NAME, OTHER = "sku:42", "sku:43"
@@ -147,6 +149,36 @@ async def test_a_server_that_loads_longer_than_patience_lasts_is_an_error_and_wh
 
 
 @KINDS
+def test_what_a_loading_server_could_not_do_is_owed_when_the_event_loop_ends(
+    impl: str, restartable: Restartable, kind: str
+) -> None:
+    """It would be said by a timer, which ends with the loop: so it is said in the next one."""
+    server, probe = restartable(kind)
+    client = fastlock.asyncio.Client.from_url(server.url, reply_timeout=0.2, connect_timeout=5)
+    probe.set(NAME, "fl:" + "0" * 32)
+
+    async def give_up() -> None:
+        waiting = asyncio.ensure_future(client.lock(NAME, fair=True).acquire())
+        while not probe.zcard(QUEUE):
+            await asyncio.sleep(0)
+        restart(server, probe, keep=True)
+        with pytest.raises(exceptions.BusyLoadingError):
+            await waiting
+
+    async def go_on() -> None:
+        while word(server) == b"-LOADIN":
+            await asyncio.sleep(0.01)
+        await client.lock(OTHER).locked()
+        await client.lock(OTHER).locked()  # what was owed is said before this
+        assert not probe.zcard(QUEUE)
+        await client.close()
+
+    asyncio.run(give_up())
+    assert word(server) == b"-LOADIN"
+    asyncio.run(go_on())
+
+
+@KINDS
 async def test_no_stranger_is_ended_for_having_the_number_of_a_broken_connection(
     face: Face, restartable: Restartable, kind: str
 ) -> None:
@@ -176,3 +208,36 @@ async def test_no_stranger_is_ended_for_having_the_number_of_a_broken_connection
             stranger.say(b"PING\r\n")
             assert stranger.hear(7) == b"+PONG\r\n"
         await face.get(lock.release())
+
+
+ENDLESS = b"while true do end"
+
+
+@KINDS
+async def test_what_is_left_while_the_server_is_at_somebodys_script_is_undone(
+    face: Face, start_server: Callable[..., Server], kind: str
+) -> None:
+    """The acquire was executed, its reply held back by a script that goes on and on: until that ends, all else is
+    answered BUSY, what undoes the acquire as well."""
+    server = start_server(kind, args=["--lua-time-limit", "10"])
+    script, killer = Wire(server.unix_url), Wire(server.unix_url)
+    with script.socket, killer.socket, FaultProxy(server.unix_url) as proxy:
+        client = face.client(proxy.url, reply_timeout=1, max_connections=1)
+        await face.get(client.server_info())
+        armed = proxy.arm(stall("reply"), after=NAME.encode(), times=1)
+        job = face.start(lambda: client.lock(NAME, timeout=None).acquire(blocking_timeout=0.3))
+        await until(face, lambda: armed.fired, "it is executed")
+        script.say(b"*3\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (len(ENDLESS), ENDLESS))
+        assert await job.get() is False
+        sent = client.get_stats()["commands"]
+        armed.resume()
+        with pytest.raises(exceptions.ResponseError, match="BUSY"):
+            await face.get(client.lock(OTHER).locked())
+        assert client.get_stats()["commands"] >= sent + 4, "what undoes it is sent again and again"
+        killer.say(b"SCRIPT KILL\r\n")
+        assert killer.hear(5) == b"+OK\r\n"
+        with redis.Redis(unix_socket_path=server.path) as probe:
+            end = time.monotonic() + 10
+            while probe.exists(NAME):
+                assert time.monotonic() < end, "a key that nobody owns"
+                await face.get(client.lock(OTHER).locked())

@@ -145,7 +145,7 @@ async def test_what_one_owner_holds_the_others_can_neither_see_nor_free(
         assert lock.lease is None and await face.get(lock.locked()) and not await face.get(lock.owned())
         assert await face.get(lock.acquire(blocking=False)) is False
         for call in (lock.release, lock.reacquire, lambda: lock.extend(5)):
-            with pytest.raises(fastlock.LockError) as caught:
+            with pytest.raises(fastlock.LockError, match="thread_local=False") as caught:
                 await face.get(call())
             assert not isinstance(caught.value, fastlock.LockNotOwnedError)
 
@@ -222,6 +222,28 @@ async def test_a_task_made_for_the_acquire_alone_leaves_its_lease_to_who_waited_
         await lock.release()
         with pytest.raises(fastlock.LockError):
             await lock.release()
+
+
+async def test_what_the_owner_calls_is_the_owners_whoever_awaits_it(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    """`shield`, `gather`, `create_task` and, before Python 3.12, `wait_for` await in tasks of their own."""
+    if not face.is_async:
+        return
+    client = face.client(server.unix_url)
+    for await_ in (asyncio.shield, asyncio.gather, asyncio.create_task, lambda call: asyncio.wait_for(call, 20)):
+        lock = client.lock("a", timeout=60)
+        assert await lock.acquire()
+        assert await await_(lock.owned()) in (True, [True])
+        assert await await_(lock.extend(60)) in (True, [True]) and probe.pttl("a") > 60_000
+        assert await await_(lock.reacquire()) in (True, [True]) and probe.pttl("a") <= 60_000
+        assert lock.lease.valid and await lock.owned(), "it is the caller's still"
+        await await_(lock.release())
+        assert lock.lease is None and not probe.exists("a")
+        for verb in (lock.release, lock.reacquire, lambda lock=lock: lock.extend(5)):
+            with pytest.raises(fastlock.LockError):
+                await await_(verb())
+        assert await await_(lock.owned()) in (False, [False])
 
 
 # ------------------------------------------------------------------------------------------------ mutual exclusion

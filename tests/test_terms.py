@@ -103,6 +103,27 @@ async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server
     await face.get(lock.release())
 
 
+async def test_settings_that_are_changed_hold_from_then_on(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("before")
+    lock.name, lock.timeout, lock.sleep, lock.blocking_timeout = "after", 60, 1.5, 0.01
+    assert await face.get(lock.acquire())
+    assert probe.keys() == [b"after"] and 10_000 < probe.pttl("after") <= 60_000
+    assert lock.taking().sleep == 1.5 and "60" in repr(lock)
+    other = lock._client.lock("after", blocking_timeout=60)
+    other.blocking_timeout = 0.01
+    assert await face.get(other.acquire()) is False
+    await face.get(lock.release())
+    lock.timeout = None
+    assert await face.get(lock.acquire()) and probe.pttl("after") == -1
+    await face.get(lock.release())
+    wrong: dict[str, Any] = {"name": "", "timeout": 0, "sleep": "soon", "blocking_timeout": -1}
+    for name, value in wrong.items():
+        before = getattr(lock, name)
+        with pytest.raises((ValueError, TypeError), match=name):
+            setattr(lock, name, value)
+        assert getattr(lock, name) == before
+
+
 # ------------------------------------------------------------------------------------------------------------ terms
 
 

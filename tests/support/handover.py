@@ -44,6 +44,7 @@ MISTAKES = {
     "ahead": "who has asked while another of its client holds, and gives up, leaves its place behind",
     "resume": "a lease that passed on counts, though it was over before its taker ran",
     "overtake": "who comes back from such a lease asks for the place for which another one is asking",
+    "pass asked": "a lease passes on though the place of who waits stands in the server's queue",
 }
 
 
@@ -60,6 +61,7 @@ class Client(NamedTuple):
     held: int = NONE  # token of the lease that somebody believes to hold
     contended: bool = False  # whether others waited elsewhere when it was granted, or it had to wait for them
     waited: bool = False  # whether the server has put its place into the queue
+    asked: bool = False  # while it is BEHIND: the server was asked for its place, by one who gave up, and may know it
     lapsed: tuple[tuple[int, bool], ...] = ()  # leases that ran out, not yet let go: token, contended
     passed: tuple[tuple[int, bool, bool], ...] = ()  # to callers who have not run since: and whether it is over
     heard: bool = False  # whether the server knows where to send hints
@@ -78,17 +80,18 @@ class State(NamedTuple):
     moment: bool = False  # granted, and not confirmed: runs out soon
     due: bool = False  # the key has gone by itself, or was another library's: whoever waits will look
     queue: tuple[Identity, ...] = ()
+    fences: bool = False  # whether callers may want one: they are granted the name by the server, and ask ahead
 
 
 Step = tuple[bool, Event, State]
 CRASH, CUT, CANCEL, LAPSE, TAKE, COME = range(6)
 
 
-def begin(callers: tuple[int, ...], **budget: int) -> State:
+def begin(callers: tuple[int, ...], *, fences: bool = False, **budget: int) -> State:
     """One client for each number of callers; how often crash, cut, cancel, lapse, take and come may happen."""
     limits = tuple(budget.get(name, 0) for name in ("crash", "cut", "cancel", "lapse", "take", "come"))
     clients = (Client(waiting=count or 1, queues=count != 1, alone=count == STRICT) for count in callers)
-    return State(tuple(clients), limits)
+    return State(tuple(clients), limits, fences=fences)
 
 
 def put(row: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
@@ -169,14 +172,14 @@ class Process:
     @staticmethod
     def enters(client: Client, **fields: Any) -> Client:
         """The first of those who wait asks the server, and answers thereby whatever it was called for."""
-        client = client._replace(pc=ENTER, called=False, **fields)
+        client = client._replace(pc=ENTER, called=False, asked=False, **fields)
         return client._replace(out=(*client.out, ("ENTER", client.place)))
 
     def holds(self, client: Client, token: int, contended: bool = False) -> Client:
         place = client.place if "renew" in self.wrong else max(client.place, token + 1)
         client = client._replace(pc=BEHIND, waiting=client.waiting - 1, place=place, called=False)
         believed = token if client.held == NONE else TWICE
-        return client._replace(held=believed, contended=contended or client.waited, waited=False)
+        return client._replace(held=believed, contended=contended or client.waited, waited=False, asked=False)
 
     def answered(self, client: Client, command: Command, reply: str) -> Client:
         """What comes of the reply to a command that kept no order with others."""
@@ -261,7 +264,7 @@ class Process:
         """It gives up before it has run: the lease goes to the next, or back."""
         token, contended, over = client.passed[at]
         client = client._replace(passed=without(client.passed, client.passed[at]))
-        if client.waiting and client.pc == BEHIND and not over:
+        if client.waiting and client.pc == BEHIND and not over and not client.asked:
             return self.passes(client, token, contended)
         client = client._replace(own=tuple(sorted({*client.own, ("UNDO", token)})))
         return self.enters(client) if self.forsaken(client) else client
@@ -275,6 +278,8 @@ class Process:
         if client.pc in (SET, EXTEND):
             rest = [("SET?", token) if verb == "SET" else ("UNDO", token) for verb, token in client.own]
             return left._replace(pc=BEHIND, own=tuple(rest))
+        if client.pc == BEHIND and client.asked and not left.waiting:
+            return left._replace(asked=False, place=client.place + 1, out=(*out, ("LEAVE", client.place)))
         if client.pc == BEHIND:
             return self.enters(left) if self.forsaken(left) else left
         if left.waiting and "forget" not in self.wrong:
@@ -345,7 +350,10 @@ class Protocol(Server, Process):
             return True, (what, i, *more), s._replace(clients=put(s.clients, i, became))
 
         if client.come:
-            yield step("hears", self.hears(client))
+            became = self.hears(client)
+            yield step("hears", became)
+            if s.fences and became.held != NONE and became.waiting and became.pc == BEHIND:
+                yield step("hears", self.enters(became))
         if client.pc == START and client.queues:
             yield step("asks", self.enters(client))
         elif client.pc == START:
@@ -353,7 +361,7 @@ class Protocol(Server, Process):
         if client.held != NONE:
             for what, verb in (("lets go", ""), ("lets go in a batch", "BATCH")):
                 yield step(what, self.lets_go(client, verb))
-                if client.waiting and client.pc == BEHIND:
+                if client.waiting and client.pc == BEHIND and (not client.asked or "pass asked" in self.wrong):
                     yield step(what, self.passes(client._replace(held=NONE), client.held, client.contended))
         for at, (token, *_) in enumerate(client.passed):
             for became in self.resumes(client, at):
@@ -376,7 +384,7 @@ class Protocol(Server, Process):
                 became = self.again(after.clients[i]._replace(out=client.out, own=client.own))
                 yield False, ("is cut", i, sent), spent(after._replace(clients=put(after.clients, i, became)), CUT)
         if s.budget[CANCEL]:
-            for what, became in self.cancels(client):
+            for what, became in self.cancels(client, s.fences):
                 yield False, (what, i), spent(s._replace(clients=put(s.clients, i, became)), CANCEL)
         if s.budget[COME] and client.queues and not client.alone:
             for became in self.comes(client._replace(waiting=client.waiting + 1)):
@@ -390,10 +398,18 @@ class Protocol(Server, Process):
         yield client
         if (client.waiting == 1 and client.pc == BEHIND) or self.forsaken(client):
             yield self.enters(client)
+        if client.lapsed and client.pc == ENTER:
+            yield client._replace(called=True)
 
-    def cancels(self, client: Client) -> Iterator[tuple[str, Client]]:
+    def cancels(self, client: Client, fences: bool) -> Iterator[tuple[str, Client]]:
         if client.waiting:
-            yield "the first gives up", self.gives_up(client)
+            left = self.gives_up(client)
+            yield "the first gives up", left
+            ahead = fences and (client.held != NONE or any(not over for _, _, over in client.passed))
+            if ahead and client.pc in (ENTER, QUEUED) and left.pc == ENTER:
+                yield "the first gives up", left._replace(pc=BEHIND, asked=True, out=left.out[:-1])
+            elif ahead and left.pc == BEHIND and left.waiting:
+                yield "the first gives up", self.enters(left)
         if client.waiting > 1:
             yield "the last gives up", client._replace(waiting=client.waiting - 1)
         if client.passed:

@@ -1,17 +1,19 @@
-"""A program that is interrupted on purpose: real signals at random moments of lock operations, hundreds of them.
+"""A program that is interrupted on purpose: a timer's signal at random moments of lock operations, hundreds of times.
 
-    python interrupted.py URL MODE SEED HITS
+    python interrupted.py URL MODE SEED HITS [SECONDS]
 
-The handler raises one kind of exception after the other, as those of Ctrl-C, of workers that limit a task's time, and
-of alarms do. Each attempt acquires and releases one lock; what it owns after it was interrupted it releases, as a
-`finally` would, unless a `with` has to. Prints a JSON object: implementation (FASTLOCK_IMPL asks for it), attempts,
-hits, leaks (keys that stay although nobody owns them), wrong (what must never happen).
+The handler raises one kind of exception after the other, as Ctrl-C, time limits and alarms do. What an attempt owns
+after it was interrupted it releases, as a `finally` would, unless a `with` has to. The signal comes from the kernel, at
+whatever instruction: a thread that sent it would need the interpreter, and strike only where that is given away.
+
+Prints a JSON object: implementation, attempts, hits, leaks (keys that stay although nobody owns them), unleft (those of
+a `with` whose body was over), lost (connections that nobody will use again), wrong (what else must never happen).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import faulthandler
 import itertools
 import json
 import random
@@ -19,15 +21,18 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
 
 import fastlock
-import fastlock.asyncio
 
-LEASE, PATIENCE = 60, 2.0  # seconds: of a lock, and until a key that stays counts as left behind
+STANDSTILL = 5.0  # seconds after which threads that use locks hang: whom nobody wakes looks by himself once a second
+LEASE, PATIENCE = 60, 1.0  # seconds: of a lock; until who makes no progress, or a key that stays, is a failure
 LONGEST = 25.0  # seconds for the whole program
+ROUNDS = 50  # of an attempt at most; the strike comes before
+FOUND = 3  # failures of a kind that are enough
 
 
 class Soft(Exception):
@@ -38,64 +43,46 @@ class Hard(BaseException):
     """As what ends a worker."""
 
 
-KINDS = (Soft, OSError, KeyboardInterrupt, TimeoutError, BlockingIOError, Hard, InterruptedError)
+# Also what a lock raises: a handler may use one, or fail as one does.
+KINDS = (
+    *(Soft, OSError, KeyboardInterrupt, TimeoutError, BlockingIOError, Hard, InterruptedError),
+    *(fastlock.LockError, redis.exceptions.TimeoutError, fastlock.LockNotOwnedError),
+)
 
 
 class Handler:
-    """Raises another kind of exception for each signal."""
+    """Raises another kind of exception for each signal, so many times while it is armed."""
 
     def __init__(self) -> None:
         self.kinds = itertools.cycle(KINDS)
-        self.raised: BaseException | None = None
+        self.raised: list[BaseException] = []
+        self.left = 0
 
     def __call__(self, number: int, frame: Any) -> None:
-        self.raised = next(self.kinds)("struck")
-        raise self.raised
-
-
-class Sender(threading.Thread):
-    """Interrupts the main thread, some random time after each `arm`."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.random = random.Random(seed)
-        self.armed = threading.Event()
-        self.longest = 0.0005
-
-    def run(self) -> None:
-        while self.armed.wait():
-            time.sleep(self.random.uniform(0, self.longest))
-            if self.armed.is_set():
-                self.armed.clear()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-def hold_back() -> None:
-    """From here on no signal; what one raises that is already on its way is raised here."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-
-
-def let_through() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        if self.left:
+            self.left -= 1
+            error = next(self.kinds)("struck")
+            self.raised.append(error)
+            raise error
 
 
 class Followers:
-    """Threads that use the same client all the time, and must never notice."""
+    """Threads that use the same client all the time, and must never notice. names: of their locks, one for each."""
 
-    def __init__(self, client: fastlock.Client, count: int, wrong: list[str]) -> None:
+    def __init__(self, client: fastlock.Client, names: list[str], wrong: list[str]) -> None:
         self.client, self.wrong = client, wrong
         self.over = threading.Event()
-        self.rounds = [0] * count
-        self.threads = [threading.Thread(target=self.follow, args=(number,), daemon=True) for number in range(count)]
+        self.rounds = [0] * len(names)
+        self.threads = [threading.Thread(target=self.follow, args=each, daemon=True) for each in enumerate(names)]
         for thread in self.threads:
             thread.start()
 
-    def follow(self, number: int) -> None:
-        lock = self.client.lock(f"follower:{number}", timeout=LEASE)
+    def follow(self, number: int, name: str) -> None:
+        lock = self.client.lock(name, timeout=LEASE)
         try:
             while not self.over.is_set():
-                if not lock.acquire(blocking=False):
-                    self.wrong.append("a free lock was not to be had")
+                if not lock.acquire():
+                    self.wrong.append("a lock was not to be had")
                 elif not lock.owned():
                     self.wrong.append("somebody else's reply")
                 lock.release()
@@ -103,120 +90,159 @@ class Followers:
         except Exception as error:
             self.wrong.append(f"a follower got {error!r}")
 
-    def stop(self) -> None:
+    def advance(self) -> bool:
         """All must still make progress."""
-        before, end = list(self.rounds), time.monotonic() + PATIENCE
+        before, end = list(self.rounds), time.monotonic() + STANDSTILL
         while any(now == then for now, then in zip(self.rounds, before, strict=True)):
             if time.monotonic() > end:
                 self.wrong.append(f"followers stand still: {before} -> {self.rounds}")
-                break
+                return False
             time.sleep(0.001)
+        return True
+
+    def stop(self) -> None:
+        self.advance()
         self.over.set()
         for thread in self.threads:
             thread.join(PATIENCE)
+
+
+def pair(run: Run, lock: Any) -> None:
+    lock.acquire()
+    lock.release()
+
+
+def within(run: Run, lock: Any) -> None:
+    with lock:
+        run.inside = True  # nothing of it, or of what follows the `with`, can be struck
+    run.inside = False
+
+
+def proven(run: Run, lock: Any) -> None:
+    lock.acquire(token=f"of its own:{next(run.numbers)}")
+    lock.release()
+
+
+def many(run: Run, lock: Any) -> None:
+    run.leases = run.client.acquire_many([lock.name, lock.name + ":2"], timeout=LEASE)
+    run.client.release_many(run.leases)
+
+
+class Mode:
+    """What an attempt does, and on which terms; how often (0 to 1) somebody else holds the lock first."""
+
+    def __init__(self, work: Callable[[Run, Any], None], held: float = 0.0, strikes: int = 1, **terms: Any) -> None:
+        self.work, self.held, self.strikes, self.terms = work, held, strikes, terms
+
+
+MODES = {
+    "pair": Mode(pair),
+    "wait": Mode(pair, held=1),
+    "lead": Mode(pair),  # one connection, with other threads on it
+    "crowd": Mode(pair),  # other threads of the client want the same name
+    "with": Mode(within),
+    "drop-in": Mode(within),  # a lock without end
+    "connect": Mode(pair),  # a new client each time
+    "fair": Mode(within, held=0.5, fair=True),
+    "fence": Mode(within, held=0.5, fence=True),
+    "limited": Mode(within, held=0.5, blocking_timeout=LEASE),
+    "polls": Mode(within, held=0.5, queue=False),
+    "token": Mode(proven, held=0.5),
+    "many": Mode(many, held=0.5),
+    "twice": Mode(within, held=0.3, strikes=2),  # once more, while what is left of the first strike is undone
+}
 
 
 class Run:
     """The attempts of one mode, and what came of them."""
 
     def __init__(self, url: str, mode: str, seed: int) -> None:
-        self.url, self.mode = url, mode
+        self.url, self.name, self.mode = url, mode, MODES[mode]
         self.client = self.connect()
         self.probe = redis.Redis.from_url(url)
-        self.sender = Sender(seed)
-        self.random = random.Random(seed + 1)
-        self.attempts = self.hits = self.leaks = 0
+        self.random = random.Random(seed)
+        self.numbers = itertools.count()
+        self.attempts = self.hits = self.leaks = self.unleft = 0
+        self.lost = self.missing = 0
         self.wrong: list[str] = []
-        self.holder = fastlock.Client.from_url(url) if mode == "wait" else None
+        self.inside = False  # the body of a `with` was entered, and the `with` has not been left
+        self.leases: list[fastlock.Lease | None] = []
+        self.holder = fastlock.Client.from_url(url)
         self.handler = Handler()
-        self.unraised: list[BaseException | None] = []  # in a __del__ or the like, where Python lets nothing through
-        sys.unraisablehook = lambda args: self.unraised.append(args.exc_value)
-        if mode != "asyncio":  # whose loop has a handler of its own, and does not raise what others do in its callbacks
-            signal.signal(signal.SIGINT, self.handler)
+        self.unraised: list[Any] = []  # in a __del__ or the like, where Python lets nothing through
+        self.longest = 0.002
+        sys.unraisablehook = self.unraised.append  # not Python, which could be struck
+        signal.signal(signal.SIGALRM, self.handler)
 
     def connect(self) -> fastlock.Client:
-        return fastlock.Client.from_url(self.url, max_connections=1 if self.mode == "lead" else 4)
+        return fastlock.Client.from_url(self.url, max_connections=1 if self.name == "lead" else 4)
 
-    def go(self, hits: int) -> None:
-        hold_back()
-        followers = Followers(self.client, 3, self.wrong) if self.mode == "lead" else None
-        self.sender.start()
-        end = time.monotonic() + LONGEST
-        while self.hits < hits and time.monotonic() < end:
+    def go(self, hits: int, seconds: float) -> None:
+        names = {"lead": ["a", "b", "c"], "crowd": ["crowd"] * 3}.get(self.name)
+        followers = None if names is None else Followers(self.client, names, self.wrong)
+        end = time.monotonic() + seconds
+        while self.hits < hits and time.monotonic() < end and self.failures() < FOUND:
             self.attempts += 1
-            if self.mode == "connect":
+            if self.name == "connect":
                 self.client = self.connect()
-            self.attempt(f"name:{self.attempts}")
-            if self.mode == "connect":
+            struck = self.attempt("crowd" if self.name == "crowd" else f"{self.name}:{self.attempts}")
+            if followers is not None and struck and not followers.advance():
+                break
+            if self.name == "connect":
                 self.client.close()
         if followers is not None:
             followers.stop()
-        clients = len(self.probe.client_list())
-        if clients > 10:
-            self.wrong.append(f"{clients} connections")
+        if len(self.probe.client_list()) > 12:
+            self.wrong.append("connections stay open")
 
-    def attempt(self, name: str) -> None:
-        """One attempt, and everything set right after it; SIGINT is held back before and afterwards."""
+    def failures(self) -> int:
+        return max(self.leaks, self.lost, len(self.wrong), self.unleft - self.hits // 20)
+
+    def attempt(self, name: str) -> bool:
+        """One attempt, and everything set right after it. Returns whether it was struck."""
         lock = self.lock(name)
-        held = self.occupy(name)
-        self.handler.raised = None
+        held = self.occupy(name) if self.random.random() < self.mode.held else None
+        rounds = 1 if held is not None or self.name == "connect" else ROUNDS
+        self.handler.raised, self.inside, self.leases = [], False, []
         found: BaseException | None = None
         try:
-            try:
-                self.sender.armed.set()
-                let_through()
-                self.work(name, lock)
-            finally:
-                hold_back()
-        except BaseException as error:
+            self.handler.left = self.mode.strikes
+            again = self.random.uniform(0.00001, 0.0003) if self.mode.strikes > 1 else 0
+            signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-6, self.longest), again)
+            for _ in range(rounds):
+                self.mode.work(self, lock)
+            self.handler.left = 0
+        except BaseException as error:  # before anything could strike again:
+            self.handler.left = 0
             found = error
-        with contextlib.suppress(*KINDS):
-            hold_back()
-        self.sender.armed.clear()
-        interrupted = found is not None
-        if found is not (raised := self.handler.raised) and raised not in self.unraised and self.mode != "asyncio":
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raised = self.handler.raised
+        if found not in (raised or [None]) and not all(
+            each in [args.exc_value for args in self.unraised] for each in raised
+        ):
             self.wrong.append(f"the handler raised {raised!r}, and what arrived is {found!r}")
         if held is not None:
             held.join()
-        self.hits += interrupted
-        if lock.lease is not None and self.mode not in ("with", "drop-in"):  # there it is the statement's to release
+        struck = found is not None
+        self.hits += struck
+        if self.mode.work is not within:  # there it is the statement's to release
             try:
-                lock.release()
+                if lock.lease is not None:
+                    lock.release()
+                self.client.release_many(self.leases)
             except fastlock.LockError as error:
                 self.wrong.append(f"released what it still owned, and got {error!r}")
-        if interrupted:
-            self.check(name)
+        if struck:
+            self.check(name, lock)
+        return struck
 
     def lock(self, name: str) -> Any:
-        if self.mode == "drop-in":
+        if self.name == "drop-in":
             return self.probe.lock(name, lock_class=fastlock.Lock)  # without end, as redis-py's
-        return self.client.lock(name, timeout=LEASE, sleep=0.001)
+        return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.terms)
 
-    def work(self, name: str, lock: Any) -> None:
-        if self.mode == "asyncio":
-            asyncio.run(self.work_async(name))
-            return
-        for _ in range(1 if self.mode in ("connect", "wait") else 100):
-            if self.mode in ("with", "drop-in"):
-                with lock:
-                    pass
-            else:
-                lock.acquire()
-                lock.release()
-
-    async def work_async(self, name: str) -> None:
-        async with fastlock.asyncio.Client.from_url(self.url) as client:
-            lock = client.lock(name, timeout=LEASE)
-            try:
-                await lock.acquire()
-            finally:
-                if lock.lease is not None:
-                    await lock.release()
-
-    def occupy(self, name: str) -> threading.Thread | None:
+    def occupy(self, name: str) -> threading.Thread:
         """Somebody else holds the lock for a moment, so that the attempt has to wait."""
-        if self.holder is None:
-            return None
         lock = self.holder.lock(name, timeout=LEASE, thread_local=False)
         lock.acquire()
         pause = self.random.uniform(0, 0.003)
@@ -229,22 +255,38 @@ class Run:
         thread.start()
         return thread
 
-    def check(self, name: str) -> None:
-        """The key must be gone, though nobody uses the client again."""
-        end = time.monotonic() + PATIENCE
-        while self.probe.exists(name):
+    def check(self, name: str, lock: Any) -> None:
+        """The key must be gone, though nobody uses the client again; and who does use it finds all of it in order."""
+        if self.name in ("lead", "crowd"):
+            return  # others use it all the time, and notice
+        end = time.monotonic() + (0.2 if self.inside else PATIENCE)
+        while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
-                self.leaks += 1
-                return
+                if self.inside and lock.lease is not None:
+                    self.unleft += 1
+                else:
+                    self.leaks += 1
+                break
+        wire = lock._wire
+        gates = [*wire.crowd.values(), *wire.gates.by_place.values()]
+        if not self.inside and any(gate.key == lock.key for gate in gates):
+            self.wrong.append("somebody stays in the queue")
+        missing = len(wire.connections) + bool(wire._opening) - len(wire.idle) - wire.away
+        self.lost, self.missing = self.lost + max(0, missing - self.missing), missing
+        again = fastlock.ClientLock(lock._client, "again", LEASE, 0.001, True, None, True, True)
+        if not again.acquire(blocking=False) or not again.owned() or again.lease is None:
+            self.wrong.append("a free lock was not to be had, or the reply was another's")
+        again.release()
 
 
 def main() -> None:
-    url, mode, seed, hits = sys.argv[1:]
+    url, mode, seed, hits, *seconds = sys.argv[1:]
+    faulthandler.dump_traceback_later(float(seconds[0]) + 20 if seconds else 45, exit=True)
     run = Run(url, mode, int(seed))
     with contextlib.suppress(*KINDS):
-        run.go(int(hits))
-    report = {"attempts": run.attempts, "hits": run.hits, "leaks": run.leaks, "wrong": run.wrong[:5]}
-    print(json.dumps({"implementation": fastlock.IMPLEMENTATION, **report}))
+        run.go(int(hits), float(seconds[0]) if seconds else LONGEST)
+    counts = {"attempts": run.attempts, "hits": run.hits, "leaks": run.leaks, "unleft": run.unleft, "lost": run.lost}
+    print(json.dumps({"implementation": fastlock.IMPLEMENTATION, **counts, "wrong": run.wrong[:5]}))
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ class Process:
 
     def token(self, caller: Caller) -> int:
         """Of its lease, as a number."""
-        return self.number(self.lease(caller).token)
+        return self.number(self.lease(caller).proof)
 
     def number(self, token: bytes) -> int:
         """Of a token or place, in either form; -1: it was never said."""
@@ -178,9 +178,9 @@ class Process:
             else:
                 self.start(caller, caller.op.rest(steps.BEHIND, self.clock))
 
-    def another(self) -> None:
+    def another(self, *, fenced: bool) -> None:
         """One more caller comes, where others of it wait or hold."""
-        self.callers.append(caller(strict=False))
+        self.callers.append(caller(strict=False, fenced=fenced))
         op = self.callers[-1].op
         assert op.local(self.gates, self.clock()) is steps.BEHIND
         self.start(self.callers[-1], op.rest(steps.BEHIND, self.clock))
@@ -227,6 +227,7 @@ class Process:
     def ended(self, caller: Caller, outcome: Any) -> None:
         caller.steps = None
         if caller.phase == "waits" and outcome is not None:
+            assert (outcome.fence is not None) is caller.op.fenced, "a fence is for who wants one"
             caller.phase, caller.lease = "holds", outcome
             return
         caller.phase = "gone"
@@ -390,10 +391,12 @@ def named(ask: Any) -> tuple[str, bytes]:
     (call,) = ask.calls
     if call[1] == say.ENTER_LUA.sha:
         return "ENTER", call[-5]
+    if call[1] == say.FENCED_LUA.sha:
+        return "SET", call[-3]
     return {say.HAND_OVER_LUA.sha: "REL", say.RELEASE_MANY_LUA.sha: "BATCH"}[call[1]], call[-1]
 
 
-def caller(*, strict: bool) -> Caller:
-    op = law.Acquire("name", KEY, new_token(), MS)
+def caller(*, strict: bool, fenced: bool) -> Caller:
+    op = law.Acquire("name", KEY, new_token(), MS, fenced)
     op.blocking, op.alone = True, strict
     return Caller(op)

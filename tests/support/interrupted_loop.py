@@ -1,0 +1,155 @@
+"""As interrupted.py, for asyncio: real signals at random moments of an event loop in which tasks use locks.
+
+    python interrupted_loop.py URL MODE SEED HITS
+
+Each attempt has a client and an event loop of its own; whatever arrives ends it, as `asyncio.run` does. Some of what a
+handler raises never arrives: asyncio logs what is raised in its callbacks, and goes on. Nobody may hang then. Prints a
+JSON object: implementation (FASTLOCK_IMPL asks for it), attempts, hits, leaks (keys that stay although nobody owns
+them), wrong (what must never happen).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import redis
+
+import fastlock
+import fastlock.asyncio
+from support.interrupted import KINDS, LEASE, LONGEST, PATIENCE, Handler
+
+STANDSTILL = 5.0  # seconds after which tasks that use locks hang
+
+
+class Sender(threading.Thread):
+    """Interrupts the main thread, some random time after each `arm`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.random = random.Random(seed)
+        self.armed = threading.Event()
+        self.longest = 0.0005
+
+    def run(self) -> None:
+        while self.armed.wait():
+            time.sleep(self.random.uniform(0, self.longest))
+            if self.armed.is_set():
+                self.armed.clear()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def hold_back() -> None:
+    """From here on no signal; what one raises that is already on its way is raised here."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+def let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+async def use(client: Any, name: str, rounds: int = 20, **terms: Any) -> None:
+    lock = client.lock(name, timeout=LEASE, sleep=0.001, **terms)
+    for _ in range(rounds):
+        async with lock:
+            pass
+
+
+async def crowd(client: Any, name: str) -> None:
+    found = await asyncio.gather(*(use(client, name, 6) for _ in range(6)), return_exceptions=True)
+    for each in found:
+        if each is not None:
+            raise each
+
+
+async def many(client: Any, name: str) -> None:
+    for _ in range(10):
+        await client.release_many(await client.acquire_many([name, name + ":2"], timeout=LEASE))
+
+
+MODES: dict[str, Callable[[Any, str], Awaitable[None]]] = {
+    "with": use,
+    "limited": lambda client, name: use(client, name, blocking_timeout=LEASE),
+    "fence": lambda client, name: use(client, name, fence=True),
+    "fair": lambda client, name: use(client, name, fair=True),
+    "crowd": crowd,
+    "many": many,
+}
+
+
+class Run:
+    """The attempts of one mode, and what came of them."""
+
+    def __init__(self, url: str, mode: str, seed: int) -> None:
+        self.url, self.work = url, MODES[mode]
+        self.probe = redis.Redis.from_url(url)
+        self.sender = Sender(seed)
+        self.sender.longest = 0.002
+        self.random = random.Random(seed + 1)
+        self.attempts = self.hits = self.leaks = 0
+        self.wrong: list[str] = []
+        self.handler = Handler()
+        signal.signal(signal.SIGINT, self.handler)
+
+    def go(self, hits: int) -> None:
+        hold_back()
+        self.sender.start()
+        end = time.monotonic() + LONGEST
+        while self.hits < hits and time.monotonic() < end:
+            self.attempts += 1
+            self.handler.raised, self.handler.left = [], 1
+            self.attempt(f"name:{self.attempts}")
+            self.hits += bool(self.handler.raised)
+
+    def attempt(self, name: str) -> None:
+        client = fastlock.asyncio.Client.from_url(self.url, reply_timeout=1)
+        # a loop that was left by KeyboardInterrupt may be told to stop once more than it was begun
+        with contextlib.suppress(RuntimeError), asyncio.Runner() as runner:
+            runner.run(client.server_info())
+            with contextlib.suppress(*KINDS):
+                try:
+                    self.sender.armed.set()
+                    let_through()
+                    runner.run(self.watched(client, name))
+                finally:
+                    hold_back()
+            with contextlib.suppress(*KINDS):
+                hold_back()
+            self.sender.armed.clear()
+        # nobody uses the client again; its loop has ended
+        end = time.monotonic() + PATIENCE
+        while self.probe.exists(name, name + ":2"):
+            if time.monotonic() > end:
+                self.leaks += 1
+                break
+        asyncio.run(client.close())
+
+    async def watched(self, client: Any, name: str) -> None:
+        task = asyncio.ensure_future(self.work(client, name))
+        done, _ = await asyncio.wait([task], timeout=STANDSTILL)
+        if not done:
+            self.wrong.append(f"tasks hang after {self.handler.raised!r}")
+        else:
+            task.result()
+
+
+def main() -> None:
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    url, mode, seed, hits = sys.argv[1:]
+    run = Run(url, mode, int(seed))
+    run.go(int(hits))
+    report = {"attempts": run.attempts, "hits": run.hits, "leaks": run.leaks, "wrong": run.wrong[:5]}
+    print(json.dumps({"implementation": fastlock.IMPLEMENTATION, **report}))
+
+
+if __name__ == "__main__":
+    main()

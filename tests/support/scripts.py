@@ -1,0 +1,23 @@
+"""Scripts with a mistake in them. Decisions about locks: none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+
+from fastlock import _commands as say
+
+
+def in_scripts(old: str, new: str, *scripts: say.Script) -> Callable[[pytest.MonkeyPatch], None]:
+    """Has these scripts say `new` instead of `old`, which each says once."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        for script in scripts:
+            assert script.text.count(old.encode()) == 1, script.name
+            text = script.text.replace(old.encode(), new.encode())
+            monkeypatch.setattr(script, "text", text)
+            monkeypatch.setattr(script, "sha", hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+    return plant

@@ -1,0 +1,153 @@
+"""Event loops in which a signal's handler raises: nothing stays behind, nobody hangs, no reply goes to the wrong task.
+
+Real signals at seeded random moments in a program of its own (support/interrupted_loop.py), and the moments that those
+seldom meet one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import uvloop
+from support.servers import leftovers
+
+import fastlock
+import fastlock.asyncio
+from fastlock._turns import Turn, Turns
+from fastlock.embedded import Server
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "sku"
+HITS = 150
+
+
+@pytest.mark.parametrize("mode", ["with", "limited", "fence", "fair", "crowd", "many"])
+def test_whose_event_loop_is_struck_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
+    """limited: with a blocking_timeout; crowd: six tasks want the same name."""
+    program = [sys.executable, str(ROOT / "tests/support/interrupted_loop.py"), server.unix_url, mode, "7", str(HITS)]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(program, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["implementation"] == impl
+    assert report["wrong"] == [] and report["leaks"] == 0 and report["hits"] == HITS, report
+    assert [key for key, _ in leftovers(probe) if not key.startswith(b"fastlock:fence:")] == []
+
+
+class Struck:
+    """Raises when it is called for the first time; then it is what it was put in the place of."""
+
+    def __init__(self, kind: type[BaseException], real: Callable[..., Any]) -> None:
+        self.kind, self.real, self.calls = kind, real, 0
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise self.kind("struck")
+        return self.real(*args, **keywords)
+
+
+def test_replies_that_were_read_and_lost_are_nobody_elses(
+    server: Server, probe: redis.Redis, impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a notebook: what is raised leaves the loop, with the bytes that were read, and the loop goes on. The
+    next reply, that of a free name, would else go to who asked for one that is held."""
+    with asyncio.Runner() as runner:
+        client = fastlock.asyncio.Client.from_url(server.unix_url)
+        runner.run(client.server_info())
+        link: Any = client._wire.link
+        probe.set("held", "another")
+        monkeypatch.setattr(link, "buffer_updated", Struck(KeyboardInterrupt, link.buffer_updated))
+        held, free = client.lock("held"), client.lock("free")
+        refused = runner.get_loop().create_task(held.acquire(blocking=False))
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(asyncio.sleep(20))
+
+        granted = runner.get_loop().create_task(free.acquire())
+        assert runner.run(asyncio.wait_for(refused, 20)) is False
+        assert runner.run(asyncio.wait_for(granted, 20)) is True
+        assert client.get_stats()["reconnects"] == 1
+        probe.delete("free", "held")
+        runner.run(client.close())
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_what_was_to_be_sent_is_sent_though_a_handler_raises(
+    server: Server, impl: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As the flush of a tick begins: the loop logs what was raised, and nobody would flush again."""
+
+    async def work() -> None:
+        heard: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context["exception"]))
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            await client.server_info()
+            link: Any = client._wire.link
+            monkeypatch.setattr(link, "flush", Struck(TimeoutError, link.flush))
+            async with asyncio.timeout(20), client.lock(NAME):
+                assert [type(error) for error in heard] == [TimeoutError]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if kind == "uvloop" else None) as runner:
+        runner.run(work())
+
+
+@pytest.mark.parametrize("what", ["flush", "wake", "wake, and it is cancelled"])
+def test_what_an_event_loop_forgets_is_asked_for_again(server: Server, impl: str, what: str) -> None:
+    """asyncio takes a callback out of its list before it has it in hand: one that is struck there is never called."""
+
+    async def work() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.2) as client:
+            await client.server_info()
+            turns = client._wire.open_pipe.turns
+            task = asyncio.create_task(client.lock(NAME).acquire())
+            await asyncio.sleep(0)
+            if what == "flush":
+                loop._ready.remove(next(handle for handle in loop._ready if "tick" in repr(handle)))
+            else:
+                while turns.soon is None:
+                    await asyncio.sleep(0)
+                turns.soon.cancel()
+            if what.endswith("cancelled"):
+                await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait_for(task, 20)
+            async with asyncio.timeout(20), client.lock("other"):
+                assert await client.lock(NAME).locked() is (not task.cancelled())
+            if not task.cancelled():
+                assert await asyncio.wait_for(task, 20)
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(work())
+
+
+def test_a_task_whose_wait_is_over_is_woken_though_a_handler_raises(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the turn of the loop that wakes it is asked for."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        turn = Turn().begin(Turns(loop))
+
+        async def wait() -> Any:
+            return await turn
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_soon", Struck(TimeoutError, loop.call_soon))
+            with pytest.raises(TimeoutError, match="struck"):
+                turn.set_result(5)
+        assert await asyncio.wait_for(waiting, 20) == 5
+
+    asyncio.run(work())
