@@ -400,10 +400,11 @@ class Wire(Common):
         return link
 
     def _reconnect(self) -> None:
-        """Somebody is owed an undo: connect for that alone, if nobody else does."""
+        """Somebody is owed an undo: connect for that alone, if nobody else does or did."""
         loop = self.loop
         if (
             not self.closed
+            and self.link is None
             and self._met
             and self._end is not None  # the loop has not come to its end
             and loop is not None

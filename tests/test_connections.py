@@ -212,6 +212,45 @@ def test_a_quiet_time_before_a_command_counts_for_no_reply_timeout(
         runner.run(body(loop))
 
 
+def test_who_connects_before_a_failed_try_is_repeated_connects_for_it(
+    impl: str, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """What is owed has a try of its own after each that failed; a second connection would be closed by nobody."""
+
+    class Twice:
+        asked = 0
+
+        async def get_credentials_async(self) -> tuple[str, ...]:
+            self.asked += 1
+            if self.asked in (2, 3):
+                raise LookupError("the vault")
+            return ("default", "")
+
+        get_credentials: Any = get_credentials_async
+
+    async def body(loop: Later) -> None:
+        async with fastlock.asyncio.Client.from_url(proxy.url, credential_provider=Twice()) as client:
+            lock = client.lock(NAME)
+            await client.server_info()
+            proxy.cut()
+            for call in (lock.acquire, client.server_info):  # the other one joins the first try for what is owed
+                with pytest.raises(LookupError, match="the vault"):
+                    await call()
+            assert client._wire.debts and client._wire._failures == 2, "nothing is owed, so nothing is tried"
+            assert await lock.acquire()
+            await lock.release()
+            loop.later += 100  # the time of the next try has come
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert client._wire._connecting is None
+            assert await lock.acquire() and proxy.accepted == 2
+            await lock.release()
+
+    with asyncio.Runner(loop_factory=Later) as runner:
+        loop: Any = runner.get_loop()
+        runner.run(body(loop))
+
+
 # --------------------------------------------------------------------------------------------- broken under a command
 
 

@@ -20,9 +20,11 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,24 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, undistur
     monkeypatch.setattr(Child, "fork", staticmethod(FORKS[request.param]))
 
 
+def _switches() -> dict[str, str]:
+    """How often each thread of this process gave up its processor."""
+    found = {}
+    for path in Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found[path.parent.name] = next(line for line in path.read_text().splitlines() if line.startswith("vol"))
+    return found
+
+
+def rest() -> None:
+    """Leave the interpreter to the other threads until none of them makes use of it: whoever waits for it at a fork by C
+    is waited for in the child, sooner or later, for ever."""
+    main, before = str(threading.get_native_id()), None
+    while (now := {name: count for name, count in _switches().items() if name != main}) != before:
+        before = now
+        time.sleep(0.002)
+
+
 class Child:
     """A forked process that runs `work` and reports what it returns."""
 
@@ -75,6 +95,8 @@ class Child:
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._read, write = os.pipe()
+        if self.fork is not FORKS["python"]:
+            rest()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on, where threads run; here they do
             self.pid = self.fork()
