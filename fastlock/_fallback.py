@@ -175,9 +175,9 @@ class _ReplyFilter:
     def _announces(self, line: bytes) -> bool:
         """Whether the string that is announced is to be dropped."""
         kind = line[:1]
-        if kind not in _SIZED or len(line) > 24 or not (size := line[1:].rstrip(b"\r")).isdigit():
+        if kind not in _SIZED or not (size := line[1:].rstrip(b"\r")).isdigit():
             return False
-        announced = int(size)
+        announced = int(size.lstrip(b"0")[:20] or b"0")  # more digits make it no less too much
         if announced > (MAX_DROPPED if kind == b"$" else MAX_REPLY if kind in _STRINGS else MAX_ITEMS):
             raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
         if kind in _STRINGS:

@@ -24,7 +24,7 @@ cdef enum:
 
 # Nanoseconds: that it takes to wake up, or to have a turn, if nothing is in the way; what is no delay any more but a
 # stall; for how long nobody is woken early after one.
-cdef int64_t SHORT = 50_000, STALL = 500_000, SHORTEST_PAUSE = 10_000_000, LONGEST_PAUSE = 10_000_000_000
+cdef int64_t SHORT = 50_000, STALL = 500_000, FIRST_PAUSE = 10_000_000, LONGEST_PAUSE = 10_000_000_000
 cdef int64_t _pause, _early_from, _sound_from, _woken
 cdef _Nap _heir = None  # has its turn, is awake, and waits for the interpreter
 
@@ -131,6 +131,6 @@ cpdef void _stalled(int64_t since) noexcept:
     cdef int64_t time
     if since > STALL:
         time = nanoseconds()
-        _pause = min(2 * _pause, LONGEST_PAUSE) if time < _sound_from else SHORTEST_PAUSE
+        _pause = min(2 * _pause, LONGEST_PAUSE) if time < _sound_from else FIRST_PAUSE
         _early_from = time + _pause
         _sound_from = _early_from + 10 * _pause

@@ -554,6 +554,7 @@ class Wire(Common):
             except IndexError as none:  # another thread has popped it
                 if by_handler(none):
                     raise
+                continue
             except BaseException:
                 if owner and connection is not None:
                     self.idle.append(connection)

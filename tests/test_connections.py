@@ -28,7 +28,7 @@ import fastlock.asyncio
 from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _session as sessions
-from fastlock import _steps
+from fastlock import _steps, _wire
 from fastlock._aio_link import Link
 from fastlock._broken import Broken
 from fastlock._lease import now
@@ -160,6 +160,26 @@ def test_what_is_owed_outlives_the_connection_that_was_to_carry_it(
     assert sorted(undo.names for undo in wire.debts) == [[b"other"], [NAME.encode()]]
     assert not client.lock("barrier").locked()
     assert not probe.exists(NAME) and wire.debts == []
+
+
+@threads_only
+def test_who_finds_the_last_idle_connection_taken_looks_again(
+    face: Face, impl: str, proxy: FaultProxy, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shares a busy one. Another thread, which needs no mutex for it, is as fast twice."""
+    client = face.client(proxy.url, max_connections=1)
+    client.server_info()
+    came: list[int] = []
+
+    def taken(idle: list[Any]) -> Any:
+        came.append(len(idle))
+        if len(came) == 2:
+            idle.clear()
+        raise IndexError
+
+    monkeypatch.setattr(_wire, "POP", taken)
+    assert client._wire.drive(law.inspect(say.EXISTS, NAME.encode(), now)) == 0
+    assert came == [1, 1] and proxy.accepted == 1
 
 
 # ------------------------------------------------------------------------------------------------- quiet for a while

@@ -80,8 +80,8 @@ def _switches() -> dict[str, str]:
 
 
 def rest() -> None:
-    """Leave the interpreter to the other threads until none of them makes use of it: whoever waits for it at a fork by C
-    is waited for in the child, sooner or later, for ever."""
+    """Leave the interpreter to the other threads until none of them makes use of it: who waits for it at a fork by C is
+    waited for in the child, sooner or later, for ever."""
     main, before = str(threading.get_native_id()), None
     while (now := {name: count for name, count in _switches().items() if name != main}) != before:
         before = now

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -53,8 +53,8 @@ KINDS = (
 class Handler:
     """Raises another kind of exception for each signal, so many times while it is armed."""
 
-    def __init__(self) -> None:
-        self.kinds = itertools.cycle(KINDS)
+    def __init__(self, kinds: Sequence[type[BaseException]] = KINDS) -> None:
+        self.kinds = itertools.cycle(kinds)
         self.raised: list[BaseException] = []
         self.left = 0
 
