@@ -471,21 +471,22 @@ class Wire(Common):
         return ear
 
     def _ask(self, ask: Any) -> Any:
-        try:
-            if ask.hears:
-                connection, owner = self._listening(ask.until), False
-            else:
-                try:
-                    (connection,), owner = map(POP, (self.idle,)), True  # the latest used, whose memory is warm
-                except IndexError as none:
-                    if by_handler(none):
-                        raise
-                    connection, owner = self._more(ask.until)
-        except FAILED as error:
-            return self._lost(error)
-        if not owner and connection.pipe.thread == threading.get_ident():
-            return Lost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
-        try:
+        connection, owner = None, False
+        try:  # from here on, as a signal's handler may come between a connection and what is done with it
+            try:
+                if ask.hears:
+                    connection = self._listening(ask.until)
+                else:
+                    try:
+                        (connection,), owner = map(POP, (self.idle,)), True  # the latest used, whose memory is warm
+                    except IndexError as none:
+                        if by_handler(none):
+                            raise
+                        connection, owner = self._more(ask.until)
+            except FAILED as error:
+                return self._lost(error)
+            if not owner and connection.pipe.thread == threading.get_ident():
+                return Lost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.debts:
                 self._pay(connection)
             answer = connection.ask(ask, self._spin())
@@ -496,12 +497,12 @@ class Wire(Common):
 
     def look(self) -> Any:
         """A session with the server (over whichever connection), or `Lost`."""
+        connection, owner = None, False
         try:
             connection, owner = self._more()
+            return connection.session
         except FAILED as error:
             return self._lost(error)
-        try:
-            return connection.session
         finally:
             if owner:
                 self.idle.append(connection)

@@ -40,10 +40,10 @@ BESIDE = (("8.0.*", NEWEST), (NEWEST, NEWEST), ("7.*", "3.5.*"), ("6.4.*", NEWES
 # What depends on the interpreter, on redis-py or on hiredis. PURE: also in pure Python.
 TESTS = (
     *("bytes", "law", "law_batch", "law_waiting", "gate", "turns", "topology", "tls", "dropin", "first_contact"),
-    *("differential", "credentials", "hot_tasks", "lock"),
+    *("differential", "credentials", "hot_tasks", "lock", "late", "loops", "fork", "interrupts"),
 )
 PURE = ("dropin", "lock")
-PATIENCE = 300  # seconds for one command
+PATIENCE = 600  # seconds for one command
 FACTS = """
 import ensurepip, pathlib, platform, sys, sysconfig, venv
 if platform.python_implementation() != "CPython" or sysconfig.get_config_var("Py_GIL_DISABLED"): sys.exit(2)

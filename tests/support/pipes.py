@@ -99,6 +99,7 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool
         return trace
 
     previous = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # some versions of 3.12 trace them only if a frame wanted it beforehand
     gc.disable()  # what it runs would swallow the interrupt
     try:
         sys.settrace(trace)
