@@ -19,10 +19,10 @@ from fastlock import _errors as errors
 from fastlock import _session as session
 from fastlock._broken import Broken, NoReply
 from fastlock._lease import now
-from fastlock._steps import Ask, Call, Lost, Undo
+from fastlock._link import PARTING, queue, templates
+from fastlock._steps import Ask, Call, Lost, Said, Undo
 from fastlock._topology import Settings
 from fastlock._turns import Turns
-from fastlock._wire import PARTING, queue, templates
 
 if TYPE_CHECKING:
     from fastlock._aio_wire import Wire
@@ -45,6 +45,8 @@ class Link(asyncio.BufferedProtocol):
         self.session: Any = None
         self.hears = False  # whether messages come here
         self.dead: Exception | None = None
+        self.in_flight: list[Any] = []  # slots that missed a reply when it broke
+        self.buried = False  # whether they were told, and all else done that follows
         self.transport: Any = None
         self._watch: asyncio.TimerHandle | None = None
         self._quiet = True  # nothing was in flight
@@ -85,9 +87,11 @@ class Link(asyncio.BufferedProtocol):
             self._quiet = not self.pipe.pending
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.session is None and error is not None:
-            self._last_words()
-        self.fail(error or Broken("the server closed the connection"))
+        try:
+            if self.session is None and error is not None:
+                self._last_words()
+        finally:
+            self.fail(error or Broken("the server closed the connection"))
 
     def _last_words(self) -> None:
         """What a server had said before it closed, where our greeting met that before its words were read."""
@@ -138,12 +142,12 @@ class Link(asyncio.BufferedProtocol):
 
     def post(self, undo: Undo) -> None:
         """Queue an undo that nobody waits for."""
-        if self.loop.is_closed():
-            undo.stale = (*undo.stale, self.session)
+        if self.dead is not None or self.loop.is_closed():
+            undo.outlived(self.session)
             self.wire.owe(undo)
             return
         undo.link = self
-        queue(self, undo, undo)
+        queue(self, undo, Said(undo))
         self.pipe.announce()
 
     def post_later(self, undo: Undo, seconds: float) -> None:
@@ -164,7 +168,7 @@ class Link(asyncio.BufferedProtocol):
         if self.dead is None:
             self.post(undo)
         else:
-            undo.stale = (*undo.stale, self.session)
+            undo.outlived(self.session)
             self.wire.undo(undo)
 
     def _flush_soon(self) -> None:
@@ -179,6 +183,7 @@ class Link(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Send what was queued."""
         if self.dead is not None:
+            self.fail(self.dead)  # whoever did was interrupted in it
             return
         try:
             if self._quiet:
@@ -193,7 +198,9 @@ class Link(asyncio.BufferedProtocol):
     def _look(self) -> None:
         """Is the server still answering? One timer for all that is in flight: replies come in order."""
         self._watch = None
-        if self.dead is not None or not self.pipe.pending:
+        if self.dead is not None:
+            self.fail(self.dead)
+        if not self.pipe.pending:
             return
         if self._quiet:  # what is queued is sent this tick, or the loop has forgotten to: to do so twice does no harm
             self._watch_over()
@@ -209,47 +216,47 @@ class Link(asyncio.BufferedProtocol):
     def fail(self, error: BaseException) -> None:
         """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
         again."""
-        if self.dead is not None:
-            return
-        self.dead = errors.broken(error, self.wire.settings.place)
+        if not self.buried:
+            try:
+                self._bury(error)
+            except BaseException:  # interrupted in it: nobody else would tell those who wait
+                self._bury(error)
+                raise
+
+    def _bury(self, error: BaseException) -> None:
+        """Tell all who wait here. May be called again, by one who was interrupted in it, or who finds that out."""
+        if self.dead is None:
+            self.dead = errors.broken(error, self.wire.settings.place)
+            self.wire.stats.retire(self.pipe)
+        if self.transport is not None:
+            _abort(self.transport)
+        slots = self.pipe.drain(self.in_flight)
+        own = isinstance(error, ProtocolError) and len(slots) == 1
+        final = isinstance(self.dead, errors.ClientClosedError)
+        lost = Lost(self.dead, self.wire.settings.reply_timeout, sent=True, final=final, session=self.session, own=own)
+        over = self.loop.is_closed()  # nobody waits here any more; what is owed is owed still
+        for slot in slots:
+            if type(slot) is Said:
+                slot.lost(self.wire, self.session)
+            elif slot is not None and not over and not slot.done():
+                slot.set_result(lost)
+        if not over:
+            self.wire.dropped(self)
+            if self.hears:
+                self.wire.gates.reconnected()
+            if self.wire.closed:
+                self.wire.end_alarms()
+        self.buried = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        if self.transport is not None:
-            _abort(self.transport)
-        if self.loop.is_closed():
-            self._bury()
-            return
-        final = isinstance(error, errors.ClientClosedError)
-        patience = self.wire.settings.reply_timeout
-        self.wire.stats.retire(self.pipe)
-        slots = self.pipe.drain()
-        own = isinstance(error, ProtocolError) and len(slots) == 1
-        for slot in slots:
-            if isinstance(slot, Undo):
-                slot.stale = (*slot.stale, self.session)
-                self.wire.owe(slot)
-            elif slot is not None and not slot.done():
-                slot.set_result(Lost(self.dead, patience, sent=True, final=final, session=self.session, own=own))
-        self.wire.dropped(self)
-        if self.hears:
-            self.wire.gates.reconnected()
-        if self.wire.closed:
-            self.wire.end_alarms()
+        self.in_flight.clear()
 
     async def settle(self) -> None:
         """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
         was closed."""
         if self.pipe.pending:
             await asyncio.wait([self.ask(Call([(b"PING",)]))], timeout=PARTING)
-
-    def _bury(self) -> None:
-        """Nobody waits here any more, as the loop was closed; what is owed is owed still."""
-        self.wire.stats.retire(self.pipe)
-        for slot in self.pipe.drain():
-            if isinstance(slot, Undo):
-                slot.stale = (*slot.stale, self.session)
-                self.wire.owe(slot)
 
 
 def _abort(transport: Any) -> None:

@@ -26,11 +26,11 @@ from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
+from fastlock._link import FAILED, PARTING
 from fastlock._sockets import tune_socket
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait, backoff
 from fastlock._topology import Settings
-from fastlock._wire import FAILED, PARTING
 
 
 class Wire(Common):
@@ -95,13 +95,11 @@ class Wire(Common):
     async def part(self) -> None:
         """The loop comes to its end: what is owed is said, and the connection closed, as nobody else would."""
         self._end = None
-        await self._pay()
-        link = self.link
-        if link is not None and link.dead is None:
-            await link.settle()
-            self.link = self.open_pipe = None
-            link.fail(EOFError("its event loop ends"))
-            await asyncio.sleep(0)  # the transport closes its socket in the next tick
+        try:
+            await self._pay()
+        finally:
+            if self.link is not None and self.link.dead is None:
+                await self._part_from(self.link, EOFError("its event loop ends"))
 
     def _leave_loop(self) -> None:
         """Those who waited in the loop are gone, and the connection. Leases stay, and what is owed."""
@@ -237,11 +235,12 @@ class Wire(Common):
 
     def owe(self, undo: Undo) -> None:
         """Keep it for the next connection, and none of those that are gone."""
-        undo.link = None
         self.debts.append(undo)
+        undo.link = undo.said = None
 
     def put_off(self, undo: Undo, seconds: float) -> None:
         """Say it so much later: the server can do nothing now."""
+        undo.said = None
         if self.loop is not None:
             self.put_offs[undo] = self.loop.call_later(seconds, self._say, undo)
 
@@ -260,18 +259,25 @@ class Wire(Common):
         """Have said what is owed, if that takes a new connection and no more than a second."""
         self._no_longer_put_off()
         if self.debts and self._met:
-            with contextlib.suppress(*FAILED, TimeoutError):
+            try:
                 self._post_debts(await asyncio.wait_for(self._connected(), PARTING))
+            except Exception as error:  # also a provider's: what is owed stays so
+                if by_handler(error):
+                    raise
 
     def _post_debts(self, link: Link) -> None:
-        owed, self.debts = self.debts, []
-        for undo in owed:
-            link.post(undo)
+        for undo in list(self.debts):
+            self.debts.remove(undo)
+            try:
+                link.post(undo)
+            except BaseException:  # struck: it may be said twice, which does no harm
+                self.owe(undo)
+                raise
 
     def undo(self, undo: Undo) -> None:
         """Have something said that nobody waits for; over the next connection, when there is none."""
         if undo.link is not None and undo.link.dead is not None:
-            undo.stale = (*undo.stale, undo.link.session)
+            undo.outlived(undo.link.session)
         if self.link is not None and self.link.loop is not asyncio._get_running_loop():
             with contextlib.suppress(RuntimeError):  # that loop is closed: for the next one
                 self.link.loop.call_soon_threadsafe(self.undo, undo)
@@ -333,6 +339,8 @@ class Wire(Common):
     async def _connected(self, until: float | None = None) -> Link:
         if self.closed:
             raise errors.ClientClosedError("this client is closed")
+        if self.link is not None and self.link.dead is not None:
+            self.link.fail(self.link.dead)  # whoever did was interrupted in it
         if self.link is not None:
             return self.link
         loop = asyncio.get_running_loop()
@@ -350,19 +358,21 @@ class Wire(Common):
             raise
 
     def _connect_task(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Link]:
-        if self._connecting is None:
+        if self._connecting is None or self._connecting.done():  # whoever was to note that was interrupted
             self._connecting = loop.create_task(self._connect(loop), name="fastlock: connect")
             self._connecting.add_done_callback(self._connect_done)
         return self._connecting
 
     def _connect_done(self, task: asyncio.Task[Link]) -> None:
-        self._connecting = None
+        if self._connecting is task:
+            self._connecting = None
         failed = task.cancelled() or task.exception() is not None  # whoever waits has it, if anybody does
         self._failures = self._failures + 1 if failed else 0
         if failed and self.debts:  # nobody has to use the client again for what it owes
             task.get_loop().call_later(backoff(self._failures), self._reconnect)
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Link:
+    async def _connect(self, loop: asyncio.AbstractEventLoop, last: bool = False) -> Link:
+        """last: for what is owed by a client that is closed."""
         settings = self.settings
         credentials = await settings.credentials_async()  # a provider's time is its own
         link = Link(self, loop)
@@ -377,6 +387,9 @@ class Wire(Common):
                     )
                     tune_socket(link.transport.get_extra_info("socket"), settings)
                 await link.greet(settings, credentials)
+            if self.closed and not last:
+                raise errors.ClientClosedError("this client is closed")
+            self._opened(link)
         except OSError as error:
             link.fail(error)
             if by_handler(error):
@@ -385,19 +398,17 @@ class Wire(Common):
         except BaseException as error:
             link.fail(error if isinstance(error, Exception) else Broken("connecting was given up"))
             raise
-        if self.closed:
-            closed = errors.ClientClosedError("this client is closed")
-            link.fail(closed)
-            raise closed
+        return link
+
+    def _opened(self, link: Link) -> None:
         self.stats.reconnects += self._broken
         self._broken = False
         if not self._met:
             self._met = True
-            session.warn_of_eviction(link.session, settings.place)
+            session.warn_of_eviction(link.session, self.settings.place)
         self.link = link
-        self.open_pipe = link.pipe
+        self.open_pipe = None if self.closed else link.pipe
         self._post_debts(link)
-        return link
 
     def _reconnect(self) -> None:
         """Somebody is owed an undo: connect for that alone, if nobody else does or did."""
@@ -425,16 +436,38 @@ class Wire(Common):
         """End the connection, after what is in flight was answered (a second at most); who waits gets
         ClientClosedError."""
         check()
-        if self.loop is asyncio._get_running_loop():
-            await self._pay()
+        loop = asyncio.get_running_loop()
+        if self.loop is not None:
+            self._bind(loop)  # says so where another one has it
+        try:
+            if self.loop is not None:
+                await self._pay()
+        finally:
+            silent = bool(self.debts)
+            await self._shut()
+            if self.debts and self._met:
+                await self._last_words(loop, silent)
+
+    async def _last_words(self, loop: asyncio.AbstractEventLoop, silent: bool) -> None:
+        """What was in flight when its connection broke, in closing. silent: the server could not be reached before."""
+        if not silent:
+            with contextlib.suppress(*FAILED, TimeoutError):
+                link = await asyncio.wait_for(self._connect(loop, last=True), PARTING)
+                await self._part_from(link, errors.ClientClosedError("this client was closed"))
+        session.warn_of_debts(self)
+
+    async def _part_from(self, link: Link, error: Exception) -> None:
+        """End a connection, after all that is in flight was answered."""
+        await link.settle()
+        self.link = self.open_pipe = None
+        link.fail(error)
+        await asyncio.sleep(0)  # the transport closes its socket in the next tick
+
+    async def _shut(self) -> None:
         self.closed = True
         self.open_pipe = None
         self._unwatch()
         link = self.link
-        if self.loop is None or self.loop.is_closed():
-            if link is not None:
-                link.fail(errors.ClientClosedError("this client was closed"))
-            return
         if self._connecting is not None:
             self._connecting.cancel()
         for future in list(self._sleeping):
@@ -443,11 +476,9 @@ class Wire(Common):
         until = now() + PARTING
         while self.gates.by_place and link is not None and link.dead is None and now() < until:
             await asyncio.sleep(0)  # each leaves the queue as it goes
-        if link is not None and link.loop is asyncio._get_running_loop():
-            await link.settle()
-            link.fail(errors.ClientClosedError("this client was closed"))
+        if link is not None:
+            await self._part_from(link, errors.ClientClosedError("this client was closed"))
         self.end_alarms()
-        await asyncio.sleep(0)  # the transport closes its socket in the next tick
 
     def end_alarms(self) -> None:
         """Nobody waits any more: no timer is left to the loop."""

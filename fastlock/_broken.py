@@ -5,10 +5,14 @@ Never here: what to do about either.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import signal
 import threading
 import traceback
-from types import FrameType
+from _signal import getsignal  # without the names that `signal` looks up for each
+from types import CodeType, FrameType
+from typing import Any
 
 
 class Broken(OSError):
@@ -38,7 +42,26 @@ def by_handler(error: BaseException) -> bool:
     handler may use sockets and locks itself, and wrappers of sockets and of TLS may raise errors of theirs."""
     if threading.get_ident() != threading.main_thread().ident:
         return False
-    return any(_given_a_frame(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if len(frames) < 2:  # raised where it was caught
+        return False
+    return any(map(_given_a_frame, frames)) or not _codes().isdisjoint(frame.f_code for frame in frames)
+
+
+def _codes() -> set[CodeType]:
+    """Of the handlers that are set now: they may have dropped their frame, as who keeps an exception should."""
+    found = set()
+    for number in _SIGNALS:
+        handler: Any = getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        if callable(handler):
+            called = handler if hasattr(handler, "__code__") else getattr(type(handler), "__call__", None)  # noqa: B004
+            found.add(getattr(getattr(handler, "__func__", called), "__code__", None))
+    return found - {None}
+
+
+_SIGNALS = [int(number) for number in signal.valid_signals()]
 
 
 def _given_a_frame(frame: FrameType) -> bool:

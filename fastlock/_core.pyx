@@ -302,15 +302,15 @@ cdef class Pipe:
         self.pending_ -= 1
         return slot
 
-    def drain(self):
-        """Every slot that misses a reply, in order; none is pending afterwards, what was not sent is dropped."""
-        slots = []
+    def drain(self, list into not None):
+        """Move every slot that misses a reply into that list, in order, and return it; none is pending afterwards, what
+        was not sent is dropped."""
         while self.pending_ > 0:
             slot = self._pop()
-            slots.append((<_Many>slot).slot if type(slot) is _Many else slot)
+            into.append((<_Many>slot).slot if type(slot) is _Many else slot)
         self.missing = 0
         self._emptied()
-        return slots
+        return into
 
     def heir(self):
         """The first waiting ticket that sleeps and could read in its turn, or None."""

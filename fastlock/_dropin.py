@@ -19,6 +19,7 @@ from fastlock import _checks as checks
 from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _topology as topology
+from fastlock._broken import by_handler
 from fastlock._fork import at_fork, check
 from fastlock._lease import ENDED, Lease, now
 from fastlock._steps import Clock, Steps
@@ -52,13 +53,13 @@ def aio_client_of(redis: Any) -> Any:
 
 
 def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
-    if hasattr(redis, "command_stack"):
+    if _part(redis, "command_stack") is not None:
         raise TypeError(
             "redis is a pipeline, which sends nothing before it is executed, and a lock is acquired at once: "
             "give the client that the pipeline was made from"
         )
-    pool = getattr(redis, "connection_pool", None)
-    if pool is None or not hasattr(pool, "connection_kwargs"):
+    pool = _part(redis, "connection_pool")
+    if pool is None or _part(pool, "connection_kwargs") is None:
         raise TypeError(f"redis must be a {_kind(asynchronous)} client, not {type(redis).__name__}")
     if inspect.iscoroutinefunction(pool.disconnect) is not asynchronous:
         right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
@@ -71,6 +72,16 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
             if client is None or client.retired:
                 client = _CLIENTS[pool] = kind(settings=topology.from_pool(pool))
     return client
+
+
+def _part(whole: Any, name: str) -> Any:
+    """An attribute, or None; also where a signal's handler may raise AttributeError."""
+    try:
+        return getattr(whole, name)
+    except AttributeError as error:
+        if by_handler(error):
+            raise
+        return None
 
 
 def _kind(asynchronous: bool) -> str:

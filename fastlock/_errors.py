@@ -39,12 +39,16 @@ def lasts(reply: Exception) -> bool:
     return passes(reply) or text_of(reply).partition(" ")[0] in _LASTING
 
 
+def away(error: exceptions.RedisError) -> bool:
+    """Whether the server stayed away, or went on to say that it can do nothing now, for as long as a caller waits."""
+    return isinstance(error, _AWAY) or passes(error)
+
+
 _FORBIDDEN = ("no permission", "ACL failure", "The user executing the script can't")
 _PASSING = frozenset(("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY"))
 # For who asks it is an answer; what undoes something is said until it is done.
 _LASTING = frozenset(("NOREPLICAS", "MISCONF", "READONLY"))
-# The server stays away, or goes on to say that it can do nothing now.
-AWAY = (ConnectionError, TimeoutError, exceptions.ClusterDownError, exceptions.TryAgainError)
+_AWAY = (ConnectionError, TimeoutError, exceptions.ClusterDownError, exceptions.TryAgainError)
 
 
 E = TypeVar("E", bound=Exception)

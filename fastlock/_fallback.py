@@ -318,14 +318,15 @@ class Pipe:
         with self._mutex:
             return sum(map(len, self._out))
 
-    def drain(self) -> list[Any]:
-        """Every slot that misses a reply, in order; none is pending afterwards, what was not sent is dropped."""
+    def drain(self, into: list[Any]) -> list[Any]:
+        """Move every slot that misses a reply into that list, in order, and return it; none is pending afterwards, what
+        was not sent is dropped. Who is interrupted in it calls again, and may find some twice."""
         with self._mutex:
-            slots = [slot.slot if type(slot) is _Many else slot for slot in self._slots]
+            into += [slot.slot if type(slot) is _Many else slot for slot in self._slots]
             self._slots.clear()
             self._out.clear()
             self._missing = 0
-        return slots
+        return into
 
     def heir(self) -> Ticket | None:
         """The first waiting ticket that sleeps and could read in its turn, or None."""

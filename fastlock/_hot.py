@@ -18,11 +18,11 @@ from fastlock._fork import check
 from fastlock._gate import GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, new_token, now
+from fastlock._link import POP, SPIN, STALE
 from fastlock._native import refuse_greenlet
 from fastlock._steps import BEHIND, LATE
 from fastlock._terms import KEPT, Releasing, Terms
 from fastlock._turns import Turn
-from fastlock._wire import POP, SPIN, STALE
 
 _thread = threading.local()
 

@@ -24,7 +24,7 @@ from fastlock._lease import ENDED as _ENDED, _BOOTTIME, now as _now
 from fastlock._native import EVENTLET as _EVENTLET, GEVENT as _GEVENT, allocate_lock as _allocate_lock
 from fastlock._native import refuse_greenlet
 from fastlock._terms import KEPT as _KEPT, Releasing
-from fastlock._wire import _BROKEN, SPIN as _SPIN, STALE as _STALE
+from fastlock._link import BROKEN as _BROKEN, SPIN as _SPIN, STALE as _STALE
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals

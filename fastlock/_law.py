@@ -213,14 +213,11 @@ class Acquire(Ask):
         trial = Trial(clock)
         try:
             reply = yield from called(ask, (yield ask) if answer is None else answer, _entered, trial)
-        except errors.AWAY as error:
-            if not errors.own(error):  # a signal's handler raised it, for this caller alone
-                raise
-            if self.until is None or clock() < self.until:  # else its own time ended, which says nothing to the others
-                gate.gates.failed(gate, copy.copy(error))
-            raise
-        except errors.ResponseError as error:
-            self.polls = errors.own(error) and errors.forbids(error)
+        except errors.RedisError as error:
+            own = errors.own(error)  # else a signal's handler raised it, for this caller alone
+            if own and errors.away(error) and (self.until is None or clock() < self.until):
+                gate.gates.failed(gate, copy.copy(error))  # the end of its own time would say nothing to the others
+            self.polls = own and errors.forbids(error)
             if not self.polls:
                 raise
             return

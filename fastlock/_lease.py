@@ -126,7 +126,9 @@ def new_token() -> bytes:
     check()
     try:
         return _stock.pop()  # atomic: no two threads get the same
-    except IndexError:
+    except IndexError as none:
+        if none.__traceback__ is not None and none.__traceback__.tb_next is not None:
+            raise  # a signal's handler did
         digits = os.urandom(16 * _BLOCK).hex().encode()
         fresh = [b"fl:" + digits[i : i + 32] for i in range(0, 32 * _BLOCK, 32)]
         token = fresh.pop()

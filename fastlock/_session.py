@@ -129,6 +129,18 @@ def warn_of_refusal(wire: Any, undo: Any, error: errors.RedisError) -> None:
     )
 
 
+def warn_of_debts(wire: Any) -> None:
+    """A client was closed, and what callers left behind could not be undone."""
+    names = sorted({name for undo in wire.debts for name in undo.names})
+    if names:
+        logging.getLogger("fastlock").warning(
+            "%s could not be reached as its client was closed: what an acquire may have left under %s stays until its "
+            "lease ends",
+            wire.settings.place,
+            ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
+        )
+
+
 def warn_of_eviction(session: Session, place: str) -> None:
     """Once a client: a server that may evict keys drops held locks without a word to anybody."""
     if session.policy not in ("", "noeviction"):

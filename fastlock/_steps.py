@@ -144,6 +144,7 @@ class Undo:
         self.tokens = tokens
         self.stale = stale  # as of an Ask
         self.link: Any = None  # the connection that it has to go over, while that is there
+        self.said: Said | None = None  # what is under way now
 
     @property
     def calls(self) -> list[tuple[bytes, ...]]:
@@ -151,13 +152,13 @@ class Undo:
             return [(b"PING",)]  # only to end what is stale
         return say.undo(self.names, self.tokens, self.link.session.capabilities, self.again)
 
-    # As a slot of the pipe: nobody waits for its replies, but a connection that breaks gives it back, to be done on the
-    # next, and what was an error is said once more.
-
-    def done(self) -> bool:
-        return False
+    def outlived(self, session: Any) -> None:
+        """A session broke under it: to be ended before it is said again."""
+        if session not in self.stale:
+            self.stale = (*self.stale, session)
 
     def set_result(self, replies: list[Any]) -> None:
+        """What was an error is said once more."""
         answers = say.undone(replies, len(self.names), self.again)
         left = [i for i, answer in enumerate(answers) if isinstance(answer, Exception)]
         if left:
@@ -174,6 +175,30 @@ class Undo:
             self.link.post(self)
         elif self.matters:
             self.link.refused(self, errors.from_reply(reply))
+
+
+class Said:
+    """An undo as a slot of the pipe: nobody waits for its replies, but a connection that breaks gives it back, to be
+    said on the next. What becomes of it counts no more when the undo is said again, or owed."""
+
+    __slots__ = ("undo",)
+
+    def __init__(self, undo: Undo) -> None:
+        self.undo = undo
+        undo.said = self
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, replies: list[Any]) -> None:
+        if self.undo.said is self:
+            self.undo.set_result(replies)
+
+    def lost(self, wire: Any, session: Any) -> None:
+        """Its connection broke."""
+        if self.undo.said is self:
+            self.undo.outlived(session)
+            wire.owe(self.undo)
 
 
 class Leave(Undo):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
-import ssl
 import threading
 import time
 import weakref
@@ -18,289 +17,24 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from hiredis import ProtocolError
-
-from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock import _fallback
 from fastlock import _law as law
 from fastlock import _native as native
 from fastlock import _session as session
-from fastlock import _steps as steps
-from fastlock._broken import Broken, NoReply, Unasked, by_handler
+from fastlock._broken import Broken, NoReply, by_handler
 from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
-from fastlock._sockets import open_socket, shut
+from fastlock._link import FAILED, PARTING, POP, SPIN, STALE, Connection, removed
 from fastlock._stats import Stats
-from fastlock._steps import BEHIND, LATE, Ask, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
+from fastlock._steps import BEHIND, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
 
-SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thread waits: as much as that may cost
-PARTING = 1.0  # seconds: how long closing waits for what is in flight, and who has less time for a connection
-_BROKEN = (Broken, ProtocolError)
-POP: Any = list.pop  # for `(taken,) = map(POP, (some,))`: no signal's handler comes between taken and kept
-STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
-FAILED = (*_BROKEN, errors.RedisError)
 _WITHIN = (
     "this thread waits for a reply on the only connection that could be used, and would wait for itself: a lock that is"
     " used in a handler of signals needs max_connections of 2 or more, and to be free"
 )
-
-
-def templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[Any, ...]:
-    """The dialect of a server, compiled by an implementation; kept, as a process meets few kinds of servers."""
-    key = impl, capabilities
-    if key not in _TEMPLATES:
-        _TEMPLATES[key] = tuple(impl.Template(*form) for form in say.dialect(capabilities))
-    return _TEMPLATES[key]
-
-
-_TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
-
-
-def queue(link: Any, ask: Any, slot: Any) -> None:
-    """Write a step of the law into a connection's pipe; `slot` gets the answer."""
-    pipe = link.pipe
-    forms = pipe.forms
-    for ended in ask.stale:  # nothing that these sessions sent may still be executed after this
-        if (call := session.end(ended, link.session)) is not None:
-            pipe.put_command(None, call)
-    kind = ask.kind
-    if kind == steps.ONE:
-        pipe.put(forms[ask.verb], slot, ask.key, ask.token, ask.ms)
-    elif kind == steps.MANY:
-        pipe.put_many(forms[ask.verb], slot, ask.names, ask.tokens, ask.ms)
-    else:
-        pipe.put_calls(slot, ask.calls)
-
-
-class Connection:
-    """One connection and the threads that wait on it."""
-
-    def __init__(self, wire: Wire, settings: Settings) -> None:
-        self.wire = wire
-        self.patience = wire.settings.reply_timeout
-        self.dead: Exception | None = None
-        self.mutex = native.RLock()  # that nothing is owed to a connection which has just failed
-        self.hears = False  # whether messages come here
-        self.in_flight: list[Any] | None = None  # slots that missed a reply when it broke
-        self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
-        credentials = settings.credentials()
-        self.sock = open_socket(settings)
-        # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
-        self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else wire.impl
-        self.pipe = self.impl.Pipe(self.sock)
-        self.busy = self.impl.BUSY
-        try:
-            self.session = self._greet(settings, credentials)
-        except BaseException:
-            self.sock.close()
-            raise
-        self.pipe.forms = templates(self.impl, self.session.capabilities)
-
-    def _greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> session.Session:
-        hello, rest = self.impl.Ticket(), self.impl.Ticket()
-        calls = session.greeting(settings, credentials)
-        self.pipe.put_command(hello, calls[0])
-        self.pipe.put_calls(rest, calls[1:])
-        try:
-            if not self.pipe.exchange(rest, settings.connect_timeout, 0.0):
-                raise NoReply("no reply to the handshake")
-        except _BROKEN:
-            with contextlib.suppress(*_BROKEN):
-                self.pipe.receive(0.0, 0.0)  # a server that is full says so unasked, and closes
-            session.refused(hello.reply)
-            raise
-        found = session.read_greeting([hello.reply, *rest.reply])
-        if scripts := say.scripts_of(found.capabilities):  # waited for: on an idle connection nothing may be pending
-            loaded = self.impl.Ticket()
-            self.pipe.put_calls(loaded, [script.load for script in scripts])
-            if not self.pipe.exchange(loaded, settings.connect_timeout, 0.0):
-                raise NoReply("no reply to SCRIPT LOAD")
-        return found
-
-    def ask(self, ask: Ask, spin: float) -> Any:
-        """Send a step and wait. Returns its answer, `Lost`, LATE when `ask.until` passed first, or STALE."""
-        ask.sent = now()
-        ask.link = self
-        try:
-            if ask.kind == steps.ONE and not ask.stale and self.dead is None:
-                form, patience = self.pipe.forms[ask.verb], self._patience(ask, ask.sent)
-                answer = self.pipe.ask(form, ask.key, ask.token, ask.ms, patience, spin)  # nobody else uses it
-                if answer is not self.busy:
-                    return answer
-            return self._share(ask, spin)
-        except BaseException as error:
-            return self.explain(ask, error)
-
-    def explain(self, ask: Ask, error: BaseException) -> Any:
-        """What an exception out of the pipe means for a step: STALE, LATE, or `Lost`. Raises what only the caller can
-        explain: it was interrupted."""
-        if isinstance(error, NoReply) and ask.until is not None and now() >= ask.until and not self.pipe.broken:
-            self._leave(ask)
-            return LATE
-        if isinstance(error, Unasked):
-            ask.sent = 0.0  # it was not
-            self.fail(error)
-            self.wire.discard(self)  # who found it broken before may not have come to that yet
-            return STALE
-        if isinstance(error, _BROKEN):
-            self.fail(error)  # after which it is `dead`
-            return Lost(
-                self.dead,  # type: ignore[arg-type]
-                self.patience,
-                sent=True,
-                session=self.session,
-                own=self.senseless,
-            )
-        self._leave(ask)  # perhaps on its way out: the others must not pay for it
-        try:
-            raise error
-        finally:  # or its traceback and this frame would keep each other, and the socket, until the next collection
-            del error
-
-    def _patience(self, ask: Ask, time: float) -> float:
-        return self.patience if ask.until is None else max(0.0, min(self.patience, ask.until - time))
-
-    def _share(self, ask: Ask, spin: float) -> Any:
-        """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
-        pipe = self.pipe
-        if self.dead is not None or not pipe.usable():
-            raise Unasked("the connection is of no use any more")
-        patience = self._patience(ask, now())
-        end = now() + patience
-        ticket = self.impl.Ticket()
-        wake = native.allocate_lock()
-        wake.acquire()
-        if ask.hears and not self.hears:
-            pipe.hear = self.wire.gates.pushed
-            pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
-            self.hears = True  # not before: who is interrupted would leave it deaf
-        ask.sent = now()
-        queue(self, ask, ticket)
-        try:
-            if not pipe.lead(ticket, wake):
-                pipe.flush(patience)
-                if not ticket.ready:  # asked after `wake` was given: a reply from now on finds it there
-                    wake.acquire(timeout=min(patience, threading.TIMEOUT_MAX))
-            if pipe.leads(ticket):
-                pipe.exchange(ticket, max(0.0, end - now()), spin)
-        finally:
-            ticket.abandoned = not ticket.ready  # first: nobody must make this one the reader any more
-            try:
-                pipe.resign(ticket)
-            except BaseException:  # interrupted in it: nobody else could resign for this ticket
-                pipe.resign(ticket)
-                raise
-        if ticket.ready:
-            return ticket.reply
-        raise NoReply(f"no reply within {self.patience} s")
-
-    def watch(self, ticket: Any, wake: Any, seconds: float) -> None:
-        """Sleep until the ticket is ready, and read for all meanwhile, if nobody else does."""
-        pipe, end = self.pipe, now() + seconds
-        try:
-            pipe.watch(ticket)
-            if not pipe.lead(ticket, wake) and not ticket.ready:
-                wake.acquire(timeout=max(0.0, seconds))
-            if pipe.leads(ticket):
-                pipe.exchange(ticket, max(0.0, end - now()), 0.0)
-        except _BROKEN as error:
-            self.fail(error)
-        finally:
-            ticket.abandoned = True  # first: nobody must make this one the reader any more
-            try:
-                pipe.unwatch(ticket)
-                pipe.resign(ticket)
-            except BaseException:  # interrupted in it: nobody else could resign for this ticket
-                pipe.unwatch(ticket)
-                pipe.resign(ticket)
-                raise
-
-    def _leave(self, ask: Any) -> None:
-        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
-        connection."""
-        undo = ask.undo()
-        if self.pipe.broken:
-            self.fail(Broken("interrupted half-way"))
-        if undo is not None:
-            self.post(undo)
-
-    def post(self, undo: Undo) -> None:
-        """Send an undo that nobody waits for; whoever reads next on this connection reads its reply."""
-        undo.link = self
-        with self.mutex:
-            if self.dead is not None:
-                undo.stale = (*undo.stale, self.session)
-                self.wire.owe(undo)
-                return
-            queue(self, undo, undo)
-        try:
-            self.pipe.flush(0.0)
-        except _BROKEN as error:
-            self.fail(error)
-
-    def post_later(self, undo: Undo, seconds: float) -> None:
-        """Send it before whatever is asked next: there is no thread to wait for it, and who is refused too asks again
-        after a pause of its own."""
-        self.wire.owe(undo)
-
-    def refused(self, undo: Undo, error: errors.RedisError) -> None:
-        """The server will not do it."""
-        session.warn_of_refusal(self.wire, undo, error)
-
-    def fail(self, error: BaseException) -> None:
-        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
-        again."""
-        if self.in_flight is None:
-            try:
-                self._bury(error)
-            except BaseException:  # interrupted in it: nobody else would tell those who wait
-                self._bury(error)
-                raise
-
-    def _bury(self, error: BaseException) -> None:
-        """Tell all who wait here. May be called again, by one who was interrupted in it."""
-        with self.mutex:
-            self.dead = dead = self.dead or errors.broken(error, self.wire.settings.place)
-            if self.in_flight is None:
-                self.wire.stats.retire(self.pipe)
-                self.in_flight = self.pipe.drain()
-                self.senseless = isinstance(error, ProtocolError) and len(self.in_flight) == 1
-        shut(self.sock)  # whoever reads wakes up; closed when the last of them has let go of it
-        final = isinstance(error, errors.ClientClosedError)
-        for slot in self.in_flight:
-            if isinstance(slot, Undo):
-                slot.stale = (*slot.stale, self.session)
-                self.wire.owe(slot)
-            elif slot is not None:
-                lost = Lost(dead, self.patience, sent=True, final=final, session=self.session, own=self.senseless)
-                slot.set_result(lost)
-        self.wire.discard(self)
-        if self.hears:
-            self.wire.gates.reconnected()
-
-    def settle(self, until: float) -> None:
-        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
-        was closed."""
-        if self.pipe.pending:
-            last = steps.Call([(b"PING",)])
-            last.until = until
-            self.ask(last, 0.0)
-
-    def __del__(self) -> None:
-        sock = getattr(self, "sock", None)
-        if sock is not None:
-            sock.close()
-
-    def distrust(self, step: Distrust) -> Lost:
-        """A reply that cannot be true: nothing that is in flight here can be believed."""
-        text = f"{self.wire.settings.place}: a reply that makes no sense: {step.reply!r:.80}"
-        error = errors.made(errors.InvalidResponse(text))
-        self.fail(error)
-        return Lost(error, self.patience, sent=True, session=self.session, own=True)
 
 
 class Wire(Common):
@@ -465,13 +199,18 @@ class Wire(Common):
                 if owner:  # meanwhile another thread has found one
                     self.idle.append(fresh)
         with self._mutex:
-            if ear in self.idle:
-                (_,) = map(self.idle.remove, (ear,))
+            if removed(self.idle, ear):
                 self.away = 1
         return ear
 
     def _ask(self, ask: Any) -> Any:
-        connection, owner = None, False
+        while (answer := self._asked(ask)) is STALE:  # ends: each is thrown away, a new one is fresh
+            pass
+        return answer
+
+    def _asked(self, ask: Any) -> Any:
+        connection: Any = None
+        owner = False
         try:  # from here on, as a signal's handler may come between a connection and what is done with it
             try:
                 if ask.hears:
@@ -489,15 +228,15 @@ class Wire(Common):
                 return Lost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.debts:
                 self._pay(connection)
-            answer = connection.ask(ask, self._spin())
+            return connection.ask(ask, self._spin())
         finally:
             if owner and connection.dead is None:
                 self.idle.append(connection)
-        return answer if answer is not STALE else self._ask(ask)  # ends: each is thrown away, a new one is fresh
 
     def look(self) -> Any:
         """A session with the server (over whichever connection), or `Lost`."""
-        connection, owner = None, False
+        connection: Any = None
+        owner = False
         try:
             connection, owner = self._more()
             return connection.session
@@ -594,25 +333,28 @@ class Wire(Common):
                 self._broken += 1
             if connection is self.ear:
                 self.away = 0
-            if connection in self.idle:
-                self.idle.remove(connection)
+            removed(self.idle, connection)
 
     def owe(self, undo: Undo) -> None:
         """Keep it for the next connection, and none of those that are gone."""
-        undo.link = None
-        self.debts.append(undo)
+        with self._mutex:  # nobody takes it in between
+            self.debts.append(undo)
+            undo.link = undo.said = None
 
     def undo(self, undo: Undo) -> None:
         """Have something said that nobody waits for; over the next connection, when there is none."""
         connection = undo.link
         if connection is None or connection.dead is not None:
-            undo.stale = undo.stale if connection is None else (*undo.stale, connection.session)
+            if connection is not None:
+                undo.outlived(connection.session)
             with self._mutex:
                 connection = self.connections[0] if self.connections else None
-        if connection is None:
-            self.owe(undo)
-        else:
+        if connection is not None:
             connection.post(undo)
+            return
+        self.owe(undo)
+        if self.closed:  # while this caller was on its way out: nobody else would say it
+            self._last_words(False)
 
     def say_debts(self) -> None:
         """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
@@ -624,18 +366,26 @@ class Wire(Common):
                 finally:
                     if owner and connection.dead is None:
                         self.idle.append(connection)
-            except (*FAILED, RuntimeError) as error:  # RuntimeError: a greenlet that would have to wait for one
+            except Exception as error:  # a provider's, or a greenlet's that would have to wait: what is owed stays so
                 if by_handler(error):
                     raise
 
     def _pay(self, connection: Connection) -> None:
-        for undo in list(self.debts):
-            connection.post(undo)
+        """Have said what is owed by now, each by one thread only."""
+        for _ in range(len(self.debts)):
+            undo: Any = None
             try:
-                self.debts.remove(undo)
-            except ValueError as gone:  # paid by another thread as well, which does no harm
-                if by_handler(gone):
+                with self._mutex:
+                    (undo,) = map(self.debts.pop, (0,) if self.debts else ())
+                connection.post(undo)
+            except BaseException as error:
+                if undo is not None:  # struck: it may be said twice, which does no harm
+                    self.owe(undo)
+                if undo is not None or not isinstance(error, ValueError) or by_handler(error):
                     raise
+                return  # another thread has said the rest
+            if connection.dead is not None:
+                return
 
     def close(self) -> None:
         """End all connections, after what is in flight was answered (a second at most); who waits gets
@@ -643,8 +393,21 @@ class Wire(Common):
         check()
         try:
             self.say_debts()
-        finally:  # also if whoever knows the password raises
+        finally:
+            silent = bool(self.debts)
             self._end()
+            if self.debts and self._met:
+                self._last_words(silent)
+
+    def _last_words(self, silent: bool) -> None:
+        """What was in flight when its connection broke, in closing. silent: the server could not be reached before."""
+        if not silent:
+            with contextlib.suppress(*FAILED):
+                connection = Connection(self, replace(self.settings, connect_timeout=PARTING))
+                self._pay(connection)
+                connection.settle(now() + PARTING)
+                connection.fail(errors.ClientClosedError("this client was closed"))
+        session.warn_of_debts(self)
 
     def _end(self) -> None:
         with self._mutex:

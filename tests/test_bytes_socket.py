@@ -71,7 +71,7 @@ def test_a_socket_that_takes_nothing_ends_in_a_timeout_and_a_broken_pipe(layer: 
     with pytest.raises(TimeoutError, match="takes no more"):
         pipe.flush(0.02)
     assert pipe.broken
-    assert pipe.drain() == [slot]
+    assert pipe.drain([]) == [slot]
 
 
 def test_sending_to_a_closed_peer_is_an_error_and_no_signal(layer: ModuleType, ends: Any) -> None:
@@ -415,7 +415,7 @@ def test_a_signal_that_raises_while_sending_breaks_the_pipe(layer: ModuleType, e
         over.set()
         thread.join(LONG)
     assert pipe.broken  # half a command is out: nothing may follow it
-    assert pipe.drain() == [slot]
+    assert pipe.drain([]) == [slot]
 
 
 def test_a_signal_that_does_not_raise_interrupts_nothing(layer: ModuleType, ends: Any) -> None:
@@ -458,7 +458,7 @@ def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
                     pass
                 assert all(ticket.ready for ticket in tickets), f"point {step}"
             assert [t.reply for t in tickets if t.ready] == [n for n, t in enumerate(tickets) if t.ready], f"{step}"
-            for ticket in pipe.drain():  # those who are told that the connection broke
+            for ticket in pipe.drain([]):  # those who are told that the connection broke
                 ticket.set_result("broken")
             assert not any(wake.locked() for wake in wakes), f"point {step}: nobody sleeps on"
             if not interrupted:

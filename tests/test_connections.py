@@ -32,6 +32,7 @@ from fastlock import _steps, _wire
 from fastlock._aio_link import Link
 from fastlock._broken import Broken
 from fastlock._lease import now
+from fastlock._link import removed
 from fastlock.embedded import Server
 
 NAME = "sku"
@@ -180,6 +181,69 @@ def test_who_finds_the_last_idle_connection_taken_looks_again(
     monkeypatch.setattr(_wire, "POP", taken)
     assert client._wire.drive(law.inspect(say.EXISTS, NAME.encode(), now)) == 0
     assert came == [1, 1] and proxy.accepted == 1
+
+
+@threads_only
+def test_a_debt_is_paid_by_one_thread(face: Face, impl: str, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    """Another pays as well, between one's taking a debt and its saying it, and between two of them."""
+    client = face.client(server.unix_url, max_connections=2)
+    client.server_info()
+    wire = client._wire
+    connection = wire.idle[0]
+    real, said = connection.post, list[_steps.Undo]()
+
+    class Paying(type(connection)):  # type: ignore[misc]
+        def post(self, undo: _steps.Undo) -> None:
+            said.append(undo)
+            wire._pay(self)
+            real(undo)
+
+    wire.debts += [_steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
+    owed = list(wire.debts)
+    connection.__class__ = Paying
+    wire._pay(connection)
+    assert said == owed and wire.debts == []
+
+
+@threads_only
+def test_a_debt_that_a_dead_connection_cannot_pay_stays_once(face: Face, impl: str, server: Server) -> None:
+    client = face.client(server.unix_url, max_connections=2)
+    client.server_info()
+    wire = client._wire
+    wire.debts += [_steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
+    owed = set(wire.debts)
+    connection = wire.idle[0]
+    connection.fail(Broken("by another thread"))
+    for _ in range(3):
+        wire._pay(connection)
+    assert len(wire.debts) == 4 and set(wire.debts) == owed
+    assert sorted(len(undo.stale) for undo in wire.debts) == [0, 1, 1, 1]
+    wire.debts.clear()
+
+
+def test_what_another_thread_took_out_of_a_list_is_not_there() -> None:
+    these = [1, 2]
+    assert removed(these, 1) and not removed(these, 1) and these == [2]
+
+
+@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, impl: str, no_leaks: Any
+) -> None:
+    """An acquire without end, whose reply is held back when the client is closed, and never comes."""
+    client = face.client(proxy.url, max_connections=1)
+    await face.get(client.server_info())
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    job = face.start(lambda: client.lock(NAME, timeout=None).acquire())
+    await fired(face, armed)
+    await until(face, lambda: probe.exists(NAME), "it is executed")
+    closing = face.start(client.close)
+    await until(face, lambda: client.retired, "it is being closed")
+    proxy.cut()
+    await closing.get()
+    with pytest.raises(fastlock.ClientClosedError):
+        await job.get()
+    assert not probe.exists(NAME)
 
 
 # ------------------------------------------------------------------------------------------------- quiet for a while

@@ -20,11 +20,11 @@ from fastlock._gate import Gates
 from fastlock._impl import default
 from fastlock._law import LAST_LOOK
 from fastlock._lease import ENDED, Lease, now
+from fastlock._link import STALE
 from fastlock._lock import ClientLock
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Distrust, Join
 from fastlock._terms import Releasing
-from fastlock._wire import STALE
 
 NAME = "sku"
 BUSY = object()

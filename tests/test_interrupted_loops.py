@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -19,10 +20,12 @@ from typing import Any
 import pytest
 import redis
 import uvloop
+from support.pipes import raise_at
 from support.servers import leftovers
 
 import fastlock
 import fastlock.asyncio
+from fastlock._broken import Broken
 from fastlock._turns import Turn, Turns
 from fastlock.embedded import Server
 
@@ -79,6 +82,82 @@ def test_replies_that_were_read_and_lost_are_nobody_elses(
         assert client.get_stats()["reconnects"] == 1
         probe.delete("free", "held")
         runner.run(client.close())
+
+
+STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # what is compiled cannot be struck
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("in_flight", [False, True], ids=["idle", "in flight"])
+def test_a_connection_whose_end_is_struck_is_replaced(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any, in_flight: bool
+) -> None:
+    """asyncio tells of it in a callback: at any point of that a handler may raise, and nobody calls again."""
+
+    async def attempt(step: int) -> bool:
+        async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=1) as client:
+            await client.server_info()
+            link: Any = client._wire.link
+            asked = asyncio.ensure_future(client.lock("asked").acquire(blocking=False)) if in_flight else None
+            await asyncio.sleep(0)
+            link.transport.abort()
+            struck = raise_at(step, STACK, lambda: link.connection_lost(None))
+            async with asyncio.timeout(20):
+                async with client.lock(NAME):
+                    assert client._wire.link is not link, f"point {step}"
+                if asked is not None and await asked:
+                    probe.delete("asked")
+            return struck
+
+    steps = itertools.count(1)
+    while asyncio.run(attempt(next(steps))):
+        pass
+    assert next(steps) > 10
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_a_client_outlives_a_strike_as_its_connecting_ends(server: Server, impl: str, no_leaks: Any) -> None:
+    """In the callback that notes it, after a try that failed; and in what follows a handshake."""
+
+    async def noted(step: int) -> bool:
+        async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.1) as client:
+            await client.server_info()
+            wire: Any = client._wire
+            task = asyncio.get_running_loop().create_future()
+            task.set_exception(Broken("refused"))
+            wire.link.fail(EOFError("gone"))
+            wire._connecting = task
+            struck = raise_at(step, STACK, lambda: wire._connect_done(task))
+            assert not await asyncio.wait_for(client.lock(NAME).locked(), 20), f"point {step}"
+            return struck
+
+    async def opened(step: int) -> bool:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            await client.server_info()
+            wire: Any = client._wire
+            link, real = wire.link, wire._opened
+            links: list[Any] = []
+            struck = False
+
+            def strike(link: Any) -> None:
+                nonlocal struck
+                links.append(link)
+                if len(links) == 1 and (struck := raise_at(step, STACK, lambda: real(link))):
+                    raise TimeoutError("struck")
+                if len(links) > 1:
+                    real(link)
+
+            wire._opened = strike
+            link.fail(EOFError("gone"))
+            async with asyncio.timeout(20), client.lock(NAME):
+                assert links[0].dead is not None or wire.link is links[0], f"point {step}"
+            return struck
+
+    for attempt in (noted, opened):
+        steps = itertools.count(1)
+        while asyncio.run(attempt(next(steps))):
+            pass
+        assert next(steps) > 3
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])

@@ -233,20 +233,35 @@ class Watchdog:
     def __call__(self, number: int, frame: Any) -> None:
         refused()
 
+    def limit(self, number: int, frame: Any) -> None:
+        del frame
+        refused()
+
+
+def dropped(number: int, frame: Any) -> None:
+    """A frame that is kept keeps all that its function had; some walk it to its end instead."""
+    while frame is not None:
+        frame = frame.f_back
+    refused()
+
 
 HANDLERS = {
     "function": lambda number, frame: refused(),
     "object": Watchdog(),
     "any arguments": lambda *arguments: refused(),
     "partial": functools.partial(lambda tag, number, frame: refused(), "tag"),
+    "without its frame": dropped,
+    "method": Watchdog().limit,
+    "partial without its frame": functools.partial(dropped),
 }
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_an_error_of_a_handler_that_uses_sockets_is_the_handlers(handler: str) -> None:
-    with handled_by(HANDLERS[handler]), pytest.raises(ConnectionRefusedError) as caught:
-        signal.raise_signal(signal.SIGALRM)
-    assert by_handler(caught.value)
+    with handled_by(HANDLERS[handler]):
+        with pytest.raises(ConnectionRefusedError) as caught:
+            signal.raise_signal(signal.SIGALRM)
+        assert by_handler(caught.value)
 
 
 def test_an_error_of_a_wrapper_of_sockets_is_the_connections() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -387,7 +388,7 @@ def test_an_undo_lets_go_whether_or_not_somebody_waits_and_once_more_of_what_was
     a, b, c = MINE, OTHER, b"fl:" + b"c" * 32
     undo = _steps.Undo([b"a", b"b", b"c"], [a, b, c], ("one",))
     undo.link = link
-    assert undo.kind == _steps.CALLS and not undo.done()
+    assert undo.kind == _steps.CALLS and not _steps.Said(undo).done()
 
     def plain(name: bytes, token: bytes) -> tuple[bytes, ...]:
         return (b"DELIFEQ", name, token) if native else (b"EVALSHA", say.RELEASE_LUA.sha, b"1", name, token)
@@ -403,6 +404,24 @@ def test_an_undo_lets_go_whether_or_not_somebody_waits_and_once_more_of_what_was
     undo.set_result([refused, refused, refused, refused, refused])
     (error_of,) = link.heard
     assert len(link.posted) == 1 and isinstance(error_of, errors.ResponseError)
+
+
+def test_what_becomes_of_an_undo_counts_where_it_was_said_last() -> None:
+    """It may be said twice, by one who was interrupted: on two connections that both break, or refuse it."""
+    link: Any = Link()
+    undo = _steps.Undo([b"a"], [MINE])
+    undo.link = link
+    first, second = _steps.Said(undo), _steps.Said(undo)
+    owed: list[Any] = []
+    wire: Any = SimpleNamespace(owe=owed.append)
+    for _ in range(2):
+        first.lost(wire, "session")
+        first.set_result([error(LOADING)] * 2)
+    assert owed == link.later == [] and undo.stale == () and undo.said is second
+    second.set_result([error(LOADING)] * 2)
+    for _ in range(2):
+        second.lost(wire, "session")
+    assert [step for step, _ in link.later] == [undo] and owed == [undo, undo] and undo.stale == ("session",)
 
 
 def test_an_undo_that_let_go_of_all_is_done() -> None:

@@ -237,6 +237,7 @@ def test_another_loop_hears_at_once_that_a_client_is_taken(
         client.server_info,
         lambda: client.acquire_many(["free"]),
         lambda: client.release_many([held.lease]),
+        client.close,
     ]
 
     async def refused() -> None:

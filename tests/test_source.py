@@ -59,7 +59,7 @@ LAYERS = [
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),
-    Layer("_turns _common _sockets _wire _aio_link _aio_wire _nap _hot_tasks _hot", never={"redis"}),
+    Layer("_turns _common _sockets _link _wire _aio_link _aio_wire _nap _hot_tasks _hot", never={"redis"}),
     Layer("_dropin _client _lock _aio_client _aio_lock __init__ asyncio embedded", never={"redis", "hiredis"}),
     Layer("_console _flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
 ]
