@@ -79,23 +79,23 @@ class BaseLock(Terms):
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
+        A lease that was acquired without end is none to extend: LockError; of a drop-in, as of redis-py's lock,
+        LockNotOwnedError.
         """
         return self._extend(additional_time, replace_ttl, self._me())
 
     async def _extend(self, seconds: float, replace_ttl: bool, owner: Any) -> Literal[True]:
-        if not await self._wire.drive(self._extension(seconds, replace_ttl, "extend", owner or self._me())):
-            raise self._lost("extend", found=True)
-        return True
+        extension = self._extension(seconds, replace_ttl, "extend", owner or self._me())
+        return self._moved("extend", await self._wire.drive(extension))
 
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
-        """Set the lease back to the lock's full timeout. Errors as `extend`."""
+        """Set the lease back to the lock's full timeout, also one that was acquired without end. Errors as `extend`."""
         return self._reacquire(self._me())
 
     async def _reacquire(self, owner: Any) -> Literal[True]:
         self._held("reacquire", owner := owner or self._me())
-        if not await self._wire.drive(self._extension(self.timeout or 0, True, "reacquire", owner)):
-            raise self._lost("reacquire", found=True)
-        return True
+        extension = self._extension(self.timeout or 0, True, "reacquire", owner)
+        return self._moved("reacquire", await self._wire.drive(extension))
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock, asked of the server."""

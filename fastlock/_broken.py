@@ -10,7 +10,6 @@ import inspect
 import signal
 import threading
 import traceback
-from _signal import getsignal  # without the names that `signal` looks up for each
 from types import CodeType, FrameType
 from typing import Any
 
@@ -50,18 +49,15 @@ def by_handler(error: BaseException) -> bool:
 
 def _codes() -> set[CodeType]:
     """Of the handlers that are set now: they may have dropped their frame, as who keeps an exception should."""
-    found = set()
-    for number in _SIGNALS:
-        handler: Any = getsignal(number)
+    found: set[Any] = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
         while isinstance(handler, functools.partial):
             handler = handler.func
         if callable(handler):
             called = handler if hasattr(handler, "__code__") else getattr(type(handler), "__call__", None)  # noqa: B004
             found.add(getattr(getattr(handler, "__func__", called), "__code__", None))
     return found - {None}
-
-
-_SIGNALS = [int(number) for number in signal.valid_signals()]
 
 
 def _given_a_frame(frame: FrameType) -> bool:

@@ -16,10 +16,10 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from fastlock import _checks as checks
-from fastlock import _commands as say
 from fastlock import _law as law
 from fastlock import _topology as topology
 from fastlock._broken import by_handler
+from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._fork import at_fork, check
 from fastlock._lease import ENDED, Lease, now
 from fastlock._steps import Clock, Steps
@@ -258,13 +258,16 @@ class DropIn(Terms, metaclass=_Whole):
         added = number(seconds)
         ms = int(checks.as_number(added, "additional_time") * 1000)
         if ms > 0:
-            return law.prolong(lease, checks.as_ms(added, "additional_time"), bool(replace_ttl), now)
+            ms = checks.as_ms(added, "additional_time")
+            return law.prolong(lease, ms, bool(replace_ttl), now, verb == "reacquire")
         return shortened(lease, ms, bool(replace_ttl), now)
+
+    def _endless(self, why: str) -> LockError:
+        """As redis-py's script has it, of whose answers 0 stands for this, too."""
+        return LockNotOwnedError(why, lock_name=self._text)
 
 
 def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
-    if not replace:
-        ms += int(lease.remaining * 1000) or (yield from law.inspect(say.PTTL, lease.key, clock))
-    moved = yield from law.prolong(lease, max(1, ms), True, clock)
-    return moved or lease.deadline != ENDED  # it is over by now, as was asked for
+    was_mine = yield from law.prolong(lease, ms, replace, clock)
+    return was_mine if was_mine is None else lease.deadline != ENDED  # it may be over by now, as was asked for

@@ -269,16 +269,15 @@ class Gate:
             finally:
                 self.gates.wake, waiter.wake = waiter.wake, None  # last: who is woken before could release as well
             return PASSED
-        self.held = None
         waiter = self.first()
         if waiter is None:
             self.gates.close(self)
-            return HAND_OVER if self.elsewhere else PLAIN
-        if not self.ahead:
+        elif not self.ahead:
             self.look_at = 0.0
             waiter.call()
         self.ahead = False
-        return HAND_OVER
+        self.held = None  # last: who is interrupted lets go once more
+        return HAND_OVER if waiter is not None or self.elsewhere else PLAIN
 
 
 class Gates:

@@ -449,26 +449,43 @@ def _given_up(ask: Ask, lease: Lease | None) -> Undo | None:
     return Undo([], [], ask.stale)
 
 
-def prolong(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
-    """Move the end of a lease: to `ms` from now, or `ms` further. Returns whether it was the caller's.
+def prolong(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = False) -> Steps:
+    """Move the end of a lease: to `ms` from now, or `ms` further, or earlier if that is below 0; never into the past.
+    Returns whether it was the caller's; None: it has no end, and is left so. `anew`: gives it one.
 
     "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost
     reply does not add twice. Until the server answered, the earlier of the two ends holds.
     """
+    if not anew:
+        left = yield from _left(lease, replace, clock)
+        if left is None:
+            return None
+        ms = max(1, ms if replace else ms + left)
     if lease.deadline == ENDED:  # it may be another's by now, by the same token
         return False
-    if replace:
-        lease.deadline = min(lease.deadline, clock() + ms / 1000)
-    elif left := lease.remaining:
-        ms += int(left * 1000)
-    else:  # a token from elsewhere, or a lease that the server lets live a moment longer: it knows
-        ms += max(0, (yield from inspect(say.PTTL, lease.key, clock)))
+    if lease.deadline == math.inf:  # no other may get it who wants an end: until the server answered it may have none
+        lease.exposed = True
+    lease.deadline = min(lease.deadline, clock() + ms / 1000)
     sent = yield from extend(lease.key, lease.proof, ms, clock, lease)
     if sent is None or lease.deadline == ENDED:  # or it was let go of meanwhile
         lease.deadline = ENDED
         return False
     lease.deadline = sent + ms / 1000
     return clock() < lease.deadline  # as with an acquire, what is over when the reply comes does not count
+
+
+def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
+    """Milliseconds until a lease ends, if they count; None: it has no end. The server is asked about what this process
+    does not know: a token from elsewhere, a lease that the server lets live a moment longer, or one without end, to
+    which somebody may have given one."""
+    left = lease.remaining
+    if 0 < left < math.inf:
+        return int(left * 1000)
+    endless = lease.foreign or left == math.inf
+    if replace and not endless:
+        return 0
+    found = yield from inspect(say.PTTL, lease.key, clock)
+    return None if endless and found == -1 else max(0, found)
 
 
 def inspect(verb: int, key: bytes, clock: Clock) -> Steps:

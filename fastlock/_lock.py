@@ -56,18 +56,18 @@ class BaseLock(Terms):
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
         Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
+        A lease that was acquired without end is none to extend: LockError; of a drop-in, as of redis-py's lock,
+        LockNotOwnedError.
         """
-        if not self._wire.drive(self._extension(additional_time, replace_ttl, "extend", self._me())):
-            raise self._lost("extend", found=True)
-        return True
+        extension = self._extension(additional_time, replace_ttl, "extend", self._me())
+        return self._moved("extend", self._wire.drive(extension))
 
     def reacquire(self) -> Literal[True]:
-        """Set the lease back to the lock's full timeout. Errors as `extend`."""
+        """Set the lease back to the lock's full timeout, also one that was acquired without end. Errors as `extend`."""
         me = self._me()
         self._held("reacquire", me)
-        if not self._wire.drive(self._extension(self.timeout or 0, True, "reacquire", me)):
-            raise self._lost("reacquire", found=True)
-        return True
+        extension = self._extension(self.timeout or 0, True, "reacquire", me)
+        return self._moved("reacquire", self._wire.drive(extension))
 
     def locked(self) -> bool:
         """Whether anybody holds the lock, asked of the server."""

@@ -14,7 +14,7 @@ import math
 import operator
 import string
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from fastlock import _checks as checks
 from fastlock import _law as law
@@ -154,7 +154,7 @@ class Terms:
         return self.leases.get(owner) or self._orphaned()
 
     def _held(self, verb: str, owner: Any) -> Lease:
-        """The lease to work on. Raises LockError: there is none, or it has no end to move."""
+        """The lease to work on. Raises LockError: there is none, or the lock has no timeout by now."""
         lease = self._of(owner)
         if lease is None:
             why = f"it is {NOT_HELD[verb]}"
@@ -164,12 +164,12 @@ class Terms:
         if lease.inherited:
             why = "the parent process acquired it before it forked"
             raise LockError(self._cannot(verb, why), lock_name=self._text)
+        if verb != "release" and not self.ms:
+            raise LockError(self._cannot(verb, "it has no timeout"), lock_name=self._text)
         if lease.deadline == ENDED:  # let go of by `release_many`, or by its token
             if verb == "release":
                 self.drop(lease)
             raise self._lost(verb)
-        if verb != "release" and (not self.ms or lease.deadline == math.inf):
-            raise LockError(self._cannot(verb, "it has no timeout"), lock_name=self._text)
         return lease
 
     @property
@@ -182,7 +182,19 @@ class Terms:
     def _extension(self, seconds: float, replace_ttl: bool, verb: str, owner: Any) -> Any:
         """The operation that moves the end of an owner's lease."""
         ms = as_ms(seconds, "additional_time")
-        return law.prolong(self._held(verb, owner), ms, replace_ttl, now)
+        return law.prolong(self._held(verb, owner), ms, replace_ttl, now, verb == "reacquire")
+
+    def _moved(self, verb: str, was_mine: bool | None) -> Literal[True]:
+        """From the outcome of an extension to that of the call, or its error."""
+        if was_mine is None:
+            raise self._endless(self._cannot(verb, "it was acquired without end; reacquire() gives it one"))
+        if not was_mine:
+            raise self._lost(verb, found=True)
+        return True
+
+    def _endless(self, why: str) -> LockError:
+        """The error of an extension where there is no end to move. The lease stays as it is."""
+        return LockError(why, lock_name=self._text)
 
     def releasing(self, owner: Any = None) -> Releasing:
         """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""

@@ -70,7 +70,7 @@ ASKED: dict[str, list[Any]] = {
 SECONDS = [5, 2.5, True, Decimal("2.5"), Fraction(5, 2), 0, 0.0004, -1, -2.5, -2 * LONG]
 NAMES: list[Any] = ["text", "ünï", b"bytes\x00\xff", 5, 2.5, -0.0, 10**30]
 CALLS = ["acquire"] * 5 + ["release"] * 3 + ["extend"] * 3 + ["enter"] * 2
-CALLS += ["reacquire", "locked", "owned", "set token", "change", "lose", "steal"]
+CALLS += ["reacquire"] * 2 + ["change"] * 3 + ["locked", "owned", "set token", "lose", "steal"]
 
 
 def some(rng: random.Random, choices: dict[str, list[Any]], chance: float) -> dict[str, Any]:
@@ -196,12 +196,19 @@ class Walk:
             lock.local.token = {"none": None, "guess": b"guess", "bytes": there, "text": there.decode()}[what]
         self.compare()
 
+    async def adopt(self) -> None:
+        """The token, as another process sends it that holds the lock."""
+        self.log.append("local.token = its own")
+        for lock, key in zip(self.locks, self.keys(), strict=True):
+            lock.local.token = self.probe.get(key)
+        self.compare()
+
     async def change(self) -> None:
         """Settings are read when they are needed."""
-        name = self.rng.choice([name for name in self.known if name != "thread_local"])
-        value = self.rng.choice([each for each in TERMS[name] if (name, each) != ("timeout", 0)])
-        if name == "timeout" and any(lock.local.token is not None for lock in self.locks):
-            return  # of a lease that is held, with or without end, ours knows the end
+        name = self.rng.choice(["timeout", *(name for name in self.known if name != "thread_local")])
+        self.set(name, self.rng.choice([each for each in TERMS[name] if (name, each) != ("timeout", 0)]))
+
+    def set(self, name: str, value: Any) -> None:
         self.log.append(f"{name} = {value!r}")
         self.terms[name] = value
         for lock in self.locks:
@@ -255,6 +262,36 @@ async def test_random_calls_have_the_same_outcome(
                     await getattr(walk, rng.choice(CALLS).replace(" ", "_"))()
         finally:
             probe.delete(*walk.keys())
+        assert walk.excused <= ROWS
+
+
+EXTENDS: list[tuple[Any, ...]] = [(5,), (5, True), (0,), (-1,), (-1, True), (-2 * LONG,)]
+CHANGES = [(None, LONG), (LONG, None), (None, LONG, None), (LONG, None, LONG), (LONG, 2 * LONG, None)]
+
+
+@pytest.mark.parametrize("timeouts", CHANGES, ids=str)
+async def test_a_timeout_that_changes_while_the_lock_is_held_has_the_same_outcome(
+    face: Face, server: Server, probe: redis.Redis, timeouts: tuple[Any, ...], no_leaks: Any
+) -> None:
+    """Whether the lease was acquired here, or its token comes from elsewhere; of each extension, and of those that come
+    after `reacquire`, and after a loss."""
+    async with ending(face, module(face).Redis(port=server.port)) as client:
+        walk = Walk(face, client, probe, random.Random(0))
+        for arguments in EXTENDS:
+            for before in ([], ["reacquire"], ["adopt"], ["lose"], ["steal"], ["lose", "extend"]):
+                await walk.make()
+                walk.set("timeout", timeouts[0])
+                walk.log.append("acquire()")
+                await walk.both(lambda lock: lock.acquire(blocking=False))
+                for timeout in timeouts[1:]:
+                    walk.set("timeout", timeout)
+                    for name in before:
+                        await getattr(walk, name)()
+                    walk.log.append(f"extend{arguments}")
+                    await walk.both(lambda lock, arguments=arguments: lock.extend(*arguments))  # type: ignore[misc]
+                for name in ("owned", "reacquire", "extend", "owned", "release", "locked"):
+                    await getattr(walk, name)()
+        probe.delete(*walk.keys())
         assert walk.excused <= ROWS
 
 
@@ -421,6 +458,19 @@ async def persisted(on: Scene) -> Any:
     return done
 
 
+async def stays_lost(on: Scene) -> Any:
+    lock = on.lock(timeout=5)
+    await on.get(lock.acquire(token=b"token"))
+    on.probe.delete("a")
+    said = [await outcome(on.face, lock.reacquire)]
+    on.probe.set("a", b"token", px=5000)
+    calls = (lock.owned, lock.reacquire, lambda: lock.extend(5), lock.release)
+    said += [await outcome(on.face, call) for call in calls]
+    on.probe.delete("a")
+    assert await on.get(lock.acquire()) and await on.get(lock.owned())
+    return said
+
+
 async def wrong_type(on: Scene) -> Any:
     on.probe.hset("a", "field", 1)
     lock = on.lock(timeout=5, blocking_timeout=0.05)
@@ -451,6 +501,11 @@ SCENES: dict[str, tuple[Callable[[Scene], Awaitable[Any]], Any, Any]] = {
         ("returns", [WRONG, WRONG, ("returns", True), ("returns", False)]),
     ),
     "persisted": (persisted, LOST, ("returns", True)),
+    "stays-lost": (
+        stays_lost,
+        ("returns", [LOST, ("returns", True), ("returns", True), ("returns", True), ("returns", None)]),
+        ("returns", [LOST, ("returns", False), LOST, LOST, LOST]),
+    ),
 }
 
 

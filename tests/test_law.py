@@ -36,7 +36,7 @@ import fastlock._law as law
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _steps
-from fastlock._lease import Lease
+from fastlock._lease import ENDED, Lease
 from fastlock._session import Session
 from fastlock._stats import Stats
 
@@ -541,6 +541,35 @@ def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: C
     assert verbs(played) == [say.PTTL, say.EXTEND, say.EXTEND]
     assert [ask.ms for ask in played.asks[1:]] == [ms, ms]
     assert lease.deadline == clock() - 1 + ms / 1000
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock: Clock, replace: bool) -> None:
+    lease = lease_of(clock, math.inf)
+    played = play(clock, law.prolong(lease, 5_000, replace, clock), -1)
+    assert (played.outcome, lease.deadline, verbs(played)) == (None, math.inf, [say.PTTL])
+    played = play(clock, law.prolong(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
+    ms = 5_000 if replace else 5_700
+    assert (played.outcome, played.asks[1].ms, lease.deadline) == (True, ms, clock() - 1 + ms / 1000)
+
+
+def test_a_lease_without_end_that_gets_one_passes_to_nobody(clock: Clock) -> None:
+    """Before the server answered, the key may have none, and nobody had the name again, should the next one die."""
+    lease, start = lease_of(clock, math.inf), clock()
+    played = play(clock, law.prolong(lease, 5_000, True, clock, anew=True), Raise(KeyboardInterrupt()))
+    assert isinstance(played.raised, KeyboardInterrupt) and verbs(played) == [say.EXTEND]
+    assert (lease.deadline, lease.exposed) == (start + 5, True)
+
+
+def test_what_was_let_go_of_while_the_server_was_asked_is_not_extended(clock: Clock) -> None:
+    lease = lease_of(clock, -1)
+
+    def let_go(ask: Any) -> Any:
+        lease.deadline = ENDED
+        return 700
+
+    played = play(clock, law.prolong(lease, 5_000, False, clock), let_go)
+    assert (played.outcome, lease.deadline, verbs(played)) == (False, ENDED, [say.PTTL])
 
 
 def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:

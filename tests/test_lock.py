@@ -142,6 +142,37 @@ async def test_without_timeout_a_lock_has_no_end(face: Face, server: Server, pro
     await face.get(lock.release())
 
 
+async def test_a_lease_without_end_gets_one_by_reacquire_alone(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("a", timeout=None)
+    assert await face.get(lock.acquire())
+    lock.timeout = 10
+    for call in (lambda: lock.extend(5), lambda: lock.extend(5, replace_ttl=True)):
+        with pytest.raises(fastlock.LockError, match="without end") as caught:
+            await face.get(call())
+        assert not isinstance(caught.value, fastlock.LockNotOwnedError), "it is still the caller's"
+    assert probe.pttl("a") == -1 and lock.lease.remaining == math.inf and await face.get(lock.owned())
+    assert await face.get(lock.reacquire()) is True
+    assert 5_000 < probe.pttl("a") <= 10_000 and 5 < lock.lease.remaining <= 10
+    assert await face.get(lock.extend(5)) is True and 10 < lock.lease.remaining <= 15
+    await face.get(lock.release())
+
+
+async def test_the_loss_of_a_lease_without_end_is_told_as_any(face: Face, server: Server, probe: redis.Redis) -> None:
+    lock = face.client(server.unix_url).lock("a", timeout=None)
+    for lose in (delete, overwrite):
+        probe.delete("a")
+        lock.timeout = None
+        assert await face.get(lock.acquire())
+        lock.timeout = 10
+        lose(probe)
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await face.get(lock.extend(5))
+        assert not lock.lease.valid
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await face.get(lock.release())
+    probe.delete("a")
+
+
 # ---------------------------------------------------------------------------------------------------------- waiting
 
 
