@@ -204,15 +204,36 @@ class Wire(Common):
         return None
 
     async def _ask(self, ask: Any) -> Any:
+        if not (self.closed and ask.parting):
+            return await self._asked(ask)
+        link = None
+        try:  # over a connection for that alone
+            link = await self._connect(asyncio.get_running_loop(), last=True)
+            return await self._answered(ask, link)
+        except FAILED as error:
+            if by_handler(error):
+                raise
+            return self._lost(error)
+        finally:
+            if link is not None:
+                await self._part_from(link, errors.ClientClosedError("this client was closed"))
+
+    async def _asked(self, ask: Any) -> Any:
         try:
             link = await self._connected(ask.until)
         except FAILED as error:
             if by_handler(error):
                 raise
-            known = errors.broken(error, self.settings.place)
-            refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-            final = refused or self.closed or not self._met
-            return Lost(known, self.settings.reply_timeout, sent=False, final=final)
+            return self._lost(error)
+        return await self._answered(ask, link)
+
+    def _lost(self, error: BaseException) -> Lost:
+        known = errors.broken(error, self.settings.place)
+        refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
+        final = refused or self.closed or not self._met
+        return Lost(known, self.settings.reply_timeout, sent=False, final=final)
+
+    async def _answered(self, ask: Any, link: Link) -> Any:
         if type(ask) is Capabilities:
             return link.session
         if link.dead is not None:  # since the connecting ended, a tick ago

@@ -86,6 +86,7 @@ class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
 
     _own = True
+    __repr__ = Exception.__repr__  # with its message, which redis-py's leaves out
 
     def __init__(self, message: str | None = None, lock_name: Any = None) -> None:  # redis-py 5.0.0 has no lock_name
         super().__init__(message)
@@ -101,6 +102,7 @@ class ClientClosedError(exceptions.ConnectionError):
     """The client was closed, before this call or while it waited."""
 
     _own = True
+    __repr__ = Exception.__repr__
 
 
 _BY_CODE: dict[str, type[exceptions.RedisError]] = {

@@ -319,6 +319,8 @@ class Release(Ask):
     is taken for the work of that lost command, if the lease had not run out before it.
     """
 
+    parting = True
+
     def __init__(self, lease: Lease) -> None:
         self.verb = say.RELEASE
         self.key = lease.key
@@ -559,7 +561,7 @@ def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
     try:
         for i in rest if gates.by_key else ():
             released[i] = gates.release(leases[i], clock()) == PASSED
-        session = (yield from look(clock)) if not all(released) else None
+        session = (yield from look(clock, parting=True)) if not all(released) else None
         # what is over by now was passed on, or another thread released it: its token may be the next holder's already
         sent = [i for i in rest if leases[i].deadline != ENDED]
         for i in rest if len(sent) < len(rest) else ():
@@ -596,7 +598,7 @@ def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any
 
 def _asked_to_release(ask: Ask, leases: list[Lease]) -> Steps:
     """The answers of the server. Whoever does not hear them may find, asking again, what it has released already."""
-    doubted = True
+    ask.parting = doubted = True
     try:
         answers = yield ask
         doubted = type(answers) is Lost and answers.sent
@@ -633,9 +635,9 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: C
         lease.deadline = ENDED
 
 
-def look(clock: Clock) -> Steps:
+def look(clock: Clock, parting: bool = False) -> Steps:
     """The session with the server; connects if need be."""
     trial = Trial(clock)
-    while type(answer := (yield Capabilities())) is Lost:
+    while type(answer := (yield Capabilities(parting))) is Lost:
         yield Sleep(trial.pause(answer))
     return answer

@@ -40,6 +40,7 @@ class Ask:
     link: Any = None
     stale: tuple[Any, ...] = ()  # sessions that broke under it: to be ended before it is asked again
     hears = False  # whether it has to go over the connection on which messages come
+    parting = False  # whether a client that is closed asks it too: what it held when it was closed may be let go of
 
     def __init__(self, verb: int, key: bytes, token: bytes = b"", ms: int = 0) -> None:
         self.verb = verb
@@ -84,8 +85,11 @@ class Call(Ask):
 class Capabilities:
     """Step: who the server is and what it can do; the answer is a Session, or `Lost`."""
 
-    __slots__ = ()
+    __slots__ = ("parting",)
     until: float | None = None  # as of an Ask
+
+    def __init__(self, parting: bool = False) -> None:
+        self.parting = parting  # as of an Ask
 
 
 class Distrust:

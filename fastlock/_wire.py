@@ -126,7 +126,7 @@ class Wire(Common):
         elif kind is Distrust:
             return step.ask.link.distrust(step)
         elif kind is Capabilities:
-            return self.look()
+            return self._parting(step) if self.closed and step.parting else self.look()
         else:
             return self._ask(step)
         return None
@@ -209,6 +209,8 @@ class Wire(Common):
         return answer
 
     def _asked(self, ask: Any) -> Any:
+        if self.closed and ask.parting:
+            return self._parting(ask)
         connection: Any = None
         owner = False
         try:  # from here on, as a signal's handler may come between a connection and what is done with it
@@ -232,6 +234,18 @@ class Wire(Common):
         finally:
             if owner and connection.dead is None:
                 self.idle.append(connection)
+
+    def _parting(self, ask: Any) -> Any:
+        """Ask it over a connection for that alone."""
+        connection: Any = None
+        try:
+            connection = Connection(self, self.settings)
+            return connection.session if type(ask) is Capabilities else connection.ask(ask, 0.0)
+        except FAILED as error:
+            return self._lost(error)
+        finally:
+            if connection is not None:
+                connection.fail(errors.ClientClosedError("this client was closed"))
 
     def look(self) -> Any:
         """A session with the server (over whichever connection), or `Lost`."""

@@ -253,12 +253,10 @@ async def test_a_closed_client_says_so_and_locks_stay_held(face: Face, server: S
         client.lock("c").acquire,
         lock.locked,
         lock.owned,
-        lock.release,
         lock.reacquire,
         lambda: lock.extend(5),
         client.server_info,
         lambda: client.acquire_many(["c"]),
-        lambda: client.release_many(leases),
     ]
     for call in calls:
         with pytest.raises(fastlock.ClientClosedError, match="closed") as caught:
@@ -266,6 +264,32 @@ async def test_a_closed_client_says_so_and_locks_stay_held(face: Face, server: S
         assert isinstance(caught.value, redis.exceptions.ConnectionError)
     assert sorted(probe.keys()) == [b"a", b"b"], "closing releases nothing"
     await gone(face, probe, "closing")
+    await face.get(lock.release())
+    assert await face.get(client.release_many(leases)) == [True] and probe.keys() == []
+    for call in (lock.release, client.lock("c").acquire):
+        with pytest.raises((fastlock.LockError, fastlock.ClientClosedError)):
+            await face.get(call())
+    await gone(face, probe, "closing")
+
+
+async def test_who_holds_a_lock_when_its_client_is_closed_lets_go_of_it(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Also at the end of `with`, of a batch, and where others have waited: they hear that the client was closed."""
+    client, other = face.client(server.unix_url), face.client(server.unix_url)
+    lock = client.lock("a", timeout=None, thread_local=False)
+    await face.get(lock.acquire())
+    waiting = [face.start(lambda: other.lock("a", thread_local=False).acquire(blocking_timeout=20))]
+    while not probe.exists("fastlock:queue:{a}"):
+        await face.checkpoint()
+        if face.is_async:
+            await asyncio.sleep(0.001)
+    await face.get(client.close())
+    await face.get(lock.release())
+    assert await waiting[0].get() is True
+    probe.delete("a")
+    with pytest.raises(fastlock.LockError):
+        await face.get(lock.release())
 
 
 async def test_a_client_that_never_connected_closes_too(face: Face, server: Server) -> None:

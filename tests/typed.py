@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import assert_type
 
 import redis
@@ -40,6 +41,7 @@ async def tasks(client: fastlock.asyncio.Client) -> None:
         return ""
 
     assert_type(await pay(1), str)
+    assert_type(await asyncio.create_task(pay(1)), str)
 
 
 async def mixed_up(client: fastlock.Client, other: fastlock.asyncio.Client) -> None:
