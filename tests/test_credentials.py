@@ -91,6 +91,21 @@ async def test_a_client_is_closed_though_its_provider_fails(
     assert "b'a'" in caplog.text, "what may stay is told"
 
 
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+async def test_a_provider_s_error_takes_nobody_s_exception(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Of who is interrupted, and owes what would take a new connection."""
+    client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
+    await face.get(client.server_info())
+    cut(probe)
+    wire = client._wire
+    wire.idle[0].fail(EOFError("gone"))
+    wire.owe(Undo([b"a"], [b"fl:" + b"0" * 32]))
+    wire.say_debts()
+    assert len(wire.debts) == 1, "owed still"
+
+
 async def test_each_new_connection_asks_the_provider(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:

@@ -36,6 +36,8 @@ from fastlock._gate import Gates, Waiter
 from fastlock._lease import Lease
 from fastlock._session import Session
 
+LOADING = "LOADING Redis is loading the dataset in memory"
+
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
 
@@ -323,6 +325,24 @@ def test_whose_own_time_ends_in_a_broken_connection_fails_alone(clock: Clock, se
     assert isinstance(gate.error, errors.ConnectionError) == final and (b"name" in gates.by_key) != final
 
 
+@pytest.mark.parametrize("text", [LOADING, "BUSY Redis is busy running a script", "CLUSTERDOWN the cluster is down"])
+def test_who_waited_through_what_passes_fails_together_with_those_behind(clock: Clock, text: str) -> None:
+    """A server that goes on to say so is as one that stays away: nobody begins to wait for it anew."""
+    gates = Gates(contextlib.nullcontext())
+    behind: list[Waiter] = []
+
+    def passing(ask: Any) -> Any:
+        if not behind:
+            behind.append(joined(gates, "name", b"name", 10_000, False, None))
+        clock.go(3)
+        return [error(text)]
+
+    played = play(clock, acquire(blocking=True), OTHER, *[passing] * 3, gates=gates)
+    assert isinstance(played.raised, errors.RedisError) and behind[0].called
+    gate: Any = behind[0].gate
+    assert type(gate.error) is type(played.raised) and b"name" not in gates.by_key
+
+
 def test_scripts_that_were_forgotten_are_loaded_for_the_queue(clock: Clock) -> None:
     played = play(clock, acquire(blocking=True), OTHER, [error("NOSCRIPT x")], [b"sha"] * 7, GRANTED)
     assert say.ENTER_LUA.load in played.asks[2].calls and played.outcome is not None
@@ -357,9 +377,6 @@ def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: C
 
 
 # --------------------------------------------------------------------------------------------------------------- undos
-
-
-LOADING = "LOADING Redis is loading the dataset in memory"
 
 
 class Link:
