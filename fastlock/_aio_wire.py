@@ -472,16 +472,22 @@ class Wire(Common):
     async def _last_words(self, loop: asyncio.AbstractEventLoop, silent: bool) -> None:
         """What was in flight when its connection broke, in closing. silent: the server could not be reached before."""
         if not silent:
-            with contextlib.suppress(*FAILED, TimeoutError):
+            try:
                 link = await asyncio.wait_for(self._connect(loop, last=True), PARTING)
                 await self._part_from(link, errors.ClientClosedError("this client was closed"))
+            except Exception as error:  # also a provider's
+                if by_handler(error):
+                    raise
         session.warn_of_debts(self)
 
     async def _part_from(self, link: Link, error: Exception) -> None:
         """End a connection, after all that is in flight was answered."""
-        await link.settle()
-        self.link = self.open_pipe = None
-        link.fail(error)
+        try:
+            await link.settle()
+        finally:
+            if self.link is link:
+                self.link = self.open_pipe = None
+            link.fail(error)
         await asyncio.sleep(0)  # the transport closes its socket in the next tick
 
     async def _shut(self) -> None:

@@ -416,11 +416,17 @@ class Wire(Common):
     def _last_words(self, silent: bool) -> None:
         """What was in flight when its connection broke, in closing. silent: the server could not be reached before."""
         if not silent:
-            with contextlib.suppress(*FAILED):
+            connection: Any = None
+            try:
                 connection = Connection(self, replace(self.settings, connect_timeout=PARTING))
                 self._pay(connection)
                 connection.settle(now() + PARTING)
-                connection.fail(errors.ClientClosedError("this client was closed"))
+            except Exception as error:  # also a provider's
+                if by_handler(error):
+                    raise
+            finally:
+                if connection is not None:
+                    connection.fail(errors.ClientClosedError("this client was closed"))
         session.warn_of_debts(self)
 
     def _end(self) -> None:

@@ -78,13 +78,18 @@ async def test_a_provider_that_runs_out_ends_no_operation_with_an_answer(
     probe.delete("a", "b")
 
 
+@pytest.mark.parametrize("noticed", [False, True])
 async def test_a_client_is_closed_though_its_provider_fails(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture, noticed: bool
 ) -> None:
-    """As what it owes would take a new connection."""
+    """As what it owes would take a new connection. noticed: that it has none any more, before it is closed."""
     client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
     await face.get(client.server_info())
     cut(probe)
+    while noticed and face.is_async and client._wire.link is not None:
+        await asyncio.sleep(0.001)
+    if noticed and not face.is_async:
+        client._wire.idle[0].fail(EOFError("gone"))
     client._wire.owe(Undo([b"a"], [b"fl:" + b"0" * 32]))
     await face.get(client.close())
     assert client.retired
