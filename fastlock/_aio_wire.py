@@ -288,12 +288,8 @@ class Wire(Common):
 
     def _post_debts(self, link: Link) -> None:
         for undo in list(self.debts):
-            self.debts.remove(undo)
-            try:
-                link.post(undo)
-            except BaseException:  # struck: it may be said twice, which does no harm
-                self.owe(undo)
-                raise
+            link.post(undo)
+            self.debts.remove(undo)  # last: who is struck in between says it twice, which does no harm
 
     def undo(self, undo: Undo) -> None:
         """Have something said that nobody waits for; over the next connection, when there is none."""

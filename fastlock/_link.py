@@ -1,4 +1,4 @@
-"""Link: one connection of a client for threads, and the threads that wait on it.
+"""Wire: one connection of a client for threads, and the threads that wait on it.
 
 A caller sends and reads on its own, or, where others do too, queues its command: whoever is reading (the leader)
 delivers to all, and passes leadership on when it has its own reply. Never here: which connection a caller gets,

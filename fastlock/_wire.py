@@ -1,8 +1,8 @@
 """Wire: how a thread waits. A small set of connections to one server, shared by the threads of a process.
 
-A caller takes an idle connection, sends and reads on its own. When all are busy it queues its command on one of them:
-whoever is reading there (the leader) delivers to all, and passes leadership on when it has its own reply. No background
-thread. Never here: decisions about locks (the law makes them), the content of frames (the bytes layer knows it).
+A caller takes an idle connection, or a new one, for itself; when all are busy it shares one of them (see `_link`). No
+background thread. Never here: decisions about locks (the law makes them), the content of frames (the bytes layer knows
+it).
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server
 
 async def test_settings_that_are_changed_hold_from_then_on(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("before")
-    lock.name, lock.timeout, lock.sleep, lock.blocking_timeout = "after", 60, 1.5, 0.01
+    lock.name, lock.timeout, lock.sleep, lock.blocking_timeout = "after", 60, 1.5, 30
     assert await face.get(lock.acquire())
     assert probe.keys() == [b"after"] and 10_000 < probe.pttl("after") <= 60_000
     assert lock.taking().sleep == 1.5 and "60" in repr(lock)
