@@ -29,7 +29,7 @@ import fastlock.asyncio
 from support.interrupted import KINDS, LEASE, LONGEST, PATIENCE, Handler
 
 ASYNCIOS = (BlockingIOError, InterruptedError)  # which it takes for its socket's: it sends once more what it has sent
-STANDSTILL = 15.0  # seconds after which tasks that use locks hang
+STANDSTILL = 5.0  # seconds after which tasks that use locks hang
 
 
 class Sender(threading.Thread):
@@ -127,7 +127,7 @@ class Run:
                 hold_back()
             self.sender.armed.clear()
         # nobody uses the client again; its loop has ended
-        end = time.monotonic() + 5 * PATIENCE
+        end = time.monotonic() + PATIENCE
         while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
                 self.leaks += 1
