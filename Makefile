@@ -95,7 +95,7 @@ bench-smoke: build
 lint: build $(LINTERS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict fastlock tests/typed.py
+	$(BIN)/mypy --strict fastlock benches tests/typed.py
 	PATH="$(abspath $(BIN)):$$PATH" cython-lint $(CYTHON)
 	$(BIN)/python -m mypy.stubtest fastlock._core
 

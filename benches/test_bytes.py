@@ -21,7 +21,7 @@ def test_encode_one(benchmark: BenchmarkFixture, layer: ModuleType) -> None:
 
     def encode() -> None:
         pipe.put(template, None, NAME, TOKEN, MS)
-        pipe.drain()
+        pipe.drain([])
 
     benchmark(encode)
     pipe.put(template, None, NAME, TOKEN, MS)
@@ -34,7 +34,7 @@ def test_encode_500_names(benchmark: BenchmarkFixture, layer: ModuleType) -> Non
 
     def encode() -> None:
         pipe.put_many(template, None, names, tokens, MS)
-        pipe.drain()
+        pipe.drain([])
 
     benchmark(encode)
     pipe.put_many(template, None, names, tokens, MS)

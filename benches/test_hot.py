@@ -27,7 +27,7 @@ class Pipe:
 
 def test_take_and_give(benchmark: BenchmarkFixture) -> None:
     connection = SimpleNamespace(pipe=Pipe(), patience=5.0, dead=None, busy=object())
-    wire = Common()
+    wire: Any = Common()
     wire.debts, wire.idle, wire.connections, wire.away = [], [connection], [connection], 0
     wire.crowd, wire.stats = {}, Stats()
     client: Any = SimpleNamespace(_wire=wire)

@@ -9,16 +9,19 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from fastlock import _checks, _law, _lease
+from fastlock._stats import Stats
+from fastlock._steps import Steps
 
 pytestmark = pytest.mark.usefixtures("implementation")
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
-def play(steps: _law.Steps, answer: Any) -> Any:
-    """Run an operation that asks once, as a wire would, and return its outcome."""
-    next(steps).sent = _lease.now()
+def play(ask: _law.AcquireMany, answer: Any) -> Any:
+    """Run a batch that asks once, as a wire would, and return its outcome."""
+    ask.sent = _lease.now()
+    steps: Steps = ask.rest(answer, _lease.now)
     try:
-        steps.send(answer)
+        next(steps)
     except StopIteration as end:
         return end.value
     raise AssertionError("the operation asks for more")
@@ -56,7 +59,8 @@ def test_release(benchmark: BenchmarkFixture) -> None:
 def test_acquire_500(benchmark: BenchmarkFixture) -> None:
     names: list[Any] = [f"order:{number}" for number in range(500)]
     keys, answers = [name.encode() for name in names], [None] * 500
-    leases = benchmark(lambda: play(_law.acquire_many(names, keys, TOKEN, 10_000, _lease.now), answers))
+    stats = Stats()
+    leases = benchmark(lambda: play(_law.AcquireMany(names, keys, TOKEN, 10_000, stats), answers))
     assert all(lease.valid for lease in leases)
 
 
