@@ -134,10 +134,10 @@ def warn_of_debts(wire: Any) -> None:
     names = sorted({name for undo in wire.debts for name in undo.names})
     if names:
         logging.getLogger("fastlock").warning(
-            "%s could not be reached as its client was closed: what an acquire may have left under %s stays until its "
-            "lease ends",
-            wire.settings.place,
+            "what an acquire may have left under %s stays until its lease ends: %s could not be asked to undo it, or "
+            "refused to, as its client was closed",
             ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
+            wire.settings.place,
         )
 
 

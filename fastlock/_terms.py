@@ -429,7 +429,11 @@ def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     def from_call(*args: Any, **kwargs: Any) -> str:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
-        return name.format(**call.arguments)
+        try:
+            return name.format(**call.arguments)
+        except Exception as error:
+            error.add_note(f"as the name {name!r} was made for a call of {function.__qualname__}")
+            raise
 
     return from_call
 

@@ -221,6 +221,20 @@ def test_a_debt_that_a_dead_connection_cannot_pay_stays_once(face: Face, impl: s
     wire.debts.clear()
 
 
+async def test_what_cannot_be_undone_as_its_client_closes_is_told(
+    face: Face, impl: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = face.client(proxy.url)
+    await face.get(client.server_info())
+    client._wire.debts.append(_steps.Undo([b"sku:1", b"sku:2"], [b"one", b"two"]))
+    proxy.refuse()
+    proxy.cut()
+    await face.get(client.close())
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "under b'sku:1', b'sku:2' stays until" in record.getMessage()
+    assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "of which server"
+
+
 def test_what_another_thread_took_out_of_a_list_is_not_there() -> None:
     these = [1, 2]
     assert removed(these, 1) and not removed(these, 1) and these == [2]

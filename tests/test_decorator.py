@@ -86,6 +86,13 @@ async def test_a_missing_field_is_named_together_with_the_function(face: Face, s
         face.client(server.unix_url).locked("order:{orderid}")(of_face(face, pay))
 
 
+async def test_an_argument_that_does_not_fill_the_name_is_told_with_it(face: Face, server: Server) -> None:
+    ship = face.client(server.unix_url).locked("order:{order.number}")(of_face(face, lambda order: None))
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'number'") as caught:
+        await face.get(ship(None))
+    assert "order:{order.number}" in caught.value.__notes__[0] and "<lambda>" in caught.value.__notes__[0]
+
+
 async def test_a_function_of_the_other_face_is_refused_with_the_way_out(face: Face, server: Server) -> None:
     client = face.client(server.unix_url)
 
