@@ -142,9 +142,12 @@ class Link(asyncio.BufferedProtocol):
 
     def post(self, undo: Undo) -> None:
         """Queue an undo that nobody waits for."""
+        if self.pipe.broken:
+            self.fail(Broken("interrupted half-way"))
         if self.dead is not None or self.loop.is_closed():
             undo.outlived(self.session)
             self.wire.owe(undo)
+            self.wire.dropped(self)
             return
         undo.link = self
         queue(self, undo, Said(undo))
@@ -182,8 +185,8 @@ class Link(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send what was queued."""
-        if self.dead is not None:
-            self.fail(self.dead)  # whoever did was interrupted in it
+        if self.dead is not None or self.pipe.broken:
+            self.fail(self.dead or Broken("interrupted half-way"))  # or whoever failed it was interrupted in that
             return
         try:
             if self._quiet:
@@ -255,8 +258,9 @@ class Link(asyncio.BufferedProtocol):
     async def settle(self) -> None:
         """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
         was closed."""
-        if self.pipe.pending:
-            await asyncio.wait([self.ask(Call([(b"PING",)]))], timeout=PARTING)
+        until = now() + PARTING
+        while self.pipe.pending and self.dead is None and (left := until - now()) > 0:  # as of threads
+            await asyncio.wait([self.ask(Call([(b"PING",)]))], timeout=left)
 
 
 def _abort(transport: Any) -> None:

@@ -26,7 +26,7 @@ from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
-from fastlock._link import FAILED, PARTING
+from fastlock._link import FAILED, PARTING, removed
 from fastlock._sockets import tune_socket
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait, backoff
@@ -41,6 +41,7 @@ class Wire(Common):
         self.impl = impl
         self.closed = False
         self.warned = False  # that something was refused which nobody waits for
+        self._met = False  # whether there ever was a connection: before that an error is a wrong setting, not an outage
         self._start()
         _WIRES.add(self)
 
@@ -54,7 +55,6 @@ class Wire(Common):
         self._end: Any = None  # closed by the loop when it comes to its end: see `_at_end`
         self._connecting: asyncio.Task[Link] | None = None
         self._sleeping: set[asyncio.Future[None]] = set()
-        self._met = False
         self._broken = False  # a connection that has had no successor yet
         self._failures = 0  # to connect, in a row
         self.stats = Stats()
@@ -147,10 +147,10 @@ class Wire(Common):
                 answer = op.local(self.gates, now())
             if answer is None or (answer is BEHIND and isinstance(op, law.Release)):
                 answer = await self._ask(op)
-        except BaseException as error:
+            return await self.drive(op.rest(answer, now))
+        except BaseException as error:  # also as `drive` is entered, when the server has granted already
             self.interrupted(op, error)
             raise
-        return await self.go_on(op, answer)
 
     async def go_on(self, op: Any, answer: Any) -> Any:
         """Carry out an `Acquire` or `Release` from an answer that was asked for already."""
@@ -230,7 +230,7 @@ class Wire(Common):
     def _lost(self, error: BaseException) -> Lost:
         known = errors.broken(error, self.settings.place)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not self._met
+        final = refused or self.closed or not (self._met or self.settings.patient)
         return Lost(known, self.settings.reply_timeout, sent=False, final=final)
 
     async def _answered(self, ask: Any, link: Link) -> Any:
@@ -406,6 +406,9 @@ class Wire(Common):
                 await link.greet(settings, credentials)
             if self.closed and not last:
                 raise errors.ClientClosedError("this client is closed")
+            if self.link is not None and self.link.dead is None and not last:
+                link.fail(Broken("another was first"))  # whoever began that was interrupted before it was noted
+                return self.link
             self._opened(link)
         except OSError as error:
             link.fail(error)
@@ -450,8 +453,8 @@ class Wire(Common):
             self._reconnect()
 
     async def close(self) -> None:
-        """End the connection, after what is in flight was answered (a second at most); who waits gets
-        ClientClosedError."""
+        """End the connection, after what is in flight was answered (a second at most), and say what is owed (another
+        one, or two, where the server does not answer); who waits gets ClientClosedError."""
         check()
         loop = asyncio.get_running_loop()
         if self.loop is not None:
@@ -460,21 +463,21 @@ class Wire(Common):
             if self.loop is not None:
                 await self._pay()
         finally:
-            silent = bool(self.debts)
             await self._shut()
-            if self.debts and self._met:
-                await self._last_words(loop, silent)
+            await self._last_words(loop)
 
-    async def _last_words(self, loop: asyncio.AbstractEventLoop, silent: bool) -> None:
-        """What was in flight when its connection broke, in closing. silent: the server could not be reached before."""
-        if not silent:
+    async def _last_words(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What is owed by a client that is closed, as nobody else would say it."""
+        while self.debts and self._met:
+            owed = list(self.debts)
             try:
                 link = await asyncio.wait_for(self._connect(loop, last=True), PARTING)
                 await self._part_from(link, errors.ClientClosedError("this client was closed"))
             except Exception as error:  # also a provider's
                 if by_handler(error):
                     raise
-        session.warn_of_debts(self)
+            left = [undo for undo in owed if removed(self.debts, undo)]
+            session.warn_of_debts(self, left)
 
     async def _part_from(self, link: Link, error: Exception) -> None:
         """End a connection, after all that is in flight was answered."""
@@ -491,14 +494,18 @@ class Wire(Common):
         self.open_pipe = None
         self._unwatch()
         link = self.link
-        if self._connecting is not None:
-            self._connecting.cancel()
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
         for future in list(self._sleeping):
             _wake(future)
         self.gates.call_all()
         until = now() + PARTING
         while self.gates.by_place and link is not None and link.dead is None and now() < until:
             await asyncio.sleep(0)  # each leaves the queue as it goes
+        if connecting is not None:
+            await asyncio.wait([connecting], timeout=PARTING)
+            await asyncio.sleep(0)  # its transport closes its socket in the next tick
         if link is not None:
             await self._part_from(link, errors.ClientClosedError("this client was closed"))
         self.end_alarms()

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from fastlock._console import INTERRUPTED, OK, REFUSED, WRONG, Progress, Refusal, mask, scrub, server_url
+from fastlock._version import __version__
 
 ALIVE_SECONDS = 1.0  # between two looks at whether the server that `fastlock server` started still answers
 
@@ -104,6 +105,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"fastlock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         one = commands.add_parser(

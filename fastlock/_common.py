@@ -54,11 +54,3 @@ class Common:
             self.interrupted(op, error)
         elif (left := op.leave(waiter, None, now)) is not None:
             self.undo(left)
-
-    def late(self, waiter: Waiter) -> None:
-        """The lease that passed to this waiter may have ended before its caller ran: then it does not count, and the
-        caller waits on."""
-        over = self.gates.returned(waiter, now())
-        if over is not None:
-            self.stats.late_grants += 1
-            self.undo(Undo([over.key], [over.proof]))

@@ -1,7 +1,8 @@
 """What makes a lock a drop-in for redis-py's, whichever its face: the client behind it, and redis-py's arguments.
 
-One fastlock client serves a connection pool of redis-py's, made at first use, gone with the pool. Arguments are taken
-as redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here: how to acquire, wait or release.
+One fastlock client serves a connection pool of redis-py's, which owns it: made at first use, gone with the pool.
+Arguments are taken as redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here: how to acquire,
+wait or release.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import inspect
 import itertools
 import math
 import threading
-import weakref
 from decimal import Decimal
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from fastlock._lease import ENDED, Lease, now
 from fastlock._steps import Clock, Steps
 from fastlock._terms import SLEEP, Local, Terms, setting
 
-_CLIENTS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+OWNED = "_fastlock_client"  # attribute of a pool; a table would keep a pool alive that a waiter of its own client holds
 _MUTEX = threading.Lock()
 
 
@@ -65,12 +65,13 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
         right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
         raise TypeError(f"redis is a {_kind(not asynchronous)} client: use {right}")
     check()
-    client = _CLIENTS.get(pool)
+    owned = vars(pool)
+    client = owned.get(OWNED)
     if client is None or client.retired:
         with _MUTEX:
-            client = _CLIENTS.get(pool)
+            client = owned.get(OWNED)
             if client is None or client.retired:
-                client = _CLIENTS[pool] = kind(settings=topology.from_pool(pool))
+                client = owned[OWNED] = kind(settings=topology.from_pool(pool))
     return client
 
 

@@ -85,6 +85,7 @@ def _broken(error: BaseException, place: str) -> Exception:
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names it."""
 
+    __module__ = "fastlock"  # where users find it
     _own = True
     __repr__ = Exception.__repr__  # with its message, which redis-py's leaves out
 
@@ -97,10 +98,13 @@ class LockError(exceptions.LockError):
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):
     """The lock is no longer the caller's: its lease ran out, or somebody took or deleted it. `lock_name` names it."""
 
+    __module__ = "fastlock"
+
 
 class ClientClosedError(exceptions.ConnectionError):
     """The client was closed, before this call or while it waited."""
 
+    __module__ = "fastlock"
     _own = True
     __repr__ = Exception.__repr__
 

@@ -61,12 +61,12 @@ def _behind(lock: Terms, answer: Any = None, token: bytes | None = None) -> Any:
 
 
 def _handed(lock: Terms, owner: Any, waiter: Any) -> Lease | None:
-    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran."""
+    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran,
+    which the law gives back."""
     lease: Lease | None = waiter.lease
     if lease is None:
         return None
     if now() >= lease.deadline:
-        lock._wire.late(waiter)
         return None
     lock._wire.gates.taken(waiter)
     lock._wire.stats.acquires += 1
@@ -313,10 +313,11 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
         return await _aio_wait(lock, must, waiter, pipe.turns, task, start)
     token = new_token()
     turn = Turn().begin(pipe.turns)
-    pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], turn, lock.key, token, lock.ms)
-    sent = pipe.sent
     timer = op = None
+    sent = start
     try:
+        pipe.request(pipe.forms[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], turn, lock.key, token, lock.ms)
+        sent = pipe.sent
         try:
             if lock.blocking_timeout is not None:
                 timer = pipe.turns.loop.call_later(lock.blocking_timeout, turn, LATE)
@@ -345,7 +346,7 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
 
 async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
-    wire, until, timer = lock._wire, _until(lock, start), None
+    wire, op, until, timer = lock._wire, lock.taking(None, must, start), _until(lock, start), None
     try:
         try:
             wire.gates.joined(waiter, start)
@@ -361,10 +362,10 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any,
         lease = _handed(lock, task if lock.thread_local else None, waiter)
         if lease is not None:
             return lease
-    except BaseException:
-        wire.torn(lock.taking(None, must), waiter)
+        return await wire.run(op, waiter)  # type: ignore[no-any-return]
+    except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
+        wire.torn(op, waiter, error)
         raise
-    return await wire.run(lock.taking(None, must, start), waiter)  # type: ignore[no-any-return]
 
 
 def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
@@ -396,9 +397,10 @@ async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> N
         await wire.release(lock, None, None, leaving, error)
         return
     turn = Turn().begin(pipe.turns)
-    pipe.request(pipe.forms[RELEASE], turn, lease.key, lease.proof, 0)
-    sent = pipe.sent
+    sent = now()
     try:
+        pipe.request(pipe.forms[RELEASE], turn, lease.key, lease.proof, 0)
+        sent = pipe.sent
         answer = await turn
         if answer == 1:
             _gone(lock, owner, lease)

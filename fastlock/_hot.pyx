@@ -120,12 +120,12 @@ cdef Waiter _behind(Terms lock, answer, bytes token):
 
 
 cdef Lease _handed(Terms lock, owner, Waiter waiter):
-    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran."""
+    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran,
+    which the law gives back."""
     cdef Lease lease = waiter.lease
     if lease is None:
         return None
     if lease.deadline != INFINITY and _time() >= lease.deadline:
-        (<Common>lock._wire).late(waiter)
         return None
     (<Common>lock._wire).gates.taken(waiter)
     if waiter.gate.brisk:

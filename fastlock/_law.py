@@ -386,10 +386,13 @@ class Release(Ask):
     def _alone(self, trial: Trial) -> Steps:
         """By a user who may not hand over: in whichever form the token stands there; those who wait come to look."""
         for _ in range(2):  # it can be marked in between, once
-            held = yield from settled(Ask(say.GET, self.key), trial)
+            look = Ask(say.GET, self.key)
+            look.parting = self.parting
+            held = yield from settled(look, trial)
             if not say.proves(held, self.token):
                 break
             ask = Ask(say.RELEASE, self.key, held)
+            ask.parting = self.parting
             try:
                 if (yield from settled(ask, trial)):
                     return 1
@@ -639,5 +642,5 @@ def look(clock: Clock, parting: bool = False) -> Steps:
     """The session with the server; connects if need be."""
     trial = Trial(clock)
     while type(answer := (yield Capabilities(parting))) is Lost:
-        yield Sleep(trial.pause(answer))
+        yield Sleep(trial.pause(answer, parting))
     return answer

@@ -85,7 +85,9 @@ class Connection:
         self.dead: Exception | None = None
         self.mutex = native.RLock()  # that nothing is owed to a connection which has just failed
         self.hears = False  # whether messages come here
+        self.last = False  # whether it is for what a closed client owes, and what is owed here stays so
         self.in_flight: list[Any] | None = None  # slots that missed a reply when it broke
+        self.buried = False  # whether all who waited were told that it broke
         self.senseless = False  # whether it broke by a reply that made no sense, with nobody else in flight
         credentials = settings.credentials()
         self.sock = open_socket(settings)
@@ -227,11 +229,15 @@ class Connection:
         """Send an undo that nobody waits for; whoever reads next on this connection reads its reply."""
         undo.link = self
         with self.mutex:
-            if self.dead is not None:
-                undo.outlived(self.session)
-                self.wire.owe(undo)
-                return
-            queue(self, undo, Said(undo))
+            alive = self.dead is None
+            if alive:
+                queue(self, undo, Said(undo))
+        if not alive:
+            undo.outlived(self.session)
+            self.wire.owe(undo)
+            if not self.last:
+                self.wire.last_words()
+            return
         try:
             self.pipe.flush(0.0)
         except BROKEN as error:
@@ -249,12 +255,14 @@ class Connection:
     def fail(self, error: BaseException) -> None:
         """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
         again."""
-        if self.in_flight is None:
+        if not self.buried:
             try:
                 self._bury(error)
             except BaseException:  # interrupted in it: nobody else would tell those who wait
                 self._bury(error)
                 raise
+            if not self.last:
+                self.wire.last_words()
 
     def _bury(self, error: BaseException) -> None:
         """Tell all who wait here. May be called again, by one who was interrupted in it."""
@@ -276,11 +284,12 @@ class Connection:
         self.wire.discard(self)
         if self.hears:
             self.wire.gates.reconnected()
+        self.buried = True
 
     def settle(self, until: float) -> None:
         """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
         was closed."""
-        if self.pipe.pending:
+        while self.pipe.pending and self.dead is None and now() < until:  # what is refused is said once more, behind it
             last = steps.Call([(b"PING",)])
             last.until = until
             self.ask(last, 0.0)

@@ -129,13 +129,12 @@ def warn_of_refusal(wire: Any, undo: Any, error: errors.RedisError) -> None:
     )
 
 
-def warn_of_debts(wire: Any) -> None:
+def warn_of_debts(wire: Any, left: list[Any]) -> None:
     """A client was closed, and what callers left behind could not be undone."""
-    names = sorted({name for undo in wire.debts for name in undo.names})
+    names = sorted({name for undo in left for name in undo.names})
     if names:
         logging.getLogger("fastlock").warning(
-            "what an acquire may have left under %s stays until its lease ends: %s could not be asked to undo it, or "
-            "refused to, as its client was closed",
+            "what an acquire may have left under %s stays until its lease ends: %s did not answer as the client closed",
             ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
             wire.settings.place,
         )

@@ -263,15 +263,17 @@ class Trial:
         self.senseless = 0  # replies of its own that made no sense; what others were answered is borne
         self.give_up = math.inf
 
-    def pause(self, lost: Lost) -> float:
-        """Seconds before the next connection. Raises the error when patience is over."""
+    def pause(self, lost: Lost, parting: bool = False) -> float:
+        """Seconds before the next connection. Raises the error when patience is over. parting: as of an Ask; that the
+        client was closed meanwhile does not end it."""
         now = self.clock()
         self.doubt |= lost.sent
         self.failures += 1
         if self.failures == 1:
             self.give_up = now + lost.patience
         self.senseless += lost.own
-        if lost.final or self.senseless > 1 or (now >= self.give_up and self.failures > 1):
+        final = lost.final and not (parting and isinstance(lost.error, errors.ClientClosedError))
+        if final or self.senseless > 1 or (now >= self.give_up and self.failures > 1):
             raise lost.error
         return 0.0 if self.failures == 1 else backoff(self.failures)
 
@@ -298,7 +300,7 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
                 ask.stale = (*ask.stale, answer.session)
             if answer.sent and not trial.doubt:
                 trial.doubt_since = ask.sent
-            yield Sleep(within(trial.pause(answer), ask.until, trial.clock))
+            yield Sleep(within(trial.pause(answer, ask.parting), ask.until, trial.clock))
             if ask.until is not None and trial.clock() >= ask.until:
                 raise answer.error  # not "held by somebody else": nobody could say
         elif isinstance(answer, Exception):
@@ -375,7 +377,9 @@ def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
     form = say.SCRIPTED.get(ask.verb)
     if code == "NOSCRIPT" and trial.loads < RELOADS:
         trial.loads += 1
-        answer = yield Call([script.load for script in say.SCRIPTS])
+        load = Call([script.load for script in say.SCRIPTS])
+        load.parting = ask.parting
+        answer = yield load
         if type(answer) is list and isinstance(answer[0], Exception) and not errors.passes(answer[0]):
             raise errors.from_reply(answer[0])
     elif form is not None and text.startswith(("ERR unknown command", "ERR syntax error", "NOPERM")):

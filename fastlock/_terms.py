@@ -427,7 +427,12 @@ def namer(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: fixed
 
     def from_call(*args: Any, **kwargs: Any) -> str:
-        call = signature.bind(*args, **kwargs)
+        try:
+            call = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            if by_handler(error):
+                raise
+            raise TypeError(f"{function.__qualname__}(): {error}") from None
         call.apply_defaults()
         try:
             return name.format(**call.arguments)

@@ -10,7 +10,7 @@ import logging
 import math
 import ssl
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -71,6 +71,7 @@ class Settings:
     connect_timeout: float = 5.0
     reply_timeout: float = 5.0
     max_connections: int = 16
+    patient: bool = False  # whether a server that was never reached is waited for; else its address is taken for wrong
     keepalive: bool = True
     keepalive_options: dict[Any, int] | None = None
     socket_type: int = 0
@@ -136,6 +137,9 @@ class Settings:
         """TCP options as (constant or its name, value), beyond SO_KEEPALIVE itself."""
         options: dict[Any, int] = self.keepalive_options or _KEEPALIVE
         return list(options.items())
+
+
+_OPTIONS = Settings.__dataclass_fields__.keys() - {"patient"}
 
 
 def _pair(found: Any) -> tuple[str | None, str | None]:
@@ -226,7 +230,7 @@ def from_options(options: dict[str, Any]) -> Settings:
         elif name in _RENAMED:
             if value is not None:
                 known[_RENAMED[name]] = value
-        elif name in Settings.__dataclass_fields__ or name == "ssl":
+        elif name in _OPTIONS or name == "ssl":
             if value is not None:
                 known[name] = value
         elif name not in _IGNORED:
@@ -307,7 +311,7 @@ def from_pool(pool: Any) -> Settings:
         raise TypeError("fastlock does not support redis-py's Sentinel pools yet: give the master's own address")
     bases = getattr(pool.connection_class, "__mro__", ())
     _check_transport(pool.connection_class, bases)
-    known = _RENAMED.keys() | Settings.__dataclass_fields__.keys() - {"max_connections"}
+    known = _RENAMED.keys() | _OPTIONS - {"max_connections"}
     secure = any("SSL" in base.__name__ for base in bases)
     options = {
         name: value
@@ -317,7 +321,7 @@ def from_pool(pool: Any) -> Settings:
     for name in ("port", "db"):  # redis-py takes them as they come out of the environment
         if isinstance(options.get(name), str):
             options[name] = int(options[name])
-    return from_options(options | {"ssl": secure})
+    return replace(from_options(options | {"ssl": secure}), patient=True)
 
 
 def _check_transport(kind: Any, bases: tuple[type, ...]) -> None:

@@ -45,6 +45,8 @@ class Wire(Common):
         self.impl = impl
         self.closed = False
         self.warned = False  # that something was refused which nobody waits for
+        self._ended = False  # whether all connections of a client that was closed are
+        self._met = False  # whether there ever was a connection: before that an error is a wrong setting, not an outage
         self._start()
         _WIRES.add(self)
 
@@ -54,8 +56,6 @@ class Wire(Common):
         self.idle: list[Connection] = []
         self._opening: set[object] = set()  # those who connect now
         self._turn = 0
-        # whether there ever was a connection: before that, an error is a wrong setting, not an outage
-        self._met = False
         self._broken = 0  # connections that have had no successor yet
         self._mutex = native.RLock()
         self._changed = native.Changes()  # for those who wait for a connection
@@ -265,7 +265,7 @@ class Wire(Common):
             raise error
         known = errors.broken(error, self.settings.place)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not self._met
+        final = refused or self.closed or not (self._met or self.settings.patient)
         return Lost(known, self.settings.reply_timeout, sent=False, final=final)
 
     def _more(self, until: float | None = None) -> tuple[Connection, bool]:
@@ -352,8 +352,9 @@ class Wire(Common):
     def owe(self, undo: Undo) -> None:
         """Keep it for the next connection, and none of those that are gone."""
         with self._mutex:  # nobody takes it in between
-            self.debts.append(undo)
             undo.link = undo.said = None
+            if undo not in self.debts:  # who is struck in here owes it once more
+                self.debts.append(undo)
 
     def undo(self, undo: Undo) -> None:
         """Have something said that nobody waits for; over the next connection, when there is none."""
@@ -367,8 +368,7 @@ class Wire(Common):
             connection.post(undo)
             return
         self.owe(undo)
-        if self.closed:  # while this caller was on its way out: nobody else would say it
-            self._last_words(False)
+        self.last_words()
 
     def say_debts(self) -> None:
         """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
@@ -402,23 +402,25 @@ class Wire(Common):
                 return
 
     def close(self) -> None:
-        """End all connections, after what is in flight was answered (a second at most); who waits gets
-        ClientClosedError."""
+        """End all connections, after what is in flight was answered (a second at most), and say what is owed (another
+        one, or two, where the server does not answer); who waits gets ClientClosedError."""
         check()
         try:
             self.say_debts()
         finally:
-            silent = bool(self.debts)
-            self._end()
-            if self.debts and self._met:
-                self._last_words(silent)
+            try:
+                self._end()
+            finally:
+                self._ended = True
+            self.last_words()
 
-    def _last_words(self, silent: bool) -> None:
-        """What was in flight when its connection broke, in closing. silent: the server could not be reached before."""
-        if not silent:
-            connection: Any = None
+    def last_words(self) -> None:
+        """What is owed by a client that is closed, whoever owes it says: nobody will use another connection of it."""
+        while self.debts and self._ended and self._met:
+            owed, connection = list(self.debts), None
             try:
                 connection = Connection(self, replace(self.settings, connect_timeout=PARTING))
+                connection.last = True
                 self._pay(connection)
                 connection.settle(now() + PARTING)
             except Exception as error:  # also a provider's
@@ -427,7 +429,9 @@ class Wire(Common):
             finally:
                 if connection is not None:
                     connection.fail(errors.ClientClosedError("this client was closed"))
-        session.warn_of_debts(self)
+            with self._mutex:
+                left = [undo for undo in owed if removed(self.debts, undo)]
+            session.warn_of_debts(self, left)
 
     def _end(self) -> None:
         with self._mutex:

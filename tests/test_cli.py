@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fastlock import _console, embedded
+from fastlock import __version__, _console, embedded
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "s3cret-@/#:tail"
@@ -80,6 +80,10 @@ class TestInfo:
         assert (done.returncode, done.stderr) == (0, "")
         labels = [line.split()[0] for line in done.stdout.splitlines()]
         assert labels[:7] == ["fastlock", "implementation", "python", "redis-py", "hiredis", "server", "capabilities"]
+
+    def test_version_alone(self) -> None:
+        done = fastlock("--version")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"fastlock {__version__}\n", "")
 
     def test_fallback_has_no_build(self, url: str) -> None:
         about = json.loads(fastlock("info", "--json", "--url", url, FASTLOCK_IMPL="python").stdout)

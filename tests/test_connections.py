@@ -221,43 +221,9 @@ def test_a_debt_that_a_dead_connection_cannot_pay_stays_once(face: Face, impl: s
     wire.debts.clear()
 
 
-async def test_what_cannot_be_undone_as_its_client_closes_is_told(
-    face: Face, impl: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = face.client(proxy.url)
-    await face.get(client.server_info())
-    client._wire.debts.append(_steps.Undo([b"sku:1", b"sku:2"], [b"one", b"two"]))
-    proxy.refuse()
-    proxy.cut()
-    await face.get(client.close())
-    (record,) = caplog.records
-    assert record.levelname == "WARNING" and "under b'sku:1', b'sku:2' stays until" in record.getMessage()
-    assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "of which server"
-
-
 def test_what_another_thread_took_out_of_a_list_is_not_there() -> None:
     these = [1, 2]
     assert removed(these, 1) and not removed(these, 1) and these == [2]
-
-
-@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
-async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, impl: str, no_leaks: Any
-) -> None:
-    """An acquire without end, whose reply is held back when the client is closed, and never comes."""
-    client = face.client(proxy.url, max_connections=1)
-    await face.get(client.server_info())
-    armed = proxy.arm(stall(), after=MARK, times=1)
-    job = face.start(lambda: client.lock(NAME, timeout=None).acquire())
-    await fired(face, armed)
-    await until(face, lambda: probe.exists(NAME), "it is executed")
-    closing = face.start(client.close)
-    await until(face, lambda: client.retired, "it is being closed")
-    proxy.cut()
-    await closing.get()
-    with pytest.raises(fastlock.ClientClosedError):
-        await job.get()
-    assert not probe.exists(NAME)
 
 
 # ------------------------------------------------------------------------------------------------- quiet for a while

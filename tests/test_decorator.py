@@ -86,6 +86,13 @@ async def test_a_missing_field_is_named_together_with_the_function(face: Face, s
         face.client(server.unix_url).locked("order:{orderid}")(of_face(face, pay))
 
 
+async def test_a_call_that_lacks_an_argument_names_the_function(face: Face, server: Server) -> None:
+    def pay(order_id: int) -> None: ...
+
+    with pytest.raises(TypeError, match=r"pay\(\): missing a required argument: 'order_id'"):
+        await face.get(face.client(server.unix_url).locked("order:{order_id}")(of_face(face, pay))())
+
+
 async def test_an_argument_that_does_not_fill_the_name_is_told_with_it(face: Face, server: Server) -> None:
     ship = face.client(server.unix_url).locked("order:{order.number}")(of_face(face, lambda order: None))
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'number'") as caught:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ import redis.asyncio.lock
 import redis.lock
 import redis.sentinel
 from support.faces import Face
+from support.faultproxy import FaultProxy
+from support.party import until
 from support.redispy import Inner, end, ending, theirs
 
 import fastlock
@@ -36,11 +39,12 @@ NOT_HELD = {  # what redis-py has said before 5.1, and since
 
 
 @asynccontextmanager
-async def redis_client(face: Face, server: Server, **keywords: Any) -> AsyncIterator[Any]:
+async def redis_client(face: Face, server: Server | None, **keywords: Any) -> AsyncIterator[Any]:
     """A redis-py client of the face, closed in the end together with the fastlock client behind it."""
     kind = redis.asyncio.Redis if face.is_async else redis.Redis
     url = keywords.pop("url", None)
-    client = kind.from_url(url, **keywords) if url else kind(**{"unix_socket_path": server.path, **keywords})
+    path = {} if server is None else {"unix_socket_path": server.path}
+    client = kind.from_url(url, **keywords) if url else kind(**{**path, **keywords})
     async with ending(face, client):
         yield client
 
@@ -299,6 +303,46 @@ async def test_all_locks_of_a_pool_share_one_client_which_ends_with_the_pool(
     left = probe.client_list() if count() else []
     await face.get(wire.close())
     assert left == [], "a pool that is gone leaves its connection of fastlock behind"
+
+
+async def test_a_server_that_restarts_is_waited_for_also_by_the_first_lock(
+    face: Face, proxy: FaultProxy, no_leaks: Any
+) -> None:
+    """As redis-py 8 does: a worker that starts at that moment must not fail for it."""
+    proxy.hanging_up = True
+    async with redis_client(face, None, url=proxy.url, retry=None) as client:
+        lock = face.module.Lock(client, "a", timeout=5, thread_local=False)
+        job = face.start(lock.acquire)
+        await until(face, lambda: proxy.accepted > 2, "it tries again")
+        proxy.hanging_up = False
+        assert await job.get() is True
+        await face.get(lock.release())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed", "ignore:coroutine .* was never awaited")
+def test_a_loop_closed_while_its_tasks_wait_leaves_no_client_of_a_pool_that_is_gone(
+    server: Server, probe: redis.Redis
+) -> None:
+    """The task that waits holds the lock, that its redis-py client, and that the pool."""
+
+    async def begin() -> weakref.ref[Any]:
+        client = redis.asyncio.Redis(unix_socket_path=server.path)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)  # each task says that it was destroyed
+        tasks.append(loop.create_task(fastlock.asyncio.Lock(client, "a", timeout=5).acquire()))
+        while not probe.exists("fastlock:queue:{a}"):
+            await asyncio.sleep(0.001)
+        return weakref.ref(Inner.of(client))
+
+    probe.set("a", "somebody else")
+    tasks: list[Any] = []
+    loop = asyncio.new_event_loop()
+    inner = loop.run_until_complete(begin())
+    loop.close()
+    tasks.clear()
+    gc.collect()
+    assert inner() is None
+    probe.delete("a", "fastlock:queue:{a}")
 
 
 @pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import select
 import socket
 import threading
@@ -573,3 +574,10 @@ class Babbler:
         for thread in self._threads:
             thread.join(5)
             assert not thread.is_alive(), "a connection of the babbler hangs"
+
+
+@pytest.mark.parametrize("kind", [fastlock.LockError, fastlock.LockNotOwnedError, fastlock.ClientClosedError])
+def test_own_errors_are_named_by_where_users_find_them(kind: type[Exception]) -> None:
+    """In tracebacks, logs and what collects them."""
+    assert f"{kind.__module__}.{kind.__qualname__}" == f"fastlock.{kind.__name__}"
+    assert getattr(fastlock, kind.__name__) is kind is type(pickle.loads(pickle.dumps(kind("text"))))

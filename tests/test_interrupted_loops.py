@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fastlock._turns import Turn, Turns
 from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME = "sku"
+NAME, QUEUE = "sku", "fastlock:queue:{sku}"
 HITS = 150
 
 
@@ -113,6 +113,126 @@ def test_a_connection_whose_end_is_struck_is_replaced(
     while asyncio.run(attempt(next(steps))):
         pass
     assert next(steps) > 10
+
+
+class StruckIn:
+    """Awaits a coroutine, and strikes it once: at such a point of so many a step. `struck`: whether it was."""
+
+    def __init__(self, coroutine: Any, step: int, point: int) -> None:
+        self.coroutine, self.step, self.point, self.struck = coroutine, step, point, False
+        self.steps = 0
+
+    def __await__(self) -> Any:
+        while (waits_for := self._go_on()) is not None:
+            yield waits_for
+
+    def _go_on(self) -> Any:
+        """What it waits for; None: it is over, perhaps as the strike came through."""
+        waits_for: list[Any] = [None]
+        try:
+            if self.steps == self.step:
+                self.struck = raise_at(self.point, STACK, lambda: waits_for.append(self.coroutine.send(None)))
+            else:
+                waits_for.append(self.coroutine.send(None))
+        except StopIteration:
+            return None
+        self.steps += 1
+        return waits_for[-1]
+
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    **{"free": {}, "not connected": {}, "polls": {"queue": False}, "fair": {"fair": True}, "fence": {"fence": True}},
+    **{"behind a task": {}, "behind a client": {}, "limited": {"blocking_timeout": 20}},
+}
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # which was to be, when the strike came
+def test_a_task_may_be_struck_at_any_point_of_its_acquire(
+    server: Server, probe: redis.Redis, impl: str, situation: str
+) -> None:
+    """What it has then it can let go of; else nothing stays, and whoever comes next is served."""
+
+    async def attempt(step: int, point: int) -> tuple[bool, bool]:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            another = client if situation == "behind a task" else fastlock.asyncio.Client.from_url(server.unix_url)
+            holder = another.lock(NAME, timeout=None, thread_local=False)
+            lock = client.lock(NAME, timeout=None, thread_local=False, **SITUATIONS[situation])
+            if situation != "not connected":
+                await client.server_info()
+            held = situation.startswith(("behind", "limited"))
+            if held:
+                await holder.acquire()
+                asyncio.get_running_loop().call_later(0.002, lambda: letting_go.append(asyncio.create_task(let_go())))
+            letting_go: list[Any] = []
+
+            async def let_go() -> None:
+                await holder.release()
+
+            strike = StruckIn(lock.acquire(), step, point)
+            where = f"step {step}, point {point}"
+            async with asyncio.timeout(20):
+                await strike
+                while held and not (letting_go and letting_go[0].done()):
+                    await asyncio.sleep(0.001)
+                if lock.lease is not None:
+                    await lock.release()
+                async with client.lock(NAME, thread_local=False):  # behind whatever was to be undone
+                    pass
+            assert not probe.exists(NAME), where
+            assert not client._wire.crowd, f"{where}: somebody waits still"
+            if another is not client:
+                await another.close()
+            return strike.struck, strike.steps > step
+
+    strike_everywhere(attempt)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("behind", ["nobody", "a task", "a client"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_task_may_be_struck_at_any_point_of_its_release(
+    server: Server, probe: redis.Redis, impl: str, behind: str
+) -> None:
+    """It is carried out, or can be repeated; whoever waits is served."""
+
+    async def attempt(step: int, point: int) -> tuple[bool, bool]:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            another = fastlock.asyncio.Client.from_url(server.unix_url) if behind == "a client" else client
+            lock, next_one = (each.lock(NAME, timeout=None, thread_local=False) for each in (client, another))
+            await lock.acquire()
+            waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
+            while waiting is not None and not (another._wire.crowd if another is client else probe.exists(QUEUE)):
+                await asyncio.sleep(0.001)
+            strike = StruckIn(lock.release(), step, point)
+            async with asyncio.timeout(20):
+                await strike
+                if lock.lease is not None:
+                    with contextlib.suppress(fastlock.LockError):  # it was carried out meanwhile
+                        await lock.release()
+                if waiting is not None:
+                    assert await waiting
+                    await next_one.release()
+                async with client.lock(NAME, thread_local=False):
+                    pass
+            assert not probe.exists(NAME), f"step {step}, point {point}"
+            if another is not client:
+                await another.close()
+            return strike.struck, strike.steps > step
+
+    strike_everywhere(attempt)
+
+
+def strike_everywhere(attempt: Callable[[int, int], Coroutine[Any, Any, tuple[bool, bool]]]) -> None:
+    """attempt(step, point): whether it was struck, and whether it had more steps."""
+    for step in itertools.count():
+        points = itertools.count(1)
+        while (reached := asyncio.run(attempt(step, next(points))))[0]:
+            pass
+        if not reached[1]:
+            break
+    assert step >= 1
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

@@ -115,15 +115,16 @@ async def test_no_sleep_makes_a_busy_loop(face: Face, server: Server, probe: red
     await face.get(lock.release())
 
 
+@pytest.mark.parametrize("sleep", [0.01, 0])
 async def test_the_least_patient_is_not_bound_by_who_came_before_it(
-    face: Face, server: Server, probe: redis.Redis
+    face: Face, server: Server, probe: redis.Redis, sleep: float
 ) -> None:
     """Not for longer than a second, after which a thread that listens looks in any case."""
     client = face.client(server.unix_url)
     probe.set(NAME, "somebody else")
     first = wait_with(face, client, sleep=LONG)
     await queued(face, probe, 1)
-    second = wait_with(face, client, sleep=0.01)
+    second = wait_with(face, client, sleep=sleep)
     await waits(face, client, 2)
     enough = client.get_stats()["commands"] + 30
     await until(face, lambda: client.get_stats()["commands"] >= enough, "30 looks")

@@ -35,7 +35,7 @@ class Inner:
 
     @staticmethod
     def of(client: Any) -> Any:
-        return _dropin._CLIENTS.get(client.connection_pool)
+        return vars(client.connection_pool).get(_dropin.OWNED)
 
 
 @asynccontextmanager

@@ -1,0 +1,183 @@
+"""What is under way, owed or held when a client is closed: no key is left, and who holds a lock can let go of it.
+
+Never: a key that nobody will release, a release that is refused what a moment later it would be granted, a connection
+or a task that stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import redis
+from support.faces import Face
+from support.faultproxy import FaultProxy, stall
+from support.party import NAME, QUEUE, until
+
+import fastlock
+from fastlock import _steps
+from fastlock._link import Connection
+from fastlock.embedded import Server
+
+MARK = b"\r\nsku\r\n"
+TOKEN = b"fl:" + b"0" * 32
+pytestmark = pytest.mark.usefixtures("impl")
+threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
+two_servers = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+
+
+async def fired(face: Face, armed: Any) -> None:
+    """Return when the fault has begun its work; the event loop goes on meanwhile."""
+    await (asyncio.to_thread(armed.wait) if face.is_async else face.get(armed.wait()))
+
+
+# -------------------------------------------------------------------------------------------------------------- owed
+
+
+async def test_what_cannot_be_undone_as_its_client_closes_is_told(
+    face: Face, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = face.client(proxy.url)
+    await face.get(client.server_info())
+    client._wire.debts.append(_steps.Undo([b"sku:1", b"sku:2"], [b"one", b"two"]))
+    proxy.refuse()
+    proxy.cut()
+    await face.get(client.close())
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "under b'sku:1', b'sku:2' stays until" in record.getMessage()
+    assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "of which server"
+
+
+@two_servers
+async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """An acquire without end, whose reply is held back when the client is closed, and never comes."""
+    client = face.client(proxy.url, max_connections=1)
+    await face.get(client.server_info())
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    job = face.start(lambda: client.lock(NAME, timeout=None).acquire())
+    await fired(face, armed)
+    await until(face, lambda: probe.exists(NAME), "it is executed")
+    closing = face.start(client.close)
+    await until(face, lambda: client.retired, "it is being closed")
+    proxy.cut()
+    await closing.get()
+    with pytest.raises(fastlock.ClientClosedError):
+        await job.get()
+    assert not probe.exists(NAME)
+
+
+@threads_only
+async def test_what_is_undone_while_another_thread_closes_the_client_is_undone(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has found a connection that lives, and is stopped; the client is closed before it goes on."""
+    client = face.client(server.unix_url)
+    client.server_info()
+    probe.set(NAME, TOKEN)
+    real, chosen, closed = Connection.post, threading.Event(), threading.Event()
+
+    def post(connection: Connection, undo: _steps.Undo) -> None:
+        if undo.names and not chosen.is_set():
+            chosen.set()
+            assert closed.wait(20)
+        real(connection, undo)
+
+    monkeypatch.setattr(Connection, "post", post)
+    job = face.start(lambda: client._wire.undo(_steps.Undo([NAME.encode()], [TOKEN])))
+    assert chosen.wait(20)
+    client.close()
+    closed.set()
+    await job.get()
+    assert not probe.exists(NAME) and client._wire.debts == []
+
+
+@two_servers
+async def test_what_is_owed_is_said_until_it_is_done(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody waits for the name, so it takes a script, which the server has forgotten: it is sent once more."""
+    client = face.client(server.unix_url)
+    await face.get(client.server_info())
+    probe.set(NAME, TOKEN.replace(b":", b"+"))
+    probe.script_flush()
+    (client._wire.link if face.is_async else client._wire.connections[0]).fail(EOFError("cut"))
+    client._wire.debts.append(_steps.Undo([NAME.encode()], [TOKEN]))
+    await face.get(client.close())
+    assert not probe.exists(NAME) and caplog.records == []
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_closing_waits_for_the_end_of_a_connection_that_is_being_made(
+    face: Face, proxy: FaultProxy, no_leaks: Any
+) -> None:
+    """Its task, and its socket, would be left to a loop that may be closed by then."""
+    client = face.client(proxy.url)
+    await client.server_info()
+    proxy.cut()
+    await until(face, lambda: client._wire.link is None, "it is cut")
+    armed = proxy.arm(stall(), new_only=True)
+    job = face.start(client.lock(NAME).acquire)
+    await fired(face, armed)
+    await client.close()
+    assert not [task for task in asyncio.all_tasks() if "connect" in task.get_name()]
+    with pytest.raises(fastlock.ClientClosedError):
+        await job.get()
+
+
+# -------------------------------------------------------------------------------------------------------------- held
+
+
+@two_servers
+@pytest.mark.parametrize("side", ["request", "reply"])
+async def test_a_release_under_way_as_its_client_closes_is_a_release(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any
+) -> None:
+    """What it asked, or the reply, is held back for longer than closing waits."""
+    client = face.client(proxy.url, max_connections=1)
+    lock = client.lock(NAME, timeout=None, thread_local=False)
+    await face.get(lock.acquire())
+    armed = proxy.arm(stall(side), after=MARK, times=1)
+    job = face.start(lock.release)
+    await fired(face, armed)
+    await face.get(client.close())
+    await job.get()
+    assert not probe.exists(NAME) and lock.lease is None
+
+
+async def lets_go(face: Face, client: Any, server: Server, probe: redis.Redis) -> None:
+    """Acquire, and close the client while another one waits; the lock is let go of, and the other one has it."""
+    lock = client.lock(NAME, timeout=None, thread_local=False)
+    await face.get(lock.acquire())
+    other = face.client(server.unix_url)
+    waiting = other.lock(NAME, thread_local=False)
+    job = face.start(lambda: waiting.acquire(blocking_timeout=20))
+    await until(face, lambda: probe.zcard(QUEUE) == 1, "it waits")
+    await face.get(client.close())
+    probe.script_flush()
+    await face.get(lock.release())
+    assert await job.get() is True and lock.lease is None
+    await face.get(waiting.release())
+    await face.get(other.close())
+
+
+async def test_a_lock_is_let_go_of_after_closing_though_the_server_has_forgotten_the_script(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    await lets_go(face, face.client(server.unix_url), server, probe)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+async def test_a_lock_is_let_go_of_after_closing_by_a_user_who_may_run_no_scripts(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """In whichever form its token stands there; who waits finds out when it looks."""
+    rights = "+set +get +delifeq +pttl +exists +command|info +client|info +client|kill +info +client|setinfo"
+    probe.execute_command("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", *rights.split())
+    try:
+        await lets_go(face, face.client(f"unix://plain:word@{server.path}"), server, probe)
+    finally:
+        probe.execute_command("ACL", "DELUSER", "plain")
