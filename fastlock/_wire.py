@@ -471,7 +471,8 @@ def _forget_parent() -> None:
 
 
 def _at_exit() -> None:
-    """The interpreter ends: clients that live until then say what they owe, as long as there is Python."""
+    """The interpreter ends: clients that live until then say what they owe, as long as there is Python; and what nobody
+    uses is closed here, as it is collected in no order, and a socket may come before whoever would close it."""
     check()
     until = now() + PARTING
     for wire in list(_WIRES):
@@ -480,6 +481,9 @@ def _at_exit() -> None:
                 wire.say_debts()
         for connection in list(wire.connections):
             connection.settle(until)
+        for connection in list(wire.idle):
+            if removed(wire.idle, connection):
+                connection.fail(EOFError("the process ends"))
 
 
 at_fork(_forget_parent)
