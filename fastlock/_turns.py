@@ -46,10 +46,18 @@ class Turns:
         self.soon = None
         if len(self.over) > 1:  # and a handler of signals raises, or a task begins a loop within the loop
             self.soon = self.loop.call_soon(self.run)
-        for _ in range(max(len(self.over), CROWD)):
-            if not self.over:
-                break
-            self.over.popleft().wake()
+        turn: Turn | None = None
+        try:
+            for _ in range(max(len(self.over), CROWD)):
+                if not self.over:
+                    break
+                turn = self.over[0]
+                self.over.popleft()
+                turn.wake()
+        except BaseException:  # a handler of signals raised: nobody else would wake it
+            if turn is not None and turn.callback is not None:
+                self.over.appendleft(turn)
+            raise
         soon = self.soon
         if not self.over and soon is not None:  # who comes next is woken after what was to be sent by then
             self.soon = None  # first: a handler of signals may add one while that is cancelled
@@ -85,11 +93,12 @@ class Turn:
             self.set_result(answer)
 
     def wake(self) -> None:
-        callback, self.callback = self.callback, None
+        # A task asks what it is woken with for its result, and throws that away; of a real future without a call
+        over = self if type(self.answer) is asyncio.CancelledError else self.turns.woken
+        context, self.context = self.context, None
+        callback, self.callback = self.callback, None  # last: no signal's handler comes between this and the call
         if callback is not None:
-            context, self.context = self.context, None
-            # A task asks what it is woken with for its result, and throws that away; of a real future without a call
-            context.run(callback, self if type(self.answer) is asyncio.CancelledError else self.turns.woken)
+            context.run(callback, over)
 
     # as a task sees a future
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import logging
 import random
@@ -30,6 +31,27 @@ from support.interrupted import KINDS, LEASE, LONGEST, PATIENCE, Handler
 
 ASYNCIOS = (BlockingIOError, InterruptedError)  # which it takes for its socket's: it sends once more what it has sent
 STANDSTILL = 5.0  # seconds after which tasks that use locks hang
+
+
+# What a handler raises here leaves a task that asyncio will never resume: README tells of it.
+FORGETS = {
+    "base_events.py": {"_run_once"},  # takes a callback out of its list, and then calls it
+    "_turns.py": {"_asyncio_future_blocking", "get_loop", "add_done_callback"},  # by which a task begins to wait
+}
+
+
+class Elsewhere(Handler):
+    """Does not raise where asyncio forgets: another signal comes a moment later."""
+
+    def __init__(self, sender: Sender) -> None:
+        super().__init__([kind for kind in KINDS if kind not in ASYNCIOS])
+        self.sender = sender
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if frame.f_code.co_name in FORGETS.get(frame.f_code.co_filename.rpartition("/")[2], ()):
+            self.sender.armed.set()
+        else:
+            super().__call__(number, frame)
 
 
 class Sender(threading.Thread):
@@ -98,7 +120,7 @@ class Run:
         self.random = random.Random(seed + 1)
         self.attempts = self.hits = self.leaks = 0
         self.wrong: list[str] = []
-        self.handler = Handler([kind for kind in KINDS if kind not in ASYNCIOS])
+        self.handler = Elsewhere(self.sender)
         signal.signal(signal.SIGINT, self.handler)
 
     def go(self, hits: int) -> None:
@@ -144,6 +166,7 @@ class Run:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(2 * LONGEST, exit=True)  # a loop that never ends, seen from outside
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     url, mode, seed, hits = sys.argv[1:]
     run = Run(url, mode, int(seed))
