@@ -217,6 +217,9 @@ class Wire(Common):
         finally:
             if link is not None:
                 await self._part_from(link, errors.ClientClosedError("this client was closed"))
+            await self._last_words(
+                asyncio.get_running_loop()
+            )  # who is cancelled here leaves what nobody else would say
 
     async def _asked(self, ask: Any) -> Any:
         try:
@@ -262,7 +265,9 @@ class Wire(Common):
     def put_off(self, undo: Undo, seconds: float) -> None:
         """Say it so much later: the server can do nothing now."""
         undo.said = None
-        if self.loop is not None:
+        if self.closed:  # no timer is left to the loop
+            self.owe(undo)
+        elif self.loop is not None:
             self.put_offs[undo] = self.loop.call_later(seconds, self._say, undo)
 
     def _say(self, undo: Undo) -> None:
@@ -468,6 +473,7 @@ class Wire(Common):
 
     async def _last_words(self, loop: asyncio.AbstractEventLoop) -> None:
         """What is owed by a client that is closed, as nobody else would say it."""
+        self._no_longer_put_off()
         while self.debts and self._met:
             owed = list(self.debts)
             try:

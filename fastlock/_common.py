@@ -52,5 +52,5 @@ class Common:
         op.waiting = waiter
         if error is not None and self.struck(error):
             self.interrupted(op, error)
-        elif (left := op.leave(waiter, None, now)) is not None:
+        elif waiter.left is None and (left := op.leave(waiter, None, now)) is not None:  # else the law has seen to it
             self.undo(left)

@@ -256,23 +256,25 @@ class Connection:
         """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
         again."""
         if not self.buried:
-            try:
-                self._bury(error)
-            except BaseException:  # interrupted in it: nobody else would tell those who wait
-                self._bury(error)
-                raise
+            with self.mutex:  # by one thread: what it owes again may be said by another one meanwhile
+                try:
+                    self._bury(error)
+                except BaseException:  # interrupted in it: nobody else would tell those who wait
+                    self._bury(error)
+                    raise
             if not self.last:
                 self.wire.last_words()
 
     def _bury(self, error: BaseException) -> None:
-        """Tell all who wait here. May be called again, by one who was interrupted in it."""
-        with self.mutex:
-            self.dead = dead = self.dead or errors.broken(error, self.wire.settings.place)
-            if self.in_flight is None:
-                self.in_flight = []
-                self.wire.stats.retire(self.pipe)
-            self.pipe.drain(self.in_flight)
-            self.senseless = isinstance(error, ProtocolError) and len(self.in_flight) == 1
+        """Tell all who wait here, if nobody has. May be called again, by one who was interrupted in it."""
+        if self.buried:
+            return
+        self.dead = dead = self.dead or errors.broken(error, self.wire.settings.place)
+        if self.in_flight is None:
+            self.in_flight = []
+            self.wire.stats.retire(self.pipe)
+        self.pipe.drain(self.in_flight)
+        self.senseless = isinstance(error, ProtocolError) and len(self.in_flight) == 1
         shut(self.sock)  # whoever reads wakes up; closed when the last of them has let go of it
         final = isinstance(error, errors.ClientClosedError)
         for slot in self.in_flight:

@@ -134,7 +134,7 @@ def warn_of_debts(wire: Any, left: list[Any]) -> None:
     names = sorted({name for undo in left for name in undo.names})
     if names:
         logging.getLogger("fastlock").warning(
-            "what an acquire may have left under %s stays until its lease ends: %s did not answer as the client closed",
+            "what an acquire may have left under %s stays until its lease ends: its client closed before %s undid it",
             ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
             wire.settings.place,
         )

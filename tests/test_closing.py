@@ -18,7 +18,7 @@ from support.party import NAME, QUEUE, until
 
 import fastlock
 from fastlock import _steps
-from fastlock._link import Connection
+from fastlock._link import Connection, queue
 from fastlock.embedded import Server
 
 MARK = b"\r\nsku\r\n"
@@ -110,6 +110,68 @@ async def test_what_is_owed_is_said_until_it_is_done(
     assert not probe.exists(NAME) and caplog.records == []
 
 
+async def test_what_the_server_refuses_to_undo_as_its_client_closes_is_told(
+    face: Face, server: Server, probe: redis.Redis, server_config: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has lost its replicas: what would be said again a moment later is said by nobody."""
+    client = face.client(server.unix_url)
+    await face.get(client.server_info())
+    probe.set(NAME, TOKEN)
+    server_config(min_replicas_to_write="1")
+    client._wire.undo(_steps.Undo([NAME.encode()], [TOKEN]))
+    await face.get(client.close())
+    server_config(min_replicas_to_write="0")
+    (record,) = caplog.records
+    assert "under b'sku' stays until" in record.getMessage() and probe.delete(NAME) == 1
+
+
+@threads_only
+async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed_on_it_once(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is stopped in it; a third thread, which says what is owed, must not have it taken away."""
+    client = face.client(server.unix_url, max_connections=2)
+    client.server_info()
+    wire = client._wire
+    broken = wire.connections[0]
+    wire.idle.clear()
+    wire.idle.append(wire._more()[0])
+    probe.set(NAME, TOKEN)
+    undo = _steps.Undo([NAME.encode()], [TOKEN])
+    undo.link = broken
+    queue(broken, undo, _steps.Said(undo))
+    finding, saying, go_on = threading.Event(), threading.Event(), threading.Event()
+    outlived, calls, fget = _steps.Undo.outlived, _steps.Undo.calls, _steps.Undo.calls.fget
+
+    def stopped(undo: _steps.Undo, session: Any) -> None:
+        if not finding.is_set():
+            finding.set()
+            go_on.wait(20)
+        outlived(undo, session)
+
+    def slow(undo: _steps.Undo) -> Any:
+        if undo.names and not saying.is_set():
+            saying.set()
+            go_on.wait(20)
+            first.finished.wait(20)
+        return fget(undo)  # type: ignore[misc]
+
+    monkeypatch.setattr(_steps.Undo, "outlived", stopped)
+    monkeypatch.setattr(_steps.Undo, "calls", property(slow))
+    first = face.start(lambda: broken.fail(EOFError("first")))
+    assert finding.wait(20)
+    second = face.start(lambda: broken.fail(EOFError("second")))
+    second.finished.wait(0.2)  # as it was, it is over by now; now it waits for the first
+    third = face.start(lambda: client.lock("other", thread_local=False).acquire(blocking_timeout=20))
+    saying.wait(0.2)
+    go_on.set()
+    for job in (first, second, third):
+        await job.get()
+    monkeypatch.setattr(_steps.Undo, "calls", calls)
+    client.close()
+    assert not probe.exists(NAME) and wire.debts == [] and probe.delete("other") == 1
+
+
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
 async def test_closing_waits_for_the_end_of_a_connection_that_is_being_made(
     face: Face, proxy: FaultProxy, no_leaks: Any
@@ -146,6 +208,24 @@ async def test_a_release_under_way_as_its_client_closes_is_a_release(
     await face.get(client.close())
     await job.get()
     assert not probe.exists(NAME) and lock.lease is None
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_a_release_after_closing_that_is_given_up_is_carried_out(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Its caller is cancelled while the reply stays away, longer than the connection made for it is waited for."""
+    client = face.client(proxy.url)
+    lock = client.lock(NAME, timeout=None, thread_local=False)
+    await lock.acquire()
+    await client.close()
+    armed = proxy.arm(stall("request"), after=MARK, times=1)
+    task = asyncio.ensure_future(lock.release())
+    await fired(face, armed)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not probe.exists(NAME) and client._wire.debts == []
 
 
 async def lets_go(face: Face, client: Any, server: Server, probe: redis.Redis) -> None:

@@ -110,4 +110,5 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool
         sys.settrace(previous)
         last = (None, "")  # a frame that holds on to its tracer, as that does to it, and to all that was interrupted
         gc.enable()
+    assert left != -1, "what was raised was swallowed"
     return False
