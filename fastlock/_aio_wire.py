@@ -217,9 +217,7 @@ class Wire(Common):
         finally:
             if link is not None:
                 await self._part_from(link, errors.ClientClosedError("this client was closed"))
-            await self._last_words(
-                asyncio.get_running_loop()
-            )  # who is cancelled here leaves what nobody else would say
+            await self._last_words(asyncio.get_running_loop())  # of who was cancelled here
 
     async def _asked(self, ask: Any) -> Any:
         try:
