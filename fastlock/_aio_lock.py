@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Coroutine
-from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -25,15 +23,7 @@ class BaseLock(Terms):
 
     __slots__ = ()  # a lock that waits is one of many
 
-    def _me(self) -> Any:
-        if not self.thread_local:
-            return None
-        try:
-            # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
-            link = self._wire.link
-            return asyncio.current_task(link.loop if link and link.pipe.thread == get_ident() else None)
-        except RuntimeError:  # no loop runs: shown in a log, or a debugger
-            return None
+    _me = hot.task_owner
 
     def _orphaned(self) -> Lease | None:
         # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own

@@ -295,6 +295,18 @@ def _release(lock: Terms, lease: Lease, contended: bool) -> Releasing:
 # asyncio
 
 
+def task_owner(self: Any) -> Any:
+    """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
+    if not self.thread_local:
+        return None
+    pipe = self._wire.open_pipe
+    try:
+        # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
+        return current_task(pipe.turns.loop if pipe is not None and pipe.thread == threading.get_ident() else None)
+    except RuntimeError:
+        return None
+
+
 def _open_pipe(lock: Terms) -> Any:
     """The connection's, if there is one and the running task may use it."""
     check()

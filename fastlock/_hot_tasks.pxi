@@ -1,5 +1,18 @@
 # Part of _hot.pyx: acquire and release for tasks, as what they await. Never here: how a thread waits.
 
+def task_owner(Terms self not None):
+    """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
+    if not self.thread_local:
+        return None
+    cdef Pipe pipe = (<Common>self._wire).open_pipe
+    if pipe is not None and pipe.thread == PyThread_get_thread_ident():
+        return running_task((<Turns>pipe.turns).loop)
+    try:
+        return current_task()
+    except RuntimeError:
+        return None
+
+
 cdef class _Exchange(Turn):
     """What a task awaits: one command, and what is made of its answer, with no coroutine and no future in between.
 

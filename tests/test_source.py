@@ -462,7 +462,7 @@ def test_core_and_fallback_have_the_same_methods(core: types.ModuleType) -> None
 def test_the_hot_path_is_the_same_in_both(hot: tuple[types.ModuleType, types.ModuleType]) -> None:
     """What a task awaits is a class when it is compiled, and the parameters of that cannot be read."""
     compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in hot)
-    threads = {"take", "give", "thread_owner", "enter_lease", "enter_lock", "leave"}
+    threads = {"take", "give", "thread_owner", "task_owner", "enter_lease", "enter_lock", "leave"}
     assert compiled.keys() == plain.keys() == threads | {"aio_take", "aio_give"}
     assert hot[0].__spec__.origin != hot[1].__spec__.origin == str(PACKAGE / "_hot.py")  # type: ignore[union-attr]
     functions = {name for name, value in compiled.items() if not isinstance(value, type)}
