@@ -14,12 +14,16 @@ cpdef tuple asked(names, timeout)
 cpdef tuple granted(list names, list keys, bytes token, double deadline, list replies)
 
 
-@cython.locals(given=list, mine=list, once=dict)
+@cython.locals(given=list, mine=list, once=dict, one=Lease)
 cpdef tuple owned(leases)
 
 
 @cython.locals(keys=list, tokens=list, lease=Lease)
 cpdef tuple keys_and_tokens(list leases)
+
+
+@cython.locals(left=list, i=cython.Py_ssize_t, lease=Lease)
+cpdef list unended(list leases, list at)
 
 
 @cython.locals(released=list, rest=list, i=cython.Py_ssize_t, lease=Lease)

@@ -48,12 +48,23 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
-            if not lease.inherited and (lease.deadline != ENDED or lease.unreported):  # else it may be another's now
-                mine.append(lease)
+            one = lease
+            if not one.inherited and (one.deadline != ENDED or one.unreported):  # else it may be another's now
+                mine.append(one)
         elif lease is not None:
             raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
     once = dict.fromkeys(mine)
     return given, mine if len(once) == len(mine) else list(once)
+
+
+def unended(leases: list[Any], at: list[int]) -> list[int]:
+    """Which of these nobody has let go of."""
+    left: list[int] = []
+    for i in at:
+        lease = leases[i]
+        if lease.deadline != ENDED:
+            left.append(i)
+    return left
 
 
 def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:

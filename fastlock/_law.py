@@ -566,7 +566,7 @@ def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
             released[i] = gates.release(leases[i], clock()) == PASSED
         session = (yield from look(clock, parting=True)) if not all(released) else None
         # what is over by now was passed on, or another thread released it: its token may be the next holder's already
-        sent = [i for i in rest if leases[i].deadline != ENDED]
+        sent = batch.unended(leases, rest)
         for i in rest if len(sent) < len(rest) else ():
             released[i] = released[i] or None
         if sent:
