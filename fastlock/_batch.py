@@ -48,7 +48,7 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
-            one = lease
+            one = lease  # typed, where it is compiled
             if not one.inherited and (one.deadline != ENDED or one.unreported):  # else it may be another's now
                 mine.append(one)
         elif lease is not None:

@@ -374,7 +374,8 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any,
         lease = _handed(lock, task if lock.thread_local else None, waiter)
         if lease is not None:
             return lease
-        return await wire.run(op, waiter)  # type: ignore[no-any-return]
+        queued: Lease | None = await wire.run(op, waiter)
+        return queued
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
         wire.torn(op, waiter, error)
         raise

@@ -14,7 +14,7 @@ import pytest
 import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
-from support.party import NAME, QUEUE, until
+from support.party import NAME, QUEUE, fired, until
 
 import fastlock
 from fastlock import _steps
@@ -26,11 +26,6 @@ TOKEN = b"fl:" + b"0" * 32
 pytestmark = pytest.mark.usefixtures("impl")
 threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
-
-
-async def fired(face: Face, armed: Any) -> None:
-    """Return when the fault has begun its work; the event loop goes on meanwhile."""
-    await (asyncio.to_thread(armed.wait) if face.is_async else face.get(armed.wait()))
 
 
 # -------------------------------------------------------------------------------------------------------------- owed
@@ -59,7 +54,7 @@ async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
     await face.get(client.server_info())
     armed = proxy.arm(stall(), after=MARK, times=1)
     job = face.start(lambda: client.lock(NAME, timeout=None).acquire())
-    await fired(face, armed)
+    await fired(face, armed.wait)
     await until(face, lambda: probe.exists(NAME), "it is executed")
     closing = face.start(client.close)
     await until(face, lambda: client.retired, "it is being closed")
@@ -141,7 +136,7 @@ async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed
     undo.link = broken
     queue(broken, undo, _steps.Said(undo))
     finding, saying, go_on = threading.Event(), threading.Event(), threading.Event()
-    outlived, calls, fget = _steps.Undo.outlived, _steps.Undo.calls, _steps.Undo.calls.fget
+    outlived, calls = _steps.Undo.outlived, vars(_steps.Undo)["calls"]
 
     def stopped(undo: _steps.Undo, session: Any) -> None:
         if not finding.is_set():
@@ -154,7 +149,7 @@ async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed
             saying.set()
             go_on.wait(20)
             first.finished.wait(20)
-        return fget(undo)  # type: ignore[misc]
+        return calls.fget(undo)
 
     monkeypatch.setattr(_steps.Undo, "outlived", stopped)
     monkeypatch.setattr(_steps.Undo, "calls", property(slow))
@@ -183,7 +178,7 @@ async def test_closing_waits_for_the_end_of_a_connection_that_is_being_made(
     await until(face, lambda: client._wire.link is None, "it is cut")
     armed = proxy.arm(stall(), new_only=True)
     job = face.start(client.lock(NAME).acquire)
-    await fired(face, armed)
+    await fired(face, armed.wait)
     await client.close()
     assert not [task for task in asyncio.all_tasks() if "connect" in task.get_name()]
     with pytest.raises(fastlock.ClientClosedError):
@@ -204,7 +199,7 @@ async def test_a_release_under_way_as_its_client_closes_is_a_release(
     await face.get(lock.acquire())
     armed = proxy.arm(stall(side), after=MARK, times=1)
     job = face.start(lock.release)
-    await fired(face, armed)
+    await fired(face, armed.wait)
     await face.get(client.close())
     await job.get()
     assert not probe.exists(NAME) and lock.lease is None
@@ -221,7 +216,7 @@ async def test_a_release_after_closing_that_is_given_up_is_carried_out(
     await client.close()
     armed = proxy.arm(stall("request"), after=MARK, times=1)
     task = asyncio.ensure_future(lock.release())
-    await fired(face, armed)
+    await fired(face, armed.wait)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -21,7 +21,7 @@ import redis
 from support.faces import Face
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, replace, stall, swallow
-from support.party import until
+from support.party import fired, until
 from support.wire import Wire
 
 import fastlock.asyncio
@@ -32,7 +32,7 @@ from fastlock import _steps, _wire
 from fastlock._aio_link import Link
 from fastlock._broken import Broken
 from fastlock._lease import now
-from fastlock._link import removed
+from fastlock._link import Connection, removed
 from fastlock.embedded import Server
 
 NAME = "sku"
@@ -45,11 +45,6 @@ two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=Tr
 def killed(commands: list[list[bytes]]) -> list[list[bytes]]:
     """The commands by which one connection ends another."""
     return [words for words in commands if words[:2] == [b"CLIENT", b"KILL"]]
-
-
-async def fired(face: Face, armed: Any) -> None:
-    """Return when the fault has begun its work; the event loop goes on meanwhile."""
-    await (asyncio.to_thread(armed.wait) if face.is_async else face.get(armed.wait()))
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "7.0.15"])
@@ -79,7 +74,7 @@ async def idle_connections(face: Face, client: Any, proxy: FaultProxy, count: in
     """Make so many connections, all idle: as many callers at once, whose replies are held back until all have asked."""
     armed = proxy.arm(stall(), after=b"hold:")
     jobs = [face.start(lambda n=n: client.lock(f"hold:{n}").locked()) for n in range(count)]
-    await fired(face, armed) if face.is_async else armed.wait(count)
+    await fired(face, armed.wait) if face.is_async else armed.wait(count)
     armed.resume()
     assert [await job.get() for job in jobs] == [False] * count
     assert len(proxy.links) == (1 if face.is_async else count)
@@ -192,7 +187,7 @@ def test_a_debt_is_paid_by_one_thread(face: Face, impl: str, server: Server, pro
     connection = wire.idle[0]
     real, said = connection.post, list[_steps.Undo]()
 
-    class Paying(type(connection)):  # type: ignore[misc]
+    class Paying(Connection):
         def post(self, undo: _steps.Undo) -> None:
             said.append(undo)
             wire._pay(self)
@@ -339,11 +334,11 @@ async def test_doubt_lasts_over_looks_until_the_own_token_turns_up(
     lock = client.lock(NAME, timeout=3600, sleep=0.005, thread_local=False)
     first = proxy.arm(stall("request"), after=MARK, times=1)
     waiter = face.start(lock.acquire)
-    await fired(face, first)
+    await fired(face, first.wait)
     await waited(face, lambda: MARK in proxy.requests)  # over another connection: the first look is held back
     assert not killed(proxy.commands), "nobody knows whom to end"
     later = proxy.arm(stall("request"), after=lambda frame: MARK in frame and b"PTTL" not in frame, times=1)
-    await fired(face, later)
+    await fired(face, later.wait)
     assert not waiter.finished.is_set()
     probe.delete(NAME)
     first.resume()

@@ -31,6 +31,7 @@ import pytest
 import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
+from support.party import fired
 
 import fastlock
 import fastlock.asyncio
@@ -147,11 +148,6 @@ def _driven(body: Awaitable[Any]) -> Any:
     from support.faces import drive
 
     return drive(body)  # type: ignore[arg-type]
-
-
-async def fired(face: Face, wait: Callable[[], object]) -> None:
-    """Return when a thread of the proxy's has come so far; the parent's loop goes on meanwhile."""
-    await (asyncio.to_thread(wait) if face.is_async else face.get(wait()))
 
 
 def traffic(proxy: FaultProxy) -> list[tuple[int, int, bool]]:

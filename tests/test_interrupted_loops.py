@@ -119,25 +119,26 @@ class StruckIn:
     """Awaits a coroutine, and strikes it once: at such a point of so many a step. `struck`: whether it was."""
 
     def __init__(self, coroutine: Any, step: int, point: int) -> None:
-        self.coroutine, self.step, self.point, self.struck = coroutine, step, point, False
-        self.steps = 0
+        self.coroutine, self.step, self.point = coroutine, step, point
+        self.steps, self.struck, self.over = 0, False, False
 
     def __await__(self) -> Any:
-        while (waits_for := self._go_on()) is not None:
-            yield waits_for
+        while waits_for := self._go_on():
+            yield waits_for[0]
+        self.over = True
 
-    def _go_on(self) -> Any:
-        """What it waits for; None: it is over, perhaps as the strike came through."""
-        waits_for: list[Any] = [None]
+    def _go_on(self) -> list[Any]:
+        """What it waits for; nothing: it has ended, perhaps as the strike came through."""
+        waits_for: list[Any] = []
         try:
             if self.steps == self.step:
                 self.struck = raise_at(self.point, STACK, lambda: waits_for.append(self.coroutine.send(None)))
             else:
                 waits_for.append(self.coroutine.send(None))
         except StopIteration:
-            return None
+            return []
         self.steps += 1
-        return waits_for[-1]
+        return waits_for
 
 
 SITUATIONS: dict[str, dict[str, Any]] = {
@@ -161,21 +162,22 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
             lock = client.lock(NAME, timeout=None, thread_local=False, **SITUATIONS[situation])
             if situation != "not connected":
                 await client.server_info()
-            held = situation.startswith(("behind", "limited"))
-            if held:
-                await holder.acquire()
-                asyncio.get_running_loop().call_later(0.002, lambda: letting_go.append(asyncio.create_task(let_go())))
-            letting_go: list[Any] = []
+            strike = StruckIn(lock.acquire(), step, point)
 
             async def let_go() -> None:
+                while not strike.over and not (client._wire.crowd if another is client else probe.exists(QUEUE)):
+                    await asyncio.sleep(0)
                 await holder.release()
 
-            strike = StruckIn(lock.acquire(), step, point)
+            letting_go = None
+            if situation.startswith(("behind", "limited")):
+                await holder.acquire()
+                letting_go = asyncio.create_task(let_go())
             where = f"step {step}, point {point}"
             async with asyncio.timeout(20):
                 await strike
-                while held and not (letting_go and letting_go[0].done()):
-                    await asyncio.sleep(0.001)
+                if letting_go is not None:
+                    await letting_go
                 if lock.lease is not None:
                     await lock.release()
                 async with client.lock(NAME, thread_local=False):  # behind whatever was to be undone

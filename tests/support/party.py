@@ -43,6 +43,11 @@ async def until(face: Face, holds: Callable[[], object], what: str, patience: fl
             time.sleep(0.0005)
 
 
+async def fired(face: Face, wait: Callable[[], object]) -> None:
+    """Return when a thread of the proxy's has come so far, as `armed.wait` tells; the event loop goes on meanwhile."""
+    await (asyncio.to_thread(wait) if face.is_async else face.get(wait()))
+
+
 async def queued(face: Face, probe: redis.Redis, count: int) -> list[bytes]:
     """Wait until so many are in the queue of the server; who they are."""
     await until(face, lambda: probe.zcard(QUEUE) == count, f"{count} in the queue")
