@@ -7,7 +7,6 @@ test_handover_replay.py), those about signals in the program that is struck (tes
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ import test_late as late
 from support.faces import Face
 from support.scripts import in_scripts
 
-from fastlock import _aio_wire, _law, _wire
+from fastlock import _aio_wire, _batch, _wire
 from fastlock import _commands as say
 from fastlock.embedded import Server
 
@@ -43,7 +42,7 @@ async def test_fences_that_are_reserved_and_not_used(face: Face, server: Server,
 async def test_a_lease_that_another_thread_released_sent_by_a_batch(
     face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with planted(lambda patch: patch.setattr(_law, "ENDED", math.nan)):
+    with planted(lambda patch: patch.setattr(_batch, "unended", lambda _, at: at)):
         await late.test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_holder(
             face, server, probe, None, monkeypatch, caplog
         )
