@@ -57,13 +57,7 @@ class BaseLock(Terms):
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        return self._release(self._me())
-
-    async def _release(self, owner: Any) -> None:
-        if owner is None or owner is self._me():
-            await hot.aio_give(self, False, None)
-        else:
-            await self._wire.run(self.releasing(owner))
+        return hot.aio_give(self, False, None, self._me())
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.

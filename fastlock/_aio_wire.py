@@ -123,12 +123,15 @@ class Wire(Common):
             with contextlib.suppress(StopIteration, RuntimeError):  # which runs already
                 end.aclose().send(None)
 
-    async def release(self, lock: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None) -> None:
-        """A release that the hot path hands on: from its start, or with `op` from its answer."""
+    async def release(
+        self, lock: Any, owner: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None
+    ) -> None:
+        """A release that the hot path hands on: from its start, of an owner's lease, None: the caller's; or with `op`
+        from its answer."""
         try:
             if op is None:
                 self.begin()
-                await self.run(lock.releasing())
+                await self.run(lock.releasing(owner))
             elif answer is BEHIND:
                 await self.run(op, answer)
             else:

@@ -3,7 +3,9 @@
 import cython
 
 from fastlock._checks cimport as_ms, as_name
-from fastlock._lease cimport Lease
+from fastlock._lease cimport Lease, is_inherited
+
+cdef double _ENDED
 
 
 @cython.locals(given=list, keys=list)
@@ -22,7 +24,7 @@ cpdef tuple owned(leases)
 cpdef tuple keys_and_tokens(list leases)
 
 
-@cython.locals(left=list, i=cython.Py_ssize_t, lease=Lease)
+@cython.locals(left=cython.Py_ssize_t, i=cython.Py_ssize_t, lease=Lease)
 cpdef list unended(list leases, list at)
 
 
@@ -36,3 +38,6 @@ cpdef unreported(list leases, list released)
 
 @cython.locals(odd=list, i=cython.Py_ssize_t, lease=Lease)
 cpdef list ended(list leases, list replies, list at, list released)
+
+
+cpdef list merge(list given, list mine, list released)

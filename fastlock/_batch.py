@@ -11,7 +11,9 @@ from typing import Any
 
 from fastlock import _commands as say
 from fastlock._checks import as_ms, as_name
-from fastlock._lease import ENDED, Lease
+from fastlock._lease import ENDED, Lease, is_inherited
+
+_ENDED: float = ENDED  # typed, where it is compiled: compared for each lease of a batch
 
 
 def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[bytes], int]:
@@ -49,7 +51,7 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
     for lease in given:
         if type(lease) is Lease:
             one = lease  # typed, where it is compiled
-            if not one.inherited and (one.deadline != ENDED or one.unreported):  # else it may be another's now
+            if not is_inherited(one) and (one.deadline != _ENDED or one.unreported):  # else it may be another's now
                 mine.append(one)
         elif lease is not None:
             raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
@@ -59,12 +61,11 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
 
 def unended(leases: list[Any], at: list[int]) -> list[int]:
     """Which of these nobody has let go of."""
-    left: list[int] = []
+    left = len(at)
     for i in at:
         lease = leases[i]
-        if lease.deadline != ENDED:
-            left.append(i)
-    return left
+        left -= lease.deadline == _ENDED
+    return at if left == len(at) else [i for i in at if leases[i].deadline != _ENDED]
 
 
 def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
@@ -104,7 +105,7 @@ def ended(leases: list[Any], replies: list[Any], at: list[int], released: list[b
         reply = replies[i]
         if type(reply) is int and reply:
             released[at[i]] = True
-            lease.deadline = ENDED
+            lease.deadline = _ENDED
         else:
             odd.append(at[i])
     return odd
@@ -112,8 +113,10 @@ def ended(leases: list[Any], replies: list[Any], at: list[int], released: list[b
 
 def merge(given: list[Any], mine: list[Any], released: list[Any]) -> list[bool]:
     """One bool for each entry that release_many was given."""
-    if None in released:
-        released = [each is True for each in released]
+    for each in released:
+        if each is None:
+            released = [each is True for each in released]
+            break
     if len(given) == len(mine):
         return released
     outcome = dict(zip(mine, released, strict=True))

@@ -39,11 +39,12 @@ def by_handler(error: BaseException) -> bool:
     """Whether a signal's handler raised this, or what it called: Python calls a handler, in the main thread, with the
     frame that it interrupted, which nothing else gets that raises errors. Where an error was made does not tell: a
     handler may use sockets and locks itself, and wrappers of sockets and of TLS may raise errors of theirs."""
+    trace = error.__traceback__
+    if trace is None or trace.tb_next is None:  # raised where it was caught, as nearly all are
+        return False
     if threading.get_ident() != threading.main_thread().ident:
         return False
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if len(frames) < 2:  # raised where it was caught
-        return False
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
     return any(map(_given_a_frame, frames)) or not _codes().isdisjoint(frame.f_code for frame in frames)
 
 

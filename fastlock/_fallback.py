@@ -212,6 +212,10 @@ class Pipe:
             sock.setblocking(False)
         elif sock is not None and not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
+        self._quiet: Any = None  # says at once whether anything came: to find out by reading costs an exception
+        if sock is not None and not self._tls and poll is not None:
+            self._quiet = poll()
+            self._quiet.register(sock, _READABLE)
         self._usual = self._heard = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
         self.hear: Callable[[Any], object] | None = None  # gets what the server says unasked
@@ -424,6 +428,8 @@ class Pipe:
     def _usable(self) -> bool:
         if self._slots or self._leader or self._tls:
             return True  # TLS itself may have something to say, as session tickets
+        if self._quiet is not None and not self._quiet.poll(0):
+            return True
         read = False
         try:
             while self._sock.recv(1, _PEEK) and self.hear is not None:

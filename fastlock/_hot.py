@@ -17,7 +17,7 @@ from fastlock._errors import RedisError, own
 from fastlock._fork import check
 from fastlock._gate import GONE, HAND_OVER, PASSED, Waiter
 from fastlock._law import LAST_LOOK
-from fastlock._lease import ENDED, Lease, new_token, now
+from fastlock._lease import ENDED, Lease, is_inherited, new_token, now
 from fastlock._link import POP, SPIN, STALE
 from fastlock._native import refuse_greenlet
 from fastlock._steps import BEHIND, LATE
@@ -78,7 +78,7 @@ def _handed(lock: Terms, owner: Any, waiter: Any) -> Lease | None:
 
 def _odd(lease: Lease) -> bool:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
-    return lease.inherited or lease.deadline == ENDED
+    return is_inherited(lease) or lease.deadline == ENDED
 
 
 def _special(lock: Terms) -> bool:
@@ -281,7 +281,7 @@ def give(lock: Terms) -> None:
 def _struck(lock: Terms, lease: Lease | None, op: Releasing | None, error: BaseException) -> None:
     """A release is carried out, whatever ends it that is no error of its own."""
     lease = lease or lock.leases.get(thread_owner() if lock.thread_local else None)
-    if lease is not None and not lease.inherited and not own(error):
+    if lease is not None and not is_inherited(lease) and not own(error):
         lock._wire.interrupted(op or Releasing(lock, lease), error)
 
 
@@ -394,20 +394,21 @@ def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
     return _release(lock, lease, what == HAND_OVER)
 
 
-async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> None:
-    """Release the lease of the running task. Errors are those of `Terms.releasing`; `leaving` a `with`, they go where
-    `Terms.left` puts them, beside the `error` that ended its body."""
+async def aio_give(lock: Terms, leaving: bool, error: BaseException | None, owner: Any = None) -> None:
+    """Release the lease of an owner, None: of the task that awaits this. Errors are those of `Terms.releasing`;
+    `leaving` a `with`, they go where `Terms.left` puts them, beside the `error` that ended its body."""
     wire = lock._wire
     pipe = _open_pipe(lock)
     task = None if pipe is None else current_task(pipe.turns.loop)
-    owner = task if lock.thread_local else None
+    if owner is None and lock.thread_local:
+        owner = task
     lease = None if task is None else lock.leases.get(owner)
     if lease is not None and wire.crowd and not _odd(lease):
         if (op := _passed(lock, owner, lease)) is not None:
-            await wire.release(lock, op, BEHIND, leaving, error)
+            await wire.release(lock, owner, op, BEHIND, leaving, error)
         return
     if lease is None or _odd(lease) or lease.contended:
-        await wire.release(lock, None, None, leaving, error)
+        await wire.release(lock, owner, None, None, leaving, error)
         return
     turn = Turn().begin(pipe.turns)
     sent = now()
@@ -421,4 +422,7 @@ async def aio_give(lock: Terms, leaving: bool, error: BaseException | None) -> N
         pipe.link.leave(Releasing(lock, lease), sent)
         raise
     if answer != 1:
-        await wire.release(lock, _asked(Releasing(lock, lease), pipe.link, sent), answer, leaving, error)
+        await wire.release(lock, owner, _asked(Releasing(lock, lease), pipe.link, sent), answer, leaving, error)
+
+
+aio_take.__qualname__, aio_give.__qualname__ = "acquire", "release"  # in warnings: what the caller called

@@ -12,6 +12,7 @@ import sys
 import threading
 from asyncio import current_task, tasks
 from collections import OrderedDict
+from warnings import warn
 
 from fastlock import _wire
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
@@ -38,7 +39,7 @@ from fastlock._common cimport Common
 from fastlock._core cimport Mutex, Pipe, Template, Ticket
 from fastlock._fork cimport check, forked
 from fastlock._gate cimport Gate, Gates, Waiter
-from fastlock._lease cimport Lease, new_token
+from fastlock._lease cimport Lease, is_inherited, new_token
 from fastlock._terms cimport Terms
 from fastlock._turns cimport Turn, Turns
 
@@ -146,7 +147,7 @@ cdef int _wake_early(Waiter waiter) except -1:
 
 cdef bint _odd(Lease lease) except -1:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
-    return lease.inherited or lease.deadline == ENDED
+    return is_inherited(lease) or lease.deadline == ENDED
 
 
 cdef bint _special(Terms lock) except -1:
@@ -570,7 +571,7 @@ cdef _struck(Terms lock, Lease lease, op, error):
     """A release is carried out, whatever ends it that is no error of its own."""
     if lease is None:
         lease = lock.leases.get(thread_owner() if lock.thread_local else None)
-    if lease is not None and not lease.inherited and not own(error):
+    if lease is not None and not is_inherited(lease) and not own(error):
         lock._wire.interrupted(op or Releasing(lock, lease), error)
 
 

@@ -49,7 +49,8 @@ cdef class _Exchange(Turn):
         task = running_task((<Turns>pipe.turns).loop)
         if task is None:  # another loop runs
             return None
-        self.owner = task if self.lock.thread_local else None
+        if self.owner is None and self.lock.thread_local:
+            self.owner = task
         return pipe
 
     cdef _step(self, bint *over):
@@ -132,9 +133,14 @@ cdef class _Exchange(Turn):
             self._leave()
 
     def __del__(self):
-        """Dropped half-way: as a coroutine, it closes."""
-        if not self.ended and (self.turns is not None or self.others is not None):
+        """Dropped half-way: as a coroutine, it closes; or says that it has not begun."""
+        if self.ended or self.lock is None:  # it was not even made
+            return
+        if self.turns is not None or self.others is not None:
             self.close()
+        else:
+            verb = "acquire" if type(self) is _Take else "release"
+            warn(f"coroutine '{verb}' was never awaited, of lock {self.lock.name!r}", RuntimeWarning)
 
     cdef _leave(self):
         self.ready = True  # what comes now is for nobody
@@ -328,17 +334,21 @@ cdef _passed(Terms lock, owner, Lease lease):
 
 @cython.final
 cdef class _Give(_Exchange):
-    """Release the lease of the running task. Errors are those of `Terms.releasing`; `leaving` a `with`, they go where
-    `Terms.left` puts them, beside the `error` that ended its body."""
+    """Release the lease of an owner, None: of the task that awaits this. Errors are those of `Terms.releasing`;
+    `leaving` a `with`, they go where `Terms.left` puts them, beside the `error` that ended its body."""
 
     cdef bint leaving
     cdef object error
     cdef Lease lease
 
-    def __cinit__(self, Terms lock not None, bint leaving, error):
+    def __cinit__(self, Terms lock not None, bint leaving, error, owner=None):
         self.lock = lock
         self.leaving = leaving
         self.error = error
+        self.owner = owner
+
+    cdef _hand_on(self, op, answer):
+        self.others = self.lock._wire.release(self.lock, self.owner, op, answer, self.leaving, self.error)
 
     cdef _begin(self):
         cdef Terms lock = self.lock
@@ -347,10 +357,10 @@ cdef class _Give(_Exchange):
         if lease is not None and (<Common>lock._wire).crowd and not _odd(lease):
             op = _passed(lock, self.owner, lease)
             if op is not None:
-                self.others = lock._wire.release(lock, op, BEHIND, self.leaving, self.error)
+                self._hand_on(op, BEHIND)
             return
         if lease is None or _odd(lease) or lease.contended:
-            self.others = lock._wire.release(lock, None, None, self.leaving, self.error)
+            self._hand_on(None, None)
             return
         self.pipe = pipe
         self.lease = lease
@@ -362,8 +372,7 @@ cdef class _Give(_Exchange):
         if answer == 1:
             _gone(self.lock, self.owner, self.lease)
         else:
-            op = _asked(self._op(), self.pipe.link, self.sent)
-            self.others = self.lock._wire.release(self.lock, op, answer, self.leaving, self.error)
+            self._hand_on(_asked(self._op(), self.pipe.link, self.sent), answer)
 
     cdef _op(self):
         return Releasing(self.lock, self.lease)

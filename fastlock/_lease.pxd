@@ -17,5 +17,8 @@ cdef class Lease:
     cdef object __weakref__
 
 
+cpdef bint is_inherited(Lease lease) except -1
+
+
 @cython.locals(digits=bytes, fresh=list, i=cython.Py_ssize_t, token=bytes)
 cpdef bytes new_token()

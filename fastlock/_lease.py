@@ -60,19 +60,19 @@ class Lease:
     @property
     def remaining(self) -> float:
         """Seconds until the lease ends: 0.0 once it ended, infinite for a lock without timeout."""
-        if self._generation != generation():
+        if is_inherited(self):
             return 0.0
         return max(0.0, self.deadline - now())
 
     @property
     def valid(self) -> bool:
         """Whether nobody else can have the lock yet, as far as time tells; a deleted key is only seen by the server."""
-        return self._generation == generation() and now() < self.deadline
+        return not is_inherited(self) and now() < self.deadline
 
     @property
     def inherited(self) -> bool:
         """Whether this is a forked child's copy of its parent's lease: it owns nothing."""
-        return self._generation != generation()
+        return is_inherited(self)
 
     def doubt_release(self, started: float) -> None:
         """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
@@ -83,12 +83,12 @@ class Lease:
         """For copies: they claim what the lease claims, where and when they are looked at."""
         self.exposed = True
         told = (self.name, self.key, self.proof, self.deadline, self.fence, self.contended, self.release_doubted)
-        return (*told, self.foreign, self.stale, self.inherited, boot_id(), time.time() + self.remaining)
+        return (*told, self.foreign, self.stale, is_inherited(self), boot_id(), time.time() + self.remaining)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         (self.name, self.key, self.proof, self.deadline, self.fence, self.contended, self.release_doubted) = state[:7]
-        self.foreign, self.stale, inherited, booted, end = state[7:]
-        self._generation = -1 if inherited else generation()
+        self.foreign, self.stale, ownerless, booted, end = state[7:]
+        self._generation = -1 if ownerless else generation()
         self.exposed, self.unreported = True, False
         if math.isfinite(self.deadline):
             self._came_from(booted, end)
@@ -105,6 +105,11 @@ class Lease:
         left = self.remaining
         state = "ended" if not left else "without end" if left == math.inf else f"{left:.3f} s left"
         return f"<Lease of {self.name!r}: {state}>"  # the token proves ownership and is never shown
+
+
+def is_inherited(lease: Lease) -> bool:
+    """As `Lease.inherited`, which is a Python property also where this is compiled."""
+    return lease._generation != generation()
 
 
 @functools.cache

@@ -33,12 +33,14 @@ class Stats:
 
     def acquired(self, leases: list[Any]) -> list[Any]:
         """A batch got these leases, and None."""
-        self.acquires += len(leases) - leases.count(None)
+        for lease in leases:  # to count by comparing costs more than all the rest, where this is compiled
+            self.acquires += lease is not None
         return leases
 
     def released(self, outcomes: list[Any]) -> list[Any]:
         """A batch let go of these, and found some lost."""
-        self.losses += outcomes.count(False)
+        for released in outcomes:
+            self.losses += released is False
         return outcomes
 
     def retire(self, pipe: Any) -> None:

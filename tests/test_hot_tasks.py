@@ -83,6 +83,20 @@ async def test_what_is_never_awaited_sends_nothing(
 
 
 @both_loops
+async def test_what_is_never_awaited_warns_as_a_coroutine(face: Face, server: Server) -> None:
+    lock = face.client(server.unix_url).lock(NAME)
+    for asked, verb in (
+        (lock.__aenter__, "acquire"),
+        (lock.acquire, "acquire"),
+        (lock.release, "release"),
+        (lambda: lock.__aexit__(None, None, None), "release"),
+    ):
+        with pytest.warns(RuntimeWarning, match=f"^coroutine '.*{verb}' was never awaited"):
+            asked()
+            gc.collect()
+
+
+@both_loops
 async def test_an_enter_can_be_waited_for_as_any_awaitable(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -99,6 +113,9 @@ async def test_an_enter_can_be_waited_for_as_any_awaitable(
         assert lease.valid and probe.get(NAME) == lease.proof
         assert await way(lock.__aexit__(None, None, None)) is None
         assert not lease.valid and not probe.exists(NAME) and lock.lease is None
+        assert await way(lock.acquire())
+        assert await way(lock.release()) is None
+        assert not probe.exists(NAME)
     (lease,) = await asyncio.gather(lock.__aenter__())
     assert lease.valid
     await asyncio.gather(lock.release())
@@ -190,8 +207,10 @@ async def test_a_coroutine_ended_by_hand_while_it_waits_leaves_nothing(
     future = waiting[0].send(None)
     while replied and not future.done():
         await asyncio.sleep(0)
+    del future  # which may be the awaitable itself
     end_by_hand(how, waiting)
     await in_step(client)
+    gc.collect()
     assert not probe.exists(NAME)
     if operation == "release":
         assert lock.lease is not None and lock.lease.release_doubted

@@ -476,11 +476,15 @@ def test_what_tasks_await_takes_the_same_arguments_in_both(
     hot: tuple[types.ModuleType, types.ModuleType], name: str
 ) -> None:
     compiled, plain = (getattr(module, name) for module in hot)
-    values = {"lock": fastlock.asyncio.Client().lock("a"), "must": True, "leaving": False, "error": None}
-    given = {parameter: values[parameter] for parameter in inspect.signature(plain).parameters}
-    compiled(**given)
-    compiled(*given.values())
-    for missing in given:
+    lock = fastlock.asyncio.Client().lock("a")
+    values = {"lock": lock, "must": True, "leaving": False, "error": None, "owner": None}
+    parameters = inspect.signature(plain).parameters
+    given = {parameter: values[parameter] for parameter in parameters}
+    needed = {name: values[name] for name, parameter in parameters.items() if parameter.default is parameter.empty}
+    for arguments in (given, needed):
+        compiled(**arguments).close()
+        compiled(*arguments.values()).close()
+    for missing in needed:
         with pytest.raises(TypeError):
             compiled(**{key: value for key, value in given.items() if key != missing})
     for wrong in ({**given, "more": 1}, {**given, "lock": None}, {**given, "lock": "a"}):
