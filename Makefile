@@ -56,8 +56,8 @@ servers:
 # A process has one implementation: those sessions that are in Python run what depends on it; on two servers, as what is said
 # to a server is the same. By files, and all at once, as tests wait most of the time, and whatever becomes of the others: the
 # last is seen while it runs, what the others said comes then. pytest exits with 5 where ARGS leave a session nothing to do.
-OTHERS := python:a-h python:i-z cython:f-l cython:m-z
-SHOWN := cython:a-e
+OTHERS := python:a-g python:h-z cython:d-g cython:h-l cython:m-z
+SHOWN := cython:a-c
 
 define SESSIONS
 @said=$$(mktemp -d); ran=; failed=; \

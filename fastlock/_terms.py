@@ -201,9 +201,9 @@ class Terms:
         return Releasing(self, self._held("release", owner or self._me()))
 
     def _not_got(self) -> LockError:
-        limit = "" if self.blocking_timeout is None else f" within {self.blocking_timeout} seconds"
-        why = f"Unable to acquire lock {shown(self.name)}{limit}: somebody else holds it"
-        return LockError(why, lock_name=self._text)
+        limit = self.blocking_timeout  # in which the server may also just have been slow
+        why = ": somebody else holds it" if limit is None else f" within {limit} seconds"
+        return LockError(f"Unable to acquire lock {shown(self.name)}{why}", lock_name=self._text)
 
     def _lost(self, verb: str, found: bool = False) -> LockNotOwnedError:
         """The error of a loss. found: just now, so that it is told in the log; else it was known before, or let go

@@ -76,7 +76,8 @@ async def test_who_waits_asks_and_is_granted_in_two_looks(
     await face.get(holder.release())
     assert await job.get(SOON) is True
     assert client.get_stats()["commands"] == before + 3, "SET, and two looks"
-    assert len([ask for ask in asked if ask.hears]) == (0 if impl == "cython" else 1)
+    longer = len([ask for ask in asked if ask.hears])  # the second look, if it was called before it began to sleep
+    assert longer == 0 if impl == "cython" else longer in (1, 2)
     await face.get(lock.release())
     assert client.get_stats()["remote_handovers"] == 2
 

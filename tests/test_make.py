@@ -29,6 +29,6 @@ def test_each_session_runs_whatever_became_of_the_other(broken: str, tmp_path: P
     done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=60)
     said = done.stdout.splitlines()
     sessions = [line for line in said if line.startswith("session")]
-    assert sorted(set(sessions)) == ["session cython", "session python"] and len(sessions) == 5, done.stderr
+    assert sorted(set(sessions)) == ["session cython", "session python"] and len(sessions) == 6, done.stderr
     assert (done.returncode == 0) == (broken == "neither")
     assert any(line.startswith("failed:") and broken in line for line in said) == (broken != "neither")
