@@ -140,7 +140,7 @@ def leave(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None
     except RedisError as problem:
         self.left(error, problem)
     except BaseException as struck:  # also as `give` is entered
-        _struck(self, None, None, struck)
+        _struck(self, self._me(), None, None, struck)
         raise
 
 
@@ -271,16 +271,16 @@ def give(lock: Terms) -> None:
             wire.drive(op.rest(answer, now))
     except BaseException as error:  # it may strike anywhere; and who leaves a `with` does not try again
         try:
-            _struck(lock, lease, op, error)
+            _struck(lock, lock._me(), lease, op, error)
         except BaseException as again:
-            _struck(lock, lease, op, again)
+            _struck(lock, lock._me(), lease, op, again)
             raise
         raise
 
 
-def _struck(lock: Terms, lease: Lease | None, op: Releasing | None, error: BaseException) -> None:
+def _struck(lock: Terms, owner: Any, lease: Lease | None, op: Releasing | None, error: BaseException) -> None:
     """A release is carried out, whatever ends it that is no error of its own."""
-    lease = lease or lock.leases.get(thread_owner() if lock.thread_local else None)
+    lease = lease or lock.leases.get(owner)
     if lease is not None and not is_inherited(lease) and not own(error):
         lock._wire.interrupted(op or Releasing(lock, lease), error)
 
@@ -397,32 +397,45 @@ def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
 async def aio_give(lock: Terms, leaving: bool, error: BaseException | None, owner: Any = None) -> None:
     """Release the lease of an owner, None: of the task that awaits this. Errors are those of `Terms.releasing`;
     `leaving` a `with`, they go where `Terms.left` puts them, beside the `error` that ended its body."""
-    wire = lock._wire
-    pipe = _open_pipe(lock)
-    task = None if pipe is None else current_task(pipe.turns.loop)
-    if owner is None and lock.thread_local:
-        owner = task
-    lease = None if task is None else lock.leases.get(owner)
-    if lease is not None and wire.crowd and not _odd(lease):
-        if (op := _passed(lock, owner, lease)) is not None:
-            await wire.release(lock, owner, op, BEHIND, leaving, error)
-        return
-    if lease is None or _odd(lease) or lease.contended:
-        await wire.release(lock, owner, None, None, leaving, error)
-        return
-    turn = Turn().begin(pipe.turns)
-    sent = now()
+    wire, pipe, lease, op, sent = lock._wire, None, None, None, 0.0
     try:
+        pipe = _open_pipe(lock)
+        task = None if pipe is None else current_task(pipe.turns.loop)
+        if owner is None and lock.thread_local:
+            owner = task
+        lease = None if task is None else lock.leases.get(owner)
+        if lease is not None and wire.crowd and not _odd(lease):
+            if (op := _passed(lock, owner, lease)) is not None:
+                await wire.release(lock, owner, op, BEHIND, leaving, error)
+            return
+        if lease is None or _odd(lease) or lease.contended:
+            await wire.release(lock, owner, None, None, leaving, error)
+            return
+        turn = Turn().begin(pipe.turns)
+        sent = now()
         pipe.request(pipe.forms[RELEASE], turn, lease.key, lease.proof, 0)
         sent = pipe.sent
         answer = await turn
         if answer == 1:
             _gone(lock, owner, lease)
-    except BaseException:
-        pipe.link.leave(Releasing(lock, lease), sent)
+            return
+        op, sent = _asked(Releasing(lock, lease), pipe.link, sent), 0.0
+        await wire.release(lock, owner, op, answer, leaving, error)
+    except BaseException as struck:
+        try:
+            _torn(lock, owner, lease, op, struck, pipe, sent)
+        except BaseException as again:
+            _torn(lock, owner, lease, op, again, pipe, sent)
+            raise
         raise
-    if answer != 1:
-        await wire.release(lock, owner, _asked(Releasing(lock, lease), pipe.link, sent), answer, leaving, error)
+
+
+def _torn(lock: Terms, owner: Any, lease: Any, op: Any, error: BaseException, pipe: Any, sent: float) -> None:
+    """As `_struck`. sent: 0, or when a release was whose reply has not come."""
+    if sent:
+        pipe.link.leave(Releasing(lock, lease), sent)
+    else:
+        _struck(lock, owner or task_owner(lock), lease, op, error)
 
 
 aio_take.__qualname__, aio_give.__qualname__ = "acquire", "release"  # in warnings: what the caller called

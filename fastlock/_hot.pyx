@@ -560,17 +560,17 @@ cpdef give(Terms lock):
             wire.drive(op.rest(answer, now))
     except BaseException as error:  # it may strike anywhere; and who leaves a `with` does not try again
         try:
-            _struck(lock, lease, op, error)
+            _struck(lock, lock._me(), lease, op, error)
         except BaseException as again:
-            _struck(lock, lease, op, again)
+            _struck(lock, lock._me(), lease, op, again)
             raise
         raise
 
 
-cdef _struck(Terms lock, Lease lease, op, error):
+cdef _struck(Terms lock, owner, Lease lease, op, error):
     """A release is carried out, whatever ends it that is no error of its own."""
     if lease is None:
-        lease = lock.leases.get(thread_owner() if lock.thread_local else None)
+        lease = lock.leases.get(owner)
     if lease is not None and not is_inherited(lease) and not own(error):
         lock._wire.interrupted(op or Releasing(lock, lease), error)
 

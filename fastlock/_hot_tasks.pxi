@@ -67,9 +67,9 @@ cdef class _Exchange(Turn):
                     self._begin()
                 else:
                     outcome = self._end(self.result())
-            except BaseException:  # what was asked or queued until then would be nobody's
+            except BaseException as error:  # what was asked or queued until then would be nobody's
                 if self.others is None:
-                    self._leave()
+                    self._torn(error)
                 raise
             if self.others is None:
                 over[0] = self.turns is None or self.ready
@@ -84,7 +84,7 @@ cdef class _Exchange(Turn):
             self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
         except BaseException as error:
             if not own(error):  # a handler of signals may have raised before the coroutine had begun
-                self._leave()
+                self._torn(error)
             raise
         outcome = <object>result
         Py_DECREF(outcome)  # the reference that came with it
@@ -141,6 +141,10 @@ cdef class _Exchange(Turn):
         else:
             verb = "acquire" if type(self) is _Take else "release"
             warn(f"coroutine '{verb}' was never awaited, of lock {self.lock.name!r}", RuntimeWarning)
+
+    cdef _torn(self, error):
+        """It ends by what may strike anywhere."""
+        self._leave()
 
     cdef _leave(self):
         self.ready = True  # what comes now is for nobody
@@ -340,6 +344,7 @@ cdef class _Give(_Exchange):
     cdef bint leaving
     cdef object error
     cdef Lease lease
+    cdef object op  # with which others go on
 
     def __cinit__(self, Terms lock not None, bint leaving, error, owner=None):
         self.lock = lock
@@ -348,6 +353,7 @@ cdef class _Give(_Exchange):
         self.owner = owner
 
     cdef _hand_on(self, op, answer):
+        self.op = op
         self.others = self.lock._wire.release(self.lock, self.owner, op, answer, self.leaving, self.error)
 
     cdef _begin(self):
@@ -355,6 +361,7 @@ cdef class _Give(_Exchange):
         cdef Pipe pipe = self._open_pipe()
         cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
         if lease is not None and (<Common>lock._wire).crowd and not _odd(lease):
+            self.lease = lease
             op = _passed(lock, self.owner, lease)
             if op is not None:
                 self._hand_on(op, BEHIND)
@@ -376,6 +383,17 @@ cdef class _Give(_Exchange):
 
     cdef _op(self):
         return Releasing(self.lock, self.lease)
+
+    cdef _torn(self, error):
+        if self.turns is not None and self.op is None:
+            self._leave()
+            return
+        owner = self.lock._me() if self.owner is None else self.owner
+        try:
+            _struck(self.lock, owner, self.lease, self.op, error)
+        except BaseException as again:
+            _struck(self.lock, owner, self.lease, self.op, again)
+            raise
 
 
 # How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a

@@ -193,11 +193,12 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("behind", ["nobody", "a task", "a client"])
+@pytest.mark.parametrize("how", ["release", "with"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_a_task_may_be_struck_at_any_point_of_its_release(
-    server: Server, probe: redis.Redis, impl: str, behind: str
+    server: Server, probe: redis.Redis, impl: str, how: str, behind: str
 ) -> None:
-    """It is carried out, or can be repeated; whoever waits is served."""
+    """It is carried out, or can be repeated, which who leaves a `with` does not; whoever waits is served."""
 
     async def attempt(step: int, point: int) -> tuple[bool, bool]:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
@@ -207,10 +208,11 @@ def test_a_task_may_be_struck_at_any_point_of_its_release(
             waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
             while waiting is not None and not (another._wire.crowd if another is client else probe.exists(QUEUE)):
                 await asyncio.sleep(0.001)
-            strike = StruckIn(lock.release(), step, point)
+            strike = StruckIn(lock.release() if how == "release" else lock.__aexit__(None, None, None), step, point)
+            entered = (step, point) == (0, 1)  # the coroutine has not begun, as if it had not been called
             async with asyncio.timeout(20):
                 await strike
-                if lock.lease is not None:
+                if lock.lease is not None and (how == "release" or entered):
                     with contextlib.suppress(fastlock.LockError):  # it was carried out meanwhile
                         await lock.release()
                 if waiting is not None:

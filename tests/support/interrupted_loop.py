@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dis
 import faulthandler
 import json
 import logging
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import Any
 
 import redis
@@ -33,22 +35,30 @@ ASYNCIOS = (BlockingIOError, InterruptedError)  # which it takes for its socket'
 STANDSTILL = 5.0  # seconds after which tasks that use locks hang
 
 
-# What a handler raises here leaves a task that asyncio will never resume: README tells of it.
+# What a handler raises here leaves a task that asyncio will never resume.
 FORGETS = {
     "base_events.py": {"_run_once"},  # takes a callback out of its list, and then calls it
     "_turns.py": {"_asyncio_future_blocking", "get_loop", "add_done_callback"},  # by which a task begins to wait
 }
 
 
+def in_a_gap(frame: FrameType) -> bool:
+    """Whether it is none of ours that goes wrong if a handler raises now. Each of these gaps is told of in README."""
+    code = frame.f_code
+    if code is use.__code__:  # as the block is left: Python is about to call `__aexit__`, or does not await it any more
+        return dis.opname[code.co_code[frame.f_lasti]].startswith("CALL")
+    return code.co_name in FORGETS.get(code.co_filename.rpartition("/")[2], ())
+
+
 class Elsewhere(Handler):
-    """Does not raise where asyncio forgets: another signal comes a moment later."""
+    """Does not raise in a gap of Python or asyncio: another signal comes a moment later."""
 
     def __init__(self, sender: Sender) -> None:
         super().__init__([kind for kind in KINDS if kind not in ASYNCIOS])
         self.sender = sender
 
     def __call__(self, number: int, frame: Any) -> None:
-        if frame.f_code.co_name in FORGETS.get(frame.f_code.co_filename.rpartition("/")[2], ()):
+        if in_a_gap(frame):
             self.sender.armed.set()
         else:
             super().__call__(number, frame)
