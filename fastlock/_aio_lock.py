@@ -50,14 +50,21 @@ class BaseLock(Terms):
             return (await hot.aio_take(self, False)) is not None
         return (await self._wire.run(self.taking_with(sleep, blocking, blocking_timeout, token))) is not None
 
-    # These note the task that calls them: `shield`, `gather` and others await them in a task of its own.
+    # These note the task that calls them, and a release also the lease: `shield`, `gather` and others await them in a
+    # task of its own.
 
     def release(self) -> Coroutine[Any, Any, None]:
         """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        return hot.aio_give(self, False, None, self._me())
+        owner = self._me()
+        return self._release(owner, self.leases.get(owner))
+
+    async def _release(self, owner: Any, lease: Lease | None) -> None:
+        if lease is not None and self.leases.get(owner, lease) is not lease:  # by now it has another one, which stays
+            raise self._not_held("release")
+        await hot.aio_give(self, False, None, owner)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.

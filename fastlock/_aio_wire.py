@@ -72,19 +72,23 @@ class Wire(Common):
 
     def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is None:
-            raise RuntimeError(
-                "fastlock.asyncio works in asyncio's event loop, and none runs here: under trio use a fastlock.Client "
-                "in threads, as by trio.to_thread.run_sync or anyio.to_thread.run_sync"
+            raise errors.made(
+                RuntimeError(
+                    "fastlock.asyncio works in asyncio's event loop, and none runs here: under trio use a "
+                    "fastlock.Client in threads, as by trio.to_thread.run_sync or anyio.to_thread.run_sync"
+                )
             )
         with self._binding:
             if self.loop is loop:
                 return
             if self.loop is not None:
                 if not self.loop.is_closed():
-                    raise RuntimeError(
-                        "this fastlock.asyncio.Client belongs to another event loop, which is not closed: make one "
-                        "client for each loop, or give all that use this one the same loop (of pytest-asyncio "
-                        'loop_scope="session"); code without `async` is better served by fastlock.Client'
+                    raise errors.made(
+                        RuntimeError(
+                            "this fastlock.asyncio.Client belongs to another event loop, which is not closed: make "
+                            "one client for each loop, or give all that use this one the same loop (of pytest-asyncio "
+                            'loop_scope="session"); code without `async` is better served by fastlock.Client'
+                        )
                     )
                 self._leave_loop()
             self.loop = loop

@@ -5,6 +5,7 @@ Never here: what to do about either.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` swallows the ValueError of another handler, as it makes an enum of what it found
 import functools
 import inspect
 import signal
@@ -51,8 +52,8 @@ def by_handler(error: BaseException) -> bool:
 def _codes() -> set[CodeType]:
     """Of the handlers that are set now: they may have dropped their frame, as who keeps an exception should."""
     found: set[Any] = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
+    for number in range(1, signal.NSIG):
+        handler: Any = _signal.getsignal(number)
         while isinstance(handler, functools.partial):
             handler = handler.func
         if callable(handler):

@@ -105,10 +105,11 @@ class Ticket:
         self.ready = True
         wake, self.wake = self.wake, None
         if wake is not None:
-            try:  # noqa: SIM105 - a call before that of `release` could be interrupted, and nobody would be woken
+            try:  # no call before that of `release`: it could be interrupted, and nobody would be woken
                 wake.release()
-            except RuntimeError:  # woken before: by who passed leadership on
-                pass
+            except RuntimeError as error:  # woken before: by who passed leadership on
+                if by_handler(error):
+                    raise
 
 
 class _Many:
@@ -594,8 +595,11 @@ class Pipe:
             leader = self._leader
             wake = leader.wake if leader is not None else None
             if leader is not None and wake is not None:
-                with contextlib.suppress(RuntimeError):  # woken before: by a call that was interrupted, or its reply
+                try:
                     wake.release()
+                except RuntimeError as error:  # woken before: by a call that was interrupted, or its reply
+                    if by_handler(error):
+                        raise
                 leader.wake = None
 
     def ask(self, template: Template, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:

@@ -280,7 +280,7 @@ def give(lock: Terms) -> None:
 
 def _struck(lock: Terms, owner: Any, lease: Lease | None, op: Releasing | None, error: BaseException) -> None:
     """A release is carried out, whatever ends it that is no error of its own."""
-    lease = lease or lock.leases.get(owner)
+    lease = lease or lock._of(owner)
     if lease is not None and not is_inherited(lease) and not own(error):
         lock._wire.interrupted(op or Releasing(lock, lease), error)
 
@@ -351,7 +351,11 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
         if op is None or not own(error):  # a handler of signals may raise also after the grant
             op = lock.taking(token, must)
             op.forget()
-            pipe.link.leave(op, sent)
+            try:
+                pipe.link.leave(op, sent)
+            except BaseException:
+                pipe.link.leave(op, sent)
+                raise
         raise
     return await _aio_wait(lock, must, waiter, pipe.turns, task, start)
 
@@ -377,7 +381,11 @@ async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any,
         queued: Lease | None = await wire.run(op, waiter)
         return queued
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
-        wire.torn(op, waiter, error)
+        try:
+            wire.torn(op, waiter, error)
+        except BaseException as again:
+            wire.torn(op, waiter, again)
+            raise
         raise
 
 
@@ -436,6 +444,3 @@ def _torn(lock: Terms, owner: Any, lease: Any, op: Any, error: BaseException, pi
         pipe.link.leave(Releasing(lock, lease), sent)
     else:
         _struck(lock, owner or task_owner(lock), lease, op, error)
-
-
-aio_take.__qualname__, aio_give.__qualname__ = "acquire", "release"  # in warnings: what the caller called

@@ -12,7 +12,6 @@ import sys
 import threading
 from asyncio import current_task, tasks
 from collections import OrderedDict
-from warnings import warn
 
 from fastlock import _wire
 from fastlock._commands import ACQUIRE as _ACQUIRE, ACQUIRE_ENDLESS as _ACQUIRE_ENDLESS, RELEASE as _RELEASE
@@ -570,7 +569,7 @@ cpdef give(Terms lock):
 cdef _struck(Terms lock, owner, Lease lease, op, error):
     """A release is carried out, whatever ends it that is no error of its own."""
     if lease is None:
-        lease = lock.leases.get(owner)
+        lease = lock._of(owner)
     if lease is not None and not is_inherited(lease) and not own(error):
         lock._wire.interrupted(op or Releasing(lock, lease), error)
 

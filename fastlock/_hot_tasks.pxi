@@ -133,17 +133,20 @@ cdef class _Exchange(Turn):
             self._leave()
 
     def __del__(self):
-        """Dropped half-way: as a coroutine, it closes; or says that it has not begun."""
-        if self.ended or self.lock is None:  # it was not even made
-            return
-        if self.turns is not None or self.others is not None:
+        """Dropped half-way: as a coroutine, it closes."""
+        if not self.ended and (self.turns is not None or self.others is not None):
             self.close()
-        else:
-            verb = "acquire" if type(self) is _Take else "release"
-            warn(f"coroutine '{verb}' was never awaited, of lock {self.lock.name!r}", RuntimeWarning)
 
     cdef _torn(self, error):
-        """It ends by what may strike anywhere."""
+        """It ends by what may strike anywhere; once more, also in here."""
+        try:
+            self._see_to(error)
+        except BaseException as again:
+            self._see_to(again)
+            raise
+
+    cdef _see_to(self, error):
+        """What it has asked for, or is to do, is nobody's now."""
         self._leave()
 
     cdef _leave(self):
@@ -384,16 +387,11 @@ cdef class _Give(_Exchange):
     cdef _op(self):
         return Releasing(self.lock, self.lease)
 
-    cdef _torn(self, error):
+    cdef _see_to(self, error):
         if self.turns is not None and self.op is None:
             self._leave()
-            return
-        owner = self.lock._me() if self.owner is None else self.owner
-        try:
-            _struck(self.lock, owner, self.lease, self.op, error)
-        except BaseException as again:
-            _struck(self.lock, owner, self.lease, self.op, again)
-            raise
+        else:
+            _struck(self.lock, self.lock._me() if self.owner is None else self.owner, self.lease, self.op, error)
 
 
 # How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a

@@ -8,13 +8,14 @@ waits with belongs to the hub of another thread. Never here: how a greenlet coul
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 
 # gevent and eventlet replace the names in `socket`, and not what stands behind them.
 from _socket import getaddrinfo, socket
 from typing import Any
+
+from fastlock._broken import by_handler
 
 __all__ = ["Changes", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket"]
 
@@ -66,8 +67,11 @@ class Changes:
     def tell(self) -> None:
         """All look again. May be called again, by one who was interrupted in it."""
         for wake in list(self._expected):
-            with contextlib.suppress(RuntimeError):  # it was told before
+            try:
                 wake.release()
+            except RuntimeError as error:  # it was told before
+                if by_handler(error):
+                    raise
 
 
 def refuse_greenlet(what: str) -> None:

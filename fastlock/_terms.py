@@ -157,10 +157,7 @@ class Terms:
         """The lease to work on. Raises LockError: there is none, or the lock has no timeout by now."""
         lease = self._of(owner)
         if lease is None:
-            why = f"it is {NOT_HELD[verb]}"
-            if self.leases:
-                why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
-            raise LockError(self._cannot(verb, why), lock_name=self._text)
+            raise self._not_held(verb)
         if lease.inherited:
             why = "the parent process acquired it before it forked"
             raise LockError(self._cannot(verb, why), lock_name=self._text)
@@ -199,6 +196,12 @@ class Terms:
     def releasing(self, owner: Any = None) -> Releasing:
         """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""
         return Releasing(self, self._held("release", owner or self._me()))
+
+    def _not_held(self, verb: str) -> LockError:
+        why = f"it is {NOT_HELD[verb]}"
+        if self.leases:
+            why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
+        return LockError(self._cannot(verb, why), lock_name=self._text)
 
     def _not_got(self) -> LockError:
         limit = self.blocking_timeout  # in which the server may also just have been slow

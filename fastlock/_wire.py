@@ -435,8 +435,11 @@ class Wire(Common):
 
     def _end(self) -> None:
         with self._mutex:
-            with contextlib.suppress(RuntimeError):  # it was closed before, or by one who was interrupted in it
+            try:
                 self._closing.release()
+            except RuntimeError as error:  # it was closed before, or by one who was interrupted in it
+                if by_handler(error):
+                    raise
             self.closed = True
             connections = list(self.connections)
             self.idle.clear()

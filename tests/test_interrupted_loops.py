@@ -193,7 +193,7 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("behind", ["nobody", "a task", "a client"])
-@pytest.mark.parametrize("how", ["release", "with"])
+@pytest.mark.parametrize("how", ["release", "with", "with, of a task that has ended"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_a_task_may_be_struck_at_any_point_of_its_release(
     server: Server, probe: redis.Redis, impl: str, how: str, behind: str
@@ -203,8 +203,10 @@ def test_a_task_may_be_struck_at_any_point_of_its_release(
     async def attempt(step: int, point: int) -> tuple[bool, bool]:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             another = fastlock.asyncio.Client.from_url(server.unix_url) if behind == "a client" else client
-            lock, next_one = (each.lock(NAME, timeout=None, thread_local=False) for each in (client, another))
-            await lock.acquire()
+            ended = how.endswith("ended")
+            lock = client.lock(NAME, timeout=None, thread_local=ended)
+            next_one = another.lock(NAME, timeout=None, thread_local=False)
+            await (asyncio.create_task(lock.acquire()) if ended else lock.acquire())
             waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
             while waiting is not None and not (another._wire.crowd if another is client else probe.exists(QUEUE)):
                 await asyncio.sleep(0.001)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import functools
 import gc
+import inspect
 import itertools
 import json
 import os
@@ -21,6 +23,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ from support.servers import leftovers
 
 import fastlock
 import fastlock.asyncio
+from fastlock import _broken, _fallback, _native
 from fastlock._broken import Broken, by_handler
 from fastlock.embedded import Server
 
@@ -278,6 +282,38 @@ def test_an_error_of_a_wrapper_of_sockets_is_the_connections() -> None:
             call()
         assert not by_handler(caught.value)
     assert not by_handler(OSError())
+
+
+def test_to_look_for_a_handler_swallows_nothing_of_another() -> None:
+    """`signal` makes enums of what it returns, and takes a ValueError for a number that is none."""
+    assert not raise_at(1, {signal.__file__, enum.__file__}, _broken._codes)
+
+
+def test_a_handler_may_raise_what_a_lock_raises_that_was_released_before() -> None:
+    """Pure Python wakes who sleeps by a release, of which the second is a RuntimeError."""
+
+    class Wake:
+        def release(self) -> None:
+            frame: Any = inspect.currentframe()
+            handler(signal.SIGALRM, frame.f_back)
+
+    def handler(number: int, frame: types.FrameType) -> None:
+        raise RuntimeError("struck")
+
+    pipe = _fallback.Pipe()
+    ticket, sleeps = _fallback.Ticket(), _fallback.Ticket()
+    ticket.wake = Wake()
+    with pytest.raises(RuntimeError, match="struck"):
+        ticket.set_result(None)
+    assert pipe.lead(ticket, None)
+    sleeps.wake = Wake()
+    pipe.watch(sleeps)
+    with pytest.raises(RuntimeError, match="struck"):
+        pipe.resign(ticket)
+    changes = _native.Changes()
+    changes._expected.append(Wake())
+    with pytest.raises(RuntimeError, match="struck"):
+        changes.tell()
 
 
 def nobody_reads(connection: Any) -> bool:

@@ -233,6 +233,7 @@ def test_another_loop_hears_at_once_that_a_client_is_taken(
         lambda: client.lock("free").acquire(blocking=False),
         client.lock("free").locked,
         held.release,
+        lambda: held.__aexit__(None, None, None),
         lambda: held.extend(5),
         client.server_info,
         lambda: client.acquire_many(["free"]),
@@ -252,6 +253,7 @@ def test_another_loop_hears_at_once_that_a_client_is_taken(
         while not client._wire.gates.by_key[NAME.encode()].waiters if client._wire.gates.by_key else True:
             first.run_until_complete(asyncio.sleep(0.001))
         second.run_until_complete(refused())
+        assert first.run_until_complete(held.owned())
         assert len(client._wire.gates.by_key[NAME.encode()].waiters) == 1
         first.run_until_complete(held.release())
         assert first.run_until_complete(asyncio.wait_for(waiter, LIMIT)) is True

@@ -29,10 +29,10 @@ import redis
 
 import fastlock
 import fastlock.asyncio
-from support.interrupted import KINDS, LEASE, LONGEST, PATIENCE, Handler
+from support.interrupted import KINDS, LEASE, LONGEST, Handler
 
 ASYNCIOS = (BlockingIOError, InterruptedError)  # which it takes for its socket's: it sends once more what it has sent
-STANDSTILL = 5.0  # seconds after which tasks that use locks hang
+STANDSTILL = 5.0  # seconds after which tasks that use locks hang, and a key that nobody owns stays
 
 
 # What a handler raises here leaves a task that asyncio will never resume.
@@ -159,7 +159,7 @@ class Run:
                 hold_back()
             self.sender.armed.clear()
         # nobody uses the client again; its loop has ended
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + STANDSTILL
         while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
                 self.leaks += 1
