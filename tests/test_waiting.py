@@ -165,8 +165,8 @@ async def test_one_iteration_of_the_loop_serves_many_who_hold_for_none(
         await job.get(SOON)
     going = False
     assert [number for number, _ in order] == list(range(300))
-    served = order[-1][1] - order[0][1]
-    assert served < 100, f"{served} iterations, of which the server takes some, and each would take 300"
+    served = len({iteration for _, iteration in order})  # others go by while the server is asked
+    assert served < 100, f"{served} iterations, where one for each would be 300"
     await face.checkpoint()
 
 

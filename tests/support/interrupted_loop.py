@@ -38,6 +38,7 @@ STANDSTILL = 5.0  # seconds after which tasks that use locks hang, and a key tha
 # What a handler raises here leaves a task that asyncio will never resume.
 FORGETS = {
     "base_events.py": {"_run_once"},  # takes a callback out of its list, and then calls it
+    "events.py": {"_run"},  # which is called for that
     "_turns.py": {"_asyncio_future_blocking", "get_loop", "add_done_callback"},  # by which a task begins to wait
 }
 
