@@ -5,12 +5,14 @@ Never here: what to do about either.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` swallows the ValueError of another handler, as it makes an enum of what it found
 import functools
 import inspect
 import signal
 import threading
 import traceback
+
+# `signal.getsignal` makes an enum of what this finds, and swallows a ValueError that another handler raises meanwhile.
+from _signal import getsignal  # type: ignore[import-not-found]
 from types import CodeType, FrameType
 from typing import Any
 
@@ -53,7 +55,7 @@ def _codes() -> set[CodeType]:
     """Of the handlers that are set now: they may have dropped their frame, as who keeps an exception should."""
     found: set[Any] = set()
     for number in range(1, signal.NSIG):
-        handler: Any = _signal.getsignal(number)
+        handler: Any = getsignal(number)
         while isinstance(handler, functools.partial):
             handler = handler.func
         if callable(handler):

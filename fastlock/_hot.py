@@ -353,7 +353,7 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
             op.forget()
             try:
                 pipe.link.leave(op, sent)
-            except BaseException:
+            except BaseException:  # struck once more
                 pipe.link.leave(op, sent)
                 raise
         raise
