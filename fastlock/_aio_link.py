@@ -22,7 +22,7 @@ from fastlock._lease import now
 from fastlock._link import PARTING, queue, templates
 from fastlock._steps import Ask, Call, Lost, Said, Undo
 from fastlock._topology import Settings
-from fastlock._turns import Turns
+from fastlock._turns import Turn
 
 if TYPE_CHECKING:
     from fastlock._aio_wire import Wire
@@ -40,8 +40,7 @@ class Link(asyncio.BufferedProtocol):
         self.patience = wire.settings.reply_timeout
         self.pipe = wire.impl.Pipe()
         self.pipe.hear = wire.gates.pushed
-        self.pipe.serve(self, Turns(loop), threading.get_ident(), self._flush_soon)
-        self._future = loop.create_future
+        self.pipe.serve(self, wire.turns, threading.get_ident(), self._flush_soon)
         self.session: Any = None
         self.hears = False  # whether messages come here
         self.dead: Exception | None = None
@@ -73,8 +72,7 @@ class Link(asyncio.BufferedProtocol):
 
     def received(self, data: bytes) -> None:
         self._progress = self.loop.time()
-        if self.pipe.turns.over:  # who was to be woken by now
-            self.pipe.turns.again()
+        self.pipe.turns.again()
         try:
             self.pipe.feed(data)
         except ProtocolError as error:  # bytes that cannot be explained
@@ -108,7 +106,7 @@ class Link(asyncio.BufferedProtocol):
         calls = session.greeting(settings, credentials)
         if self.dead is not None:  # it has closed already: nothing queued now would be answered
             raise self.dead
-        hello, rest = self._future(), self._future()
+        hello, rest = self._turn(), self._turn()
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])
         self.pipe.announce()
@@ -122,23 +120,26 @@ class Link(asyncio.BufferedProtocol):
             raise self.dead
         # waited for: on an idle connection nothing may be pending
         if scripts := say.scripts_of(self.session.capabilities):
-            loaded = self._future()
+            loaded = self._turn()
             self.pipe.put_calls(loaded, [script.load for script in scripts])
             self.pipe.announce()
             if type(lost := await loaded) is Lost:
                 raise lost.error
 
-    def ask(self, ask: Any) -> asyncio.Future[Any]:
-        """Queue a step; the future gets its answer, or `Lost`."""
+    def _turn(self) -> Turn:
+        return Turn().begin(self.wire.turns)
+
+    def ask(self, ask: Any) -> Turn:
+        """Queue a step; what to wait for gives its answer, or `Lost`."""
         ask.link = self
         ask.sent = now()
-        future = self._future()
+        turn = self._turn()
         if ask.hears and not self.hears:
             self.hears = True
             self.pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
-        queue(self, ask, future)
+        queue(self, ask, turn)
         self.pipe.announce()
-        return future
+        return turn
 
     def post(self, undo: Undo) -> None:
         """Queue an undo that nobody waits for."""
@@ -201,6 +202,7 @@ class Link(asyncio.BufferedProtocol):
     def _look(self) -> None:
         """Is the server still answering? One timer for all that is in flight: replies come in order."""
         self._watch = None
+        self.pipe.turns.again()
         if self.dead is not None:
             self.fail(self.dead)
         if not self.pipe.pending:
@@ -241,8 +243,8 @@ class Link(asyncio.BufferedProtocol):
         for slot in slots:
             if type(slot) is Said:
                 slot.lost(self.wire, self.session)
-            elif slot is not None and not over and not slot.done():
-                slot.set_result(lost)
+            elif isinstance(slot, Turn) and not over:
+                slot.tell(lost)
         if not over:
             self.wire.dropped(self)
             if self.hears:
@@ -259,8 +261,10 @@ class Link(asyncio.BufferedProtocol):
         """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
         was closed."""
         until = now() + PARTING
-        while self.pipe.pending and self.dead is None and (left := until - now()) > 0:  # as of threads
-            await asyncio.wait([self.ask(Call([(b"PING",)]))], timeout=left)
+        while self.pipe.pending and self.dead is None and now() < until:  # as of threads
+            ping = Call([(b"PING",)])
+            ping.until = until
+            await self.wire.answered(ping, self)
 
 
 def _abort(transport: Any) -> None:

@@ -62,9 +62,7 @@ class BaseLock(Terms):
         return self._release(owner, self.leases.get(owner))
 
     async def _release(self, owner: Any, lease: Lease | None) -> None:
-        if lease is not None and self.leases.get(owner, lease) is not lease:  # by now it has another one, which stays
-            raise self._not_held("release")
-        await hot.aio_give(self, False, None, owner)
+        await hot.aio_give(self, False, None, owner, lease)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
@@ -103,10 +101,7 @@ class BaseLock(Terms):
             return False
         return say.proves(token, lease.proof)
 
-    def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Awaitable[None]:
-        return hot.aio_give(self, True, error)
+    __aexit__ = hot.aio_leave
 
     if not TYPE_CHECKING:  # which says so itself
 
@@ -124,9 +119,12 @@ class ClientLock(Changeable, BaseLock):
 
     __slots__ = ()
 
-    def __aenter__(self) -> Awaitable[Lease]:
-        """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        return hot.aio_take(self, True)  # type: ignore[return-value]
+    if TYPE_CHECKING:
+
+        def __aenter__(self) -> Awaitable[Lease]: ...
+
+    else:
+        __aenter__ = hot.aio_enter_lease
 
 
 class Lock(dropin.DropIn, BaseLock):
@@ -172,7 +170,7 @@ class Lock(dropin.DropIn, BaseLock):
         if "acquire" in defined and "__aenter__" not in defined:
             cls.__aenter__ = cls._enter  # type: ignore[method-assign]
         if "release" in defined and "__aexit__" not in defined:
-            cls.__aexit__ = cls._exit  # type: ignore[method-assign,assignment]
+            cls.__aexit__ = cls._exit
 
     async def __aenter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""

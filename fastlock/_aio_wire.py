@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import math
 import os
 import threading
@@ -31,6 +30,7 @@ from fastlock._sockets import tune_socket
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, LATE, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait, backoff
 from fastlock._topology import Settings
+from fastlock._turns import Turn, Turns
 
 
 class Wire(Common):
@@ -51,10 +51,11 @@ class Wire(Common):
         self.link: Link | None = None  # the connection, if there is one now
         self.open_pipe: Any = None  # its pipe, as long as commands may be queued there
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
+        self.turns: Any = None  # of that loop
         self._binding = threading.Lock()
         self._end: Any = None  # closed by the loop when it comes to its end: see `_at_end`
         self._connecting: asyncio.Task[Link] | None = None
-        self._sleeping: set[asyncio.Future[None]] = set()
+        self._sleeping: set[Turn] = set()
         self._broken = False  # a connection that has had no successor yet
         self._failures = 0  # to connect, in a row
         self.stats = Stats()
@@ -91,7 +92,7 @@ class Wire(Common):
                         )
                     )
                 self._leave_loop()
-            self.loop = loop
+            self.loop, self.turns = loop, Turns(loop)
             self._end = _at_end(weakref.ref(self))
             with contextlib.suppress(StopIteration):
                 self._end.asend(None).send(None)  # where it waits for that
@@ -216,7 +217,7 @@ class Wire(Common):
         link = None
         try:  # over a connection for that alone
             link = await self._connect(asyncio.get_running_loop(), last=True)
-            return await self._answered(ask, link)
+            return await self.answered(ask, link)
         except FAILED as error:
             if by_handler(error):
                 raise
@@ -233,7 +234,7 @@ class Wire(Common):
             if by_handler(error):
                 raise
             return self._lost(error)
-        return await self._answered(ask, link)
+        return await self.answered(ask, link)
 
     def _lost(self, error: BaseException) -> Lost:
         known = errors.broken(error, self.settings.place)
@@ -241,17 +242,18 @@ class Wire(Common):
         final = refused or self.closed or not (self._met or self.settings.patient)
         return Lost(known, self.settings.reply_timeout, sent=False, final=final)
 
-    async def _answered(self, ask: Any, link: Link) -> Any:
+    async def answered(self, ask: Any, link: Link) -> Any:
+        """The answer to a step over that connection; `Lost`, if it breaks; LATE, when it was not there in time."""
         if type(ask) is Capabilities:
             return link.session
         if link.dead is not None:  # since the connecting ended, a tick ago
             return Lost(link.dead, self.settings.reply_timeout, sent=False)
-        future = link.ask(ask)
+        turn = link.ask(ask)
         timer = None
         if ask.until is not None:
-            timer = link.loop.call_later(max(0.0, ask.until - now()), _wake, future, LATE)
+            timer = link.loop.call_later(max(0.0, ask.until - now()), turn, LATE)
         try:
-            answer = await future
+            answer = await turn
             if answer is LATE:
                 link.leave(ask, ask.sent)
             return answer
@@ -327,12 +329,11 @@ class Wire(Common):
         if until is not None and until < at:
             at = until
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        waiter.wake = functools.partial(_wake, future)
-        timer = loop.call_later(max(0.0, at - now()), _wake, future) if at < math.inf else None
+        waiter.wake = turn = Turn().begin(self.turns)
+        timer = loop.call_later(max(0.0, at - now()), turn, None) if at < math.inf else None
         self.tick()
         try:
-            await future
+            await turn
         finally:
             waiter.wake, waiter.called = None, False
             if timer is not None:
@@ -344,22 +345,22 @@ class Wire(Common):
         """While anybody waits, see every second whether a lease that goes round here has lapsed."""
         if self.loop is not None and (over or self.ticks is None):
             self.ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd and not self.closed else None
-        if over:
+        if over and self.turns is not None:
+            self.turns.again()
             self.gates.lapsed(now())
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
         if self.closed:
             return
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(seconds, _wake, future)
-        self._sleeping.add(future)
+        turn = Turn().begin(self.turns)
+        timer = asyncio.get_running_loop().call_later(seconds, turn, None)
+        self._sleeping.add(turn)
         try:
-            await future
+            await turn
         finally:
             timer.cancel()
-            self._sleeping.discard(future)
+            self._sleeping.discard(turn)
 
     # the connection
 
@@ -508,8 +509,8 @@ class Wire(Common):
         connecting = self._connecting
         if connecting is not None:
             connecting.cancel()
-        for future in list(self._sleeping):
-            _wake(future)
+        for turn in list(self._sleeping):
+            turn(None)
         self.gates.call_all()
         until = now() + PARTING
         while self.gates.by_place and link is not None and link.dead is None and now() < until:
@@ -579,8 +580,3 @@ def _settle() -> None:
 
 at_fork(_forget_parent)
 atexit.register(_settle)
-
-
-def _wake(future: asyncio.Future[Any], answer: object = None) -> None:
-    if not future.done():
-        future.set_result(answer)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastlock import _commands as say
 from fastlock._checks import as_ms, as_name
+from fastlock._errors import made
 from fastlock._lease import ENDED, Lease, is_inherited
 
 _ENDED: float = ENDED  # typed, where it is compiled: compared for each lease of a batch
@@ -54,7 +55,7 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
             if not is_inherited(one) and (one.deadline != _ENDED or one.unreported):  # else it may be another's now
                 mine.append(one)
         elif lease is not None:
-            raise TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}")
+            raise made(TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}"))
     once = dict.fromkeys(mine)
     return given, mine if len(once) == len(mine) else list(once)
 
@@ -125,5 +126,5 @@ def merge(given: list[Any], mine: list[Any], released: list[Any]) -> list[bool]:
 
 def _listed(values: Any, what: str) -> list[Any]:
     if not isinstance(values, Iterable):
-        raise TypeError(f"{what} must be a list, not {type(values).__name__}")
+        raise made(TypeError(f"{what} must be a list, not {type(values).__name__}"))
     return list(values)

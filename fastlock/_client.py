@@ -115,11 +115,15 @@ class Client:
 
     def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
-        self._wire.begin()
-        given, mine = batch.owned(leases)
-        steps = law.release_many(mine, self._wire.gates, now)
-        released = terms.warn_of_losses(mine, self._wire.drive(steps))
-        return batch.merge(given, mine, self._wire.stats.released(released))
+        mine: list[Lease] = []
+        try:
+            self._wire.begin()
+            given, mine = batch.owned(leases)
+            released = self._wire.drive(law.release_many(mine, self._wire.gates, now))
+        except BaseException as error:  # a signal's handler may have raised
+            self._wire.interrupted_in_many(mine or leases, error)
+            raise
+        return batch.merge(given, mine, self._wire.stats.released(terms.warn_of_losses(mine, released)))
 
     def locked(
         self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any

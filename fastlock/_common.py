@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastlock import _law as law
 from fastlock._errors import own
 from fastlock._gate import Gates, Waiter
 from fastlock._lease import now
@@ -45,6 +46,15 @@ class Common:
             for undo in op.abandon(self.gates, now):
                 self.undo(undo)
             self.say_debts()
+
+    def interrupted_in_many(self, leases: Any, error: BaseException) -> None:
+        """As `interrupted`, of a release of many."""
+        op = law.LetGo(leases)
+        try:
+            self.interrupted(op, error)
+        except BaseException as again:
+            self.interrupted(op, again)
+            raise
 
     def torn(self, op: Any, waiter: Waiter, error: BaseException | None = None) -> None:
         """Who slept is interrupted, cancelled, or the client closed: what was handed to it goes on. May be called

@@ -97,5 +97,3 @@ cdef class Gates:
 
     @cython.locals(gate=Gate, lease=Lease)
     cpdef Lease returned(self, Waiter waiter, double now)
-
-cpdef rouse(wake)

@@ -427,7 +427,12 @@ class Gates:
                 finally:
                     wake, self.wake = self.wake, None
         finally:
-            rouse(wake)
+            if wake is not None:
+                try:
+                    wake(None)
+                except BaseException:  # a signal's handler struck as that began
+                    wake(None)
+                    raise
 
     def released(self, lease: Lease, now: float) -> int:
         """As `release`, with the mutex held, or where no threads are. Who is to be woken is left in `wake`."""
@@ -477,7 +482,12 @@ class Gates:
                 finally:
                     wake, self.wake = self.wake, None
         finally:
-            rouse(wake)
+            if wake is not None:
+                try:
+                    wake(None)
+                except BaseException:  # a signal's handler struck as that began
+                    wake(None)
+                    raise
 
     def _left(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
         gate, lease = waiter.gate, waiter.lease
@@ -504,13 +514,3 @@ class Gates:
             self.close(gate)
         waiter.left = None, place
         return waiter.left
-
-
-def rouse(wake: Callable[[Any], object] | None) -> None:
-    """End the sleep of whom a lease has passed to; also where a signal's handler strikes as that begins."""
-    if wake is not None:
-        try:
-            wake(None)
-        except BaseException:
-            wake(None)
-            raise

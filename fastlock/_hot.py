@@ -402,15 +402,34 @@ def _passed(lock: Terms, owner: Any, lease: Lease) -> Any:
     return _release(lock, lease, what == HAND_OVER)
 
 
-async def aio_give(lock: Terms, leaving: bool, error: BaseException | None, owner: Any = None) -> None:
-    """Release the lease of an owner, None: of the task that awaits this. Errors are those of `Terms.releasing`;
-    `leaving` a `with`, they go where `Terms.left` puts them, beside the `error` that ended its body."""
-    wire, pipe, lease, op, sent = lock._wire, None, None, None, 0.0
+def aio_enter_lease(self: Any) -> Any:
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return aio_take(self, True)
+
+
+async def aio_leave(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. What goes wrong with it is put where `Terms.left` says, beside the error that ended the body."""
+    try:
+        await aio_give(self, True, error)
+    except BaseException as struck:  # also as `aio_give` is entered
+        _struck(self, self._me(), None, None, struck)
+        raise
+
+
+async def aio_give(
+    lock: Terms, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
+) -> None:
+    """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
+    `Terms.releasing`; `leaving` a `with`, they go where `Terms.left` puts them, beside the `error` that ended its
+    body."""
+    wire, pipe, lease, op, sent = lock._wire, None, noted, None, 0.0
     try:
         pipe = _open_pipe(lock)
         task = None if pipe is None else current_task(pipe.turns.loop)
         if owner is None and lock.thread_local:
             owner = task
+        if noted is not None and lock.leases.get(owner, noted) is not noted:  # by now it has another one, which stays
+            raise lock._not_held("release")
         lease = None if task is None else lock.leases.get(owner)
         if lease is not None and wire.crowd and not _odd(lease):
             if (op := _passed(lock, owner, lease)) is not None:

@@ -133,8 +133,12 @@ cdef class _Exchange(Turn):
             self._leave()
 
     def __del__(self):
-        """Dropped half-way: as a coroutine, it closes."""
-        if not self.ended and (self.turns is not None or self.others is not None):
+        if not self.ended:
+            self._dropped()
+
+    cdef _dropped(self):
+        """Half-way: as a coroutine, it closes."""
+        if self.turns is not None or self.others is not None:
             self.close()
 
     cdef _torn(self, error):
@@ -341,19 +345,28 @@ cdef _passed(Terms lock, owner, Lease lease):
 
 @cython.final
 cdef class _Give(_Exchange):
-    """Release the lease of an owner, None: of the task that awaits this. Errors are those of `Terms.releasing`;
-    `leaving` a `with`, they go where `Terms.left` puts them, beside the `error` that ended its body."""
+    """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
+    `Terms.releasing`; `leaving` a `with`, they go where `Terms.left` puts them, beside the `error` that ended its
+    body."""
 
     cdef bint leaving
     cdef object error
     cdef Lease lease
     cdef object op  # with which others go on
 
-    def __cinit__(self, Terms lock not None, bint leaving, error, owner=None):
+    def __cinit__(self, Terms lock not None, bint leaving, error, owner=None, Lease noted=None):
         self.lock = lock
         self.leaving = leaving
         self.error = error
         self.owner = owner
+        self.lease = noted
+
+    cdef _note(self):
+        """What is to be let go of, also where a signal strikes before Python awaits this, and it is dropped."""
+        self.pipe = self._open_pipe()
+        if self.pipe is not None:
+            self.lease = self.lock.leases.get(self.owner)
+        self.owner = None
 
     cdef _hand_on(self, op, answer):
         self.op = op
@@ -362,7 +375,11 @@ cdef class _Give(_Exchange):
     cdef _begin(self):
         cdef Terms lock = self.lock
         cdef Pipe pipe = self._open_pipe()
-        cdef Lease lease = None if pipe is None else lock.leases.get(self.owner)
+        cdef Lease lease = lock.leases.get(self.owner)
+        if self.lease is not None and lease is not None and lease is not self.lease:  # another one by now, which stays
+            raise lock._not_held("release")
+        if pipe is None:
+            lease = None
         if lease is not None and (<Common>lock._wire).crowd and not _odd(lease):
             self.lease = lease
             op = _passed(lock, self.owner, lease)
@@ -386,6 +403,14 @@ cdef class _Give(_Exchange):
 
     cdef _op(self):
         return Releasing(self.lock, self.lease)
+
+    cdef _dropped(self):
+        if self.leaving and self.turns is None and self.others is None:
+            self.ended = True
+            if self.lease is not None and self.pipe.thread == PyThread_get_thread_ident():
+                self._torn(GeneratorExit())
+        else:
+            _Exchange._dropped(self)
 
     cdef _see_to(self, error):
         if self.turns is not None and self.op is None:
@@ -414,6 +439,18 @@ cdef PyObject *_next(PyObject *self) except? NULL:
         return NULL
     Py_INCREF(outcome)
     return <PyObject *>outcome
+
+
+def aio_enter_lease(Terms self not None):
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return _Take.__new__(_Take, self, True)
+
+
+def aio_leave(Terms self not None, kind, error, trace):
+    """Release. What goes wrong with it is put where `Terms.left` says, beside the error that ended the body."""
+    cdef _Give give = _Give.__new__(_Give, self, True, error)
+    give._note()
+    return give
 
 
 aio_take, aio_give = _Take, _Give

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from fastlock import _batch as batch
@@ -575,6 +576,19 @@ def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
         batch.unreported(leases, released)
         raise
     return released
+
+
+class LetGo:
+    """What is left of a release of many that is struck from outside."""
+
+    def __init__(self, leases: Iterable[Lease | None]) -> None:
+        self.leases = leases
+
+    def abandon(self, gates: Gates, clock: Clock) -> list[Undo]:
+        """As of a Release, of each that nobody has let go of."""
+        _, mine = batch.owned(self.leases)
+        left = [lease for lease in mine if lease.deadline != ENDED]
+        return [undo for lease in left for undo in Release(lease).abandon(gates, clock)]
 
 
 def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any, clock: Clock) -> Steps:

@@ -29,25 +29,27 @@ class Turns:
         self.woken.set_result(None)
 
     def add(self, turn: Turn) -> None:
-        self.over.append(turn)
-        if self.soon is None:
-            try:
+        try:
+            self.over.append(turn)
+            if self.soon is None:
                 self.soon = self.loop.call_soon(self.run)
-            except BaseException:  # a handler of signals raised in it; to be run once more does no harm
-                self.soon = self.loop.call_soon(self.run)
-                raise
+        except BaseException:  # a handler of signals raised; to be run once more does no harm
+            self.again()
+            raise
 
     def again(self) -> None:
-        """Ask the loop once more: it may have forgotten the first time, as a handler of signals raised in it."""
-        self.soon = self.loop.call_soon(self.run)
+        """Whoever was to be woken by now still is: ask the loop once more, which forgets as a handler of signals raises
+        in it."""
+        if self.over:
+            self.soon = self.loop.call_soon(self.run)
 
     def run(self) -> None:
         """Wake those who are here, and up to a crowd of those who come meanwhile."""
         self.soon = None
-        if len(self.over) > 1:  # and a handler of signals raises, or a task begins a loop within the loop
-            self.soon = self.loop.call_soon(self.run)
         turn: Turn | None = None
         try:
+            if len(self.over) > 1:  # and a task begins a loop within the loop
+                self.soon = self.loop.call_soon(self.run)
             for _ in range(max(len(self.over), CROWD)):
                 if not self.over:
                     break
@@ -57,6 +59,8 @@ class Turns:
         except BaseException:  # a handler of signals raised: nobody else would wake it
             if turn is not None and turn.callback is not None:
                 self.over.appendleft(turn)
+            if self.soon is None:
+                self.again()
             raise
         soon = self.soon
         if not self.over and soon is not None:  # who comes next is woken after what was to be sent by then
@@ -88,9 +92,16 @@ class Turn:
         if self.callback is not None:
             self.turns.add(self)
 
-    def __call__(self, answer: Any) -> None:
+    def tell(self, answer: Any) -> None:
+        """That is its answer, unless it has one; then whoever gave that may have been struck before it was to be
+        woken."""
         if not self.ready:
             self.set_result(answer)
+        elif self.callback is not None:
+            self.turns.add(self)
+
+    def __call__(self, answer: Any) -> None:
+        self.tell(answer)
 
     def wake(self) -> None:
         # A task asks what it is woken with for its result, and throws that away; of a real future without a call

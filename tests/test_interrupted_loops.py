@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +118,8 @@ def test_a_connection_whose_end_is_struck_is_replaced(
 class StruckIn:
     """Awaits a coroutine, and strikes it once: at such a point of so many a step. `struck`: whether it was."""
 
-    def __init__(self, coroutine: Any, step: int, point: int) -> None:
-        self.coroutine, self.step, self.point = coroutine, step, point
+    def __init__(self, coroutine: Any, step: int, point: int, files: Collection[str] = STACK) -> None:
+        self.coroutine, self.step, self.point, self.files = coroutine, step, point, files
         self.steps, self.struck, self.over = 0, False, False
 
     def __await__(self) -> Any:
@@ -132,7 +132,7 @@ class StruckIn:
         waits_for: list[Any] = []
         try:
             if self.steps == self.step:
-                self.struck = raise_at(self.point, STACK, lambda: waits_for.append(self.coroutine.send(None)))
+                self.struck = raise_at(self.point, self.files, lambda: waits_for.append(self.coroutine.send(None)))
             else:
                 waits_for.append(self.coroutine.send(None))
         except StopIteration:
@@ -230,6 +230,77 @@ def test_a_task_may_be_struck_at_any_point_of_its_release(
     strike_everywhere(attempt)
 
 
+@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+@pytest.mark.parametrize("behind", ["nobody", "a task", "a client"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_task_may_be_struck_at_any_point_of_a_release_of_many(
+    server: Server, probe: redis.Redis, impl: str, behind: str
+) -> None:
+    """As of one; struck before it has begun, it is to be called again."""
+
+    async def attempt(step: int, point: int) -> tuple[bool, bool]:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            another = fastlock.asyncio.Client.from_url(server.unix_url) if behind == "a client" else client
+            leases = await client.acquire_many([NAME, "b"], timeout=None)
+            next_one = another.lock(NAME, timeout=None, thread_local=False)
+            waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
+            while waiting is not None and not (another._wire.crowd if another is client else probe.exists(QUEUE)):
+                await asyncio.sleep(0.001)
+            strike = StruckIn(client.release_many(leases), step, point)
+            async with asyncio.timeout(20):
+                await strike
+                if (step, point) == (0, 1):
+                    await client.release_many(leases)
+                if waiting is not None:
+                    assert await waiting
+                    await next_one.release()
+                async with client.lock(NAME, thread_local=False):
+                    pass
+            assert not probe.exists(NAME, "b"), f"step {step}, point {point}"
+            if another is not client:
+                await another.close()
+            return strike.struck, strike.steps > step
+
+    strike_everywhere(attempt)
+
+
+WITH = """async def block(lock):
+    async with lock:
+        pass
+"""
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("behind", ["nobody", "a task"])
+def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl: str, behind: str) -> None:
+    """Also in the frame that it stands in, which nothing of ours can see to."""
+    if impl == "python":
+        pytest.skip("between the call of `__aexit__` and its first line there is a gap")
+    space: dict[str, Any] = {}
+    exec(compile(WITH, "<with>", "exec"), space)
+
+    async def attempt(step: int, point: int) -> tuple[bool, bool]:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            await client.server_info()
+            lock = client.lock(NAME, timeout=None)
+            strike = StruckIn(space["block"](lock), step, point, {*STACK, "<with>"})
+            async with asyncio.timeout(20):
+                waiting = asyncio.create_task(client.lock(NAME, thread_local=False).acquire())
+                if behind == "nobody":
+                    waiting.cancel()
+                await strike
+                if behind == "a task":
+                    assert await waiting
+                    await client.lock(NAME).locked()
+                    assert probe.delete(NAME)
+                async with client.lock(NAME):
+                    pass
+            assert not probe.exists(NAME), f"step {step}, point {point}"
+            return strike.struck, strike.steps > step
+
+    strike_everywhere(attempt)
+
+
 def strike_everywhere(attempt: Callable[[int, int], Coroutine[Any, Any, tuple[bool, bool]]]) -> None:
     """attempt(step, point): whether it was struck, and whether it had more steps."""
     for step in itertools.count():
@@ -304,6 +375,61 @@ def test_what_was_to_be_sent_is_sent_though_a_handler_raises(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if kind == "uvloop" else None) as runner:
         runner.run(work())
+
+
+def test_a_task_whose_reply_has_come_is_woken_though_a_handler_raises(
+    server: Server, impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the turn of the loop that wakes it is asked for: what was read and told is told once more."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=1) as client:
+            await client.server_info()
+            link: Any = client._wire.link
+            real = link.received
+
+            def received(data: bytes) -> None:
+                with monkeypatch.context() as patch:
+                    patch.setattr(loop, "call_soon", struck := Struck(TimeoutError, loop.call_soon))
+                    try:
+                        real(data)
+                    finally:
+                        struck_in.append(struck.calls)
+
+            struck_in: list[int] = []
+            monkeypatch.setattr(link, "received", received)
+            assert await asyncio.wait_for(client.lock(NAME).locked(), 20) is False
+            assert struck_in[0] > 1 and client._wire.link is not link
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(lambda loop, context: None)
+        runner.run(work())
+
+
+def test_tasks_are_woken_though_a_handler_raises_as_their_waking_begins(
+    impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)
+        turns = Turns(loop)
+        two = [Turn().begin(turns) for _ in range(2)]
+
+        async def wait(turn: Turn) -> Any:
+            return await turn
+
+        waiting = [asyncio.create_task(wait(turn)) for turn in two]
+        await asyncio.sleep(0)
+        two[0].set_result(5)
+        two[1].set_result(6)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_soon", Struck(TimeoutError, loop.call_soon))
+            with pytest.raises(TimeoutError, match="struck"):
+                turns.run()
+        assert await asyncio.wait_for(asyncio.gather(*waiting), 20) == [5, 6]
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize("what", ["flush", "wake", "wake, and it is cancelled"])

@@ -167,7 +167,7 @@ STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
-@pytest.mark.parametrize("operation", ["acquire", "fenced", "many", "release", "leave"])
+@pytest.mark.parametrize("operation", ["acquire", "fenced", "many", "release", "leave", "release many"])
 def test_interrupted_at_any_point(
     impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, shared: bool
 ) -> None:
@@ -176,10 +176,12 @@ def test_interrupted_at_any_point(
     for step in itertools.count(1):
         with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
             lock = client.lock(NAME, timeout=60, fence=operation == "fenced")
+            leases = client.acquire_many([NAME]) if operation == "release many" else []
             calls = {
                 "many": lambda client=client: client.acquire_many([NAME]),
                 "release": lock.release,
                 "leave": lambda lock=lock: lock.__exit__(None, None, None),
+                "release many": lambda client=client, leases=leases: client.release_many(leases),
             }
             if operation in ("release", "leave"):
                 lock.acquire()
@@ -193,6 +195,8 @@ def test_interrupted_at_any_point(
             # of a `with` that is struck as the method that leaves it is entered, the lease runs out
             if lock.lease is not None and (operation != "leave" or (impl == "python" and step == 1)):
                 lock.release()
+            if step == 1:  # it had not begun
+                client.release_many(leases)
             assert not client.lock("barrier").locked()
             if not struck:
                 probe.delete(NAME)

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -29,6 +29,7 @@ import redis
 
 import fastlock
 import fastlock.asyncio
+from fastlock import _hot as hot
 from support.interrupted import KINDS, LEASE, LONGEST, Handler
 
 ASYNCIOS = (BlockingIOError, InterruptedError)  # which it takes for its socket's: it sends once more what it has sent
@@ -37,18 +38,29 @@ STANDSTILL = 5.0  # seconds after which tasks that use locks hang, and a key tha
 
 # What a handler raises here leaves a task that asyncio will never resume.
 FORGETS = {
-    "base_events.py": {"_run_once"},  # takes a callback out of its list, and then calls it
-    "events.py": {"_run"},  # which is called for that
-    "_turns.py": {"_asyncio_future_blocking", "get_loop", "add_done_callback"},  # by which a task begins to wait
+    "base_events.py": ("_run_once", "_run_until_complete_cb"),  # takes a callback out of its list, and then calls it
+    "/events.py": ("_run",),  # which is called for that
+    "tasks.py": ("_done_callback",),  # of `gather`
+    "_turns.py": ("_asyncio_future_blocking", "get_loop", "add_done_callback"),  # by which a task begins to wait
 }
+# Where a task that ends asks for the callbacks of those who wait for it: who is struck here forgets them.
+ASKS = ("call_soon", "_call_soon", "_check_closed", "get_debug", "__init__")
 
 
 def in_a_gap(frame: FrameType) -> bool:
     """Whether it is none of ours that goes wrong if a handler raises now. Each of these gaps is told of in README."""
-    code = frame.f_code
-    if code is use.__code__:  # as the block is left: Python is about to call `__aexit__`, or does not await it any more
-        return dis.opname[code.co_code[frame.f_lasti]].startswith("CALL")
-    return code.co_name in FORGETS.get(code.co_filename.rpartition("/")[2], ())
+    if (gap := GAPS.get(frame.f_code)) is not None:
+        return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(gap)
+    asks = frame
+    while asks.f_back is not None and within(asks, "events.py", ASKS):
+        asks = asks.f_back
+    if asks is not frame and (within(asks, "/events.py", ("_run",)) or within(asks, "_turns.py", ("wake",))):
+        return True
+    return any(within(frame, file, functions) for file, functions in FORGETS.items())
+
+
+def within(frame: FrameType, file: str, functions: Sequence[str]) -> bool:
+    return frame.f_code.co_filename.endswith(file) and frame.f_code.co_name in functions
 
 
 class Elsewhere(Handler):
@@ -120,6 +132,11 @@ MODES: dict[str, Callable[[Any, str], Awaitable[None]]] = {
 }
 
 
+GAPS = {fastlock.asyncio.Client.release_many.__code__: "RESUME"}  # it has not begun
+if fastlock.IMPLEMENTATION == "python":  # as a block is left: `__aexit__` is not awaited yet, or has not begun
+    GAPS |= {use.__code__: "CALL", hot.aio_leave.__code__: "RESUME"}
+
+
 class Run:
     """The attempts of one mode, and what came of them."""
 
@@ -164,6 +181,7 @@ class Run:
         while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
                 self.leaks += 1
+                self.wrong.append(f"a key stays after {self.handler.raised!r}")
                 break
         asyncio.run(client.close())
 
