@@ -54,10 +54,11 @@ servers:
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
 # A process has one implementation: those sessions that are in Python run what depends on it; on two servers, as what is said
-# to a server is the same. By files, and all at once, as tests wait most of the time, and whatever becomes of the others: the
-# last is seen while it runs, what the others said comes then. pytest exits with 5 where ARGS leave a session nothing to do.
-OTHERS := python:a-g python:h-z cython:d-g cython:h-l cython:m-z
-SHOWN := cython:a-c
+# to a server is the same. By what names of files begin with, so that each takes as long; all at once, as tests wait most of the
+# time, and whatever becomes of the others: one is seen while it runs, what the others said comes then. pytest exits with 5
+# where ARGS leave a session nothing to do.
+OTHERS := python:a-h python:!a-h cython:afp cython:ch cython:dirt cython:!abcdfghiprt
+SHOWN := cython:bg
 
 define SESSIONS
 @said=$$(mktemp -d); ran=; failed=; \

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from fastlock import _checks as checks
 from fastlock import _commands as say
@@ -15,7 +17,18 @@ from fastlock._errors import RedisError
 from fastlock._lease import ENDED, Lease, now
 from fastlock._terms import SLEEP, Changeable, Terms
 
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
+
 _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
+
+
+def coroutine_function(function: F) -> F:
+    """Have it count as one (FastAPI's background tasks ask), though it does something before it gives its coroutine."""
+    if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    return function
 
 
 class BaseLock(Terms):
@@ -53,6 +66,7 @@ class BaseLock(Terms):
     # These note the task that calls them, and a release also the lease: `shield`, `gather` and others await them in a
     # task of its own.
 
+    @coroutine_function
     def release(self) -> Coroutine[Any, Any, None]:
         """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
 
@@ -64,6 +78,7 @@ class BaseLock(Terms):
     async def _release(self, owner: Any, lease: Lease | None) -> None:
         await hot.aio_give(self, False, None, owner, lease)
 
+    @coroutine_function
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
@@ -77,6 +92,7 @@ class BaseLock(Terms):
         extension = self._extension(seconds, replace_ttl, "extend", owner or self._me())
         return self._moved("extend", await self._wire.drive(extension))
 
+    @coroutine_function
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
         """Set the lease back to the lock's full timeout, also one that was acquired without end. Errors as `extend`."""
         return self._reacquire(self._me())
@@ -90,6 +106,7 @@ class BaseLock(Terms):
         """Whether anybody holds the lock, asked of the server."""
         return bool(await self._wire.drive(law.inspect(say.EXISTS, self.key, now)))
 
+    @coroutine_function
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether the caller holds the lock, asked of the server."""
         return self._owned(self._me())

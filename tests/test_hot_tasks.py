@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import sys
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -466,6 +467,14 @@ async def test_what_was_awaited_cannot_be_awaited_again_and_closing_it_changes_n
         with pytest.raises(RuntimeError, match="already awaited"):
             await begun
     assert not probe.exists(NAME)
+
+
+@pytest.mark.parametrize("method", ["acquire", "release", "extend", "reacquire", "owned", "locked"])
+async def test_frameworks_take_the_methods_for_coroutine_functions(impl: str, method: str) -> None:
+    """As Starlette asks before it runs a background task, which it else gives to a thread."""
+    found = getattr(fastlock.asyncio.Client(unix_socket_path="/nowhere").lock(NAME), method)
+    asks = inspect.iscoroutinefunction if sys.version_info >= (3, 12) else asyncio.iscoroutinefunction
+    assert asks(found)
 
 
 async def test_the_awaitable_is_a_coroutine_to_asyncio(impl: str) -> None:
