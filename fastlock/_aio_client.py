@@ -117,15 +117,16 @@ class Client:
 
     async def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
-        mine: list[Lease] = []
+        given, mine, released = batch.listed(leases, "leases"), list[Lease](), list[Any]()
         try:
             self._wire.begin()
-            given, mine = batch.owned(leases)
-            released = await self._wire.drive(law.release_many(mine, self._wire.gates, now))
+            given, mine = batch.owned(given)
+            await self._wire.drive(law.release_many(mine, self._wire.gates, now, released))
+            outcome = batch.merge(given, mine, self._wire.stats.released(terms.warn_of_losses(mine, released)))
         except BaseException as error:  # a signal's handler may have raised
-            self._wire.interrupted_in_many(mine or leases, error)
+            self._wire.interrupted_in_many(mine or given, released, error)
             raise
-        return batch.merge(given, mine, self._wire.stats.released(terms.warn_of_losses(mine, released)))
+        return outcome
 
     def locked(
         self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any

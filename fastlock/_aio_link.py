@@ -127,7 +127,7 @@ class Link(asyncio.BufferedProtocol):
                 raise lost.error
 
     def _turn(self) -> Turn:
-        return Turn().begin(self.wire.turns)
+        return Turn().begin(self.pipe.turns)
 
     def ask(self, ask: Any) -> Turn:
         """Queue a step; what to wait for gives its answer, or `Lost`."""
@@ -201,6 +201,14 @@ class Link(asyncio.BufferedProtocol):
 
     def _look(self) -> None:
         """Is the server still answering? One timer for all that is in flight: replies come in order."""
+        try:
+            self._look_at_it()
+        except BaseException:  # a signal's handler raised: look again
+            self._watch = None
+            self._watch_over()
+            raise
+
+    def _look_at_it(self) -> None:
         self._watch = None
         self.pipe.turns.again()
         if self.dead is not None:

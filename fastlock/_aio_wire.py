@@ -73,11 +73,9 @@ class Wire(Common):
 
     def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is None:
-            raise errors.made(
-                RuntimeError(
-                    "fastlock.asyncio works in asyncio's event loop, and none runs here: under trio use a "
-                    "fastlock.Client in threads, as by trio.to_thread.run_sync or anyio.to_thread.run_sync"
-                )
+            raise RuntimeError(
+                "fastlock.asyncio works in asyncio's event loop, and none runs here: under trio use a "
+                "fastlock.Client in threads, as by trio.to_thread.run_sync or anyio.to_thread.run_sync"
             )
         with self._binding:
             if self.loop is loop:
@@ -157,7 +155,11 @@ class Wire(Common):
                 answer = await self._ask(op)
             return await self.drive(op.rest(answer, now))
         except BaseException as error:  # also as `drive` is entered, when the server has granted already
-            self.interrupted(op, error)
+            try:
+                self.interrupted(op, error)
+            except BaseException as again:
+                self.interrupted(op, again)
+                raise
             raise
 
     async def go_on(self, op: Any, answer: Any) -> Any:
@@ -165,7 +167,11 @@ class Wire(Common):
         try:
             return await self.drive(op.rest(answer, now))
         except BaseException as error:
-            self.interrupted(op, error)
+            try:
+                self.interrupted(op, error)
+            except BaseException as again:
+                self.interrupted(op, again)
+                raise
             raise
 
     def struck(self, error: BaseException | None) -> bool:
@@ -188,7 +194,11 @@ class Wire(Common):
             # It raises this again: at once if it is over, else after what it leaves to be undone
             undo = steps.throw(error)
             while True:
-                self.undo(undo)
+                try:
+                    self.undo(undo)
+                except BaseException:  # struck once more
+                    self.undo(undo)
+                    raise
                 undo = steps.send(None)
 
     async def _perform(self, step: Any) -> Any:
@@ -258,7 +268,11 @@ class Wire(Common):
                 link.leave(ask, ask.sent)
             return answer
         except BaseException:
-            link.leave(ask, ask.sent)
+            try:
+                link.leave(ask, ask.sent)
+            except BaseException:  # struck once more
+                link.leave(ask, ask.sent)
+                raise
             raise
         finally:
             if timer is not None:
@@ -344,7 +358,9 @@ class Wire(Common):
     def tick(self, over: bool = False) -> None:
         """While anybody waits, see every second whether a lease that goes round here has lapsed."""
         if self.loop is not None and (over or self.ticks is None):
-            self.ticks = self.loop.call_later(LOOK, self.tick, True) if self.crowd and not self.closed else None
+            self.ticks = None  # first: who is struck in what follows leaves it to the next who waits
+            if self.crowd and not self.closed:
+                self.ticks = self.loop.call_later(LOOK, self.tick, True)
         if over and self.turns is not None:
             self.turns.again()
             self.gates.lapsed(now())

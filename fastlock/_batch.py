@@ -21,7 +21,7 @@ def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[
     """The checked arguments of acquire_many: names as given, as keys, and the lease in milliseconds."""
     if isinstance(names, (str, bytes, bytearray, memoryview)):
         raise TypeError("names must be a list of names, not a single one")
-    given = _listed(names, "names")
+    given = listed(names, "names")
     keys = [as_name(name) for name in given]
     if len(set(keys)) != len(keys):
         raise ValueError("names must not hold a name twice")
@@ -47,7 +47,7 @@ def granted(
 def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
     """The checked argument of release_many: as given, and, once each, those that can be released, or were without a
     word."""
-    given = _listed(leases, "leases")
+    given = listed(leases, "leases")
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
@@ -124,7 +124,8 @@ def merge(given: list[Any], mine: list[Any], released: list[Any]) -> list[bool]:
     return [outcome.get(lease, False) for lease in given]
 
 
-def _listed(values: Any, what: str) -> list[Any]:
+def listed(values: Any, what: str) -> list[Any]:
+    """The checked argument of a batch, of whatever kind."""
     if not isinstance(values, Iterable):
-        raise made(TypeError(f"{what} must be a list, not {type(values).__name__}"))
+        raise TypeError(f"{what} must be a list, not {type(values).__name__}")
     return list(values)

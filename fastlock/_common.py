@@ -47,9 +47,9 @@ class Common:
                 self.undo(undo)
             self.say_debts()
 
-    def interrupted_in_many(self, leases: Any, error: BaseException) -> None:
+    def interrupted_in_many(self, leases: Any, released: list[Any], error: BaseException) -> None:
         """As `interrupted`, of a release of many."""
-        op = law.LetGo(leases)
+        op = law.LetGo(leases, released)
         try:
             self.interrupted(op, error)
         except BaseException as again:

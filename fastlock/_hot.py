@@ -349,15 +349,20 @@ async def aio_take(lock: Terms, must: bool) -> Lease | None:
             return await wire.go_on(op, answer)  # type: ignore[no-any-return]
     except BaseException as error:
         if op is None or not own(error):  # a handler of signals may raise also after the grant
-            op = lock.taking(token, must)
-            op.forget()
             try:
-                pipe.link.leave(op, sent)
+                _forsake(lock, must, token, pipe, sent)
             except BaseException:  # struck once more
-                pipe.link.leave(op, sent)
+                _forsake(lock, must, token, pipe, sent)
                 raise
         raise
     return await _aio_wait(lock, must, waiter, pipe.turns, task, start)
+
+
+def _forsake(lock: Terms, must: bool, token: bytes, pipe: Any, sent: float) -> None:
+    """An acquire whose task is gone."""
+    op = lock.taking(token, must)
+    op.forget()
+    pipe.link.leave(op, sent)
 
 
 async def _aio_wait(lock: Terms, must: bool, waiter: Any, turns: Any, task: Any, start: float) -> Lease | None:

@@ -119,7 +119,7 @@ cdef class _Exchange(Turn):
             step = self.others.throw(error)
             self.ended = False
             return step
-        self._leave()
+        self._forsake()
         raise error
 
     def close(self):
@@ -130,7 +130,7 @@ cdef class _Exchange(Turn):
         if self.others is not None:
             self.others.close()
         else:
-            self._leave()
+            self._forsake()
 
     def __del__(self):
         if not self.ended:
@@ -147,6 +147,14 @@ cdef class _Exchange(Turn):
             self._see_to(error)
         except BaseException as again:
             self._see_to(again)
+            raise
+
+    cdef _forsake(self):
+        """Its task is cancelled, or ends; a handler of signals may strike as that is seen to."""
+        try:
+            self._leave()
+        except BaseException:
+            self._leave()
             raise
 
     cdef _see_to(self, error):
@@ -193,14 +201,22 @@ cdef class _Alarm:
     def __call__(self):
         """The time of the first is over, if it still waits."""
         self.timer = None
-        cdef double now = _time()
+        try:
+            self._call(_time())
+        except BaseException:  # a signal's handler raised: the others are called all the same
+            if self.sleepers and self.timer is None:
+                self.timer = self.loop.call_later(0, self)
+            raise
+
+    cdef int _call(self, double now) except -1:
         while self.sleepers:
             take = next(iter(self.sleepers))
             if self.sleepers[take] > now:
                 self.timer = self.loop.call_later(self.sleepers[take] - now, self)
-                return
+                break
             del self.sleepers[take]
             take(None)
+        return 0
 
 
 cdef _Alarm _alarm(dict alarms, length, loop):
@@ -353,6 +369,7 @@ cdef class _Give(_Exchange):
     cdef object error
     cdef Lease lease
     cdef object op  # with which others go on
+    cdef unsigned long thread  # that noted it
 
     def __cinit__(self, Terms lock not None, bint leaving, error, owner=None, Lease noted=None):
         self.lock = lock
@@ -363,9 +380,12 @@ cdef class _Give(_Exchange):
 
     cdef _note(self):
         """What is to be let go of, also where a signal strikes before Python awaits this, and it is dropped."""
-        self.pipe = self._open_pipe()
-        if self.pipe is not None:
-            self.lease = self.lock.leases.get(self.owner)
+        cdef Terms lock = self.lock
+        self.thread = PyThread_get_thread_ident()
+        if self._open_pipe() is not None:
+            self.lease = lock.leases.get(self.owner)
+        if self.lease is None:
+            self.lease = lock._of(lock._me())
         self.owner = None
 
     cdef _hand_on(self, op, answer):
@@ -407,7 +427,7 @@ cdef class _Give(_Exchange):
     cdef _dropped(self):
         if self.leaving and self.turns is None and self.others is None:
             self.ended = True
-            if self.lease is not None and self.pipe.thread == PyThread_get_thread_ident():
+            if self.lease is not None and self.thread == PyThread_get_thread_ident():
                 self._torn(GeneratorExit())
         else:
             _Exchange._dropped(self)

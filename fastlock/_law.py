@@ -555,13 +555,15 @@ def _again(one: Acquire, clock: Clock) -> Steps:
     return None
 
 
-def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
-    """Let go of several, in one flush; those that others wait for, in a second one. Returns a list: whether each was
-    the caller's; None where another thread let go of it meanwhile.
+def release_many(leases: list[Lease], gates: Gates, clock: Clock, released: list[Any] | None = None) -> Steps:
+    """Let go of several, in one flush; those that others wait for, in a second one. Returns `released`, filled: whether
+    each was the caller's; None where another thread let go of it meanwhile.
 
     What was released before it failed for others is told when it is repeated.
     """
-    released, rest = batch.reported(leases)
+    released = [] if released is None else released
+    told, rest = batch.reported(leases)
+    released += told
     try:
         for i in rest if gates.by_key else ():
             released[i] = gates.release(leases[i], clock()) == PASSED
@@ -579,13 +581,16 @@ def release_many(leases: list[Lease], gates: Gates, clock: Clock) -> Steps:
 
 
 class LetGo:
-    """What is left of a release of many that is struck from outside."""
+    """What is left of a release of many that is struck from outside; and what was released, to be told later."""
 
-    def __init__(self, leases: Iterable[Lease | None]) -> None:
+    def __init__(self, leases: Iterable[Lease | None], released: list[Any]) -> None:
         self.leases = leases
+        self.released = released
 
     def abandon(self, gates: Gates, clock: Clock) -> list[Undo]:
         """As of a Release, of each that nobody has let go of."""
+        if self.released:
+            batch.unreported(list(self.leases), self.released)
         _, mine = batch.owned(self.leases)
         left = [lease for lease in mine if lease.deadline != ENDED]
         return [undo for lease in left for undo in Release(lease).abandon(gates, clock)]

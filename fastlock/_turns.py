@@ -104,6 +104,8 @@ class Turn:
         self.tell(answer)
 
     def wake(self) -> None:
+        if not self.ready:  # it was to be woken twice, and waits for something else by now
+            return
         # A task asks what it is woken with for its result, and throws that away; of a real future without a call
         over = self if type(self.answer) is asyncio.CancelledError else self.turns.woken
         context, self.context = self.context, None

@@ -54,6 +54,7 @@ def test_a_connection_that_ends_with_the_last_word_of_its_handshake_fails_at_onc
     async def body() -> None:
         with FakeServer(version=version) as fake:
             client = fastlock.asyncio.Client.from_url(fake.url)
+            client._wire.begin()
             link = Link(client._wire, asyncio.get_running_loop())
             link.connection_made(SimpleNamespace(write=lambda data: None, abort=lambda: None))  # type: ignore[arg-type]
             greeting = asyncio.create_task(link.greet(client._settings, (None, None)))

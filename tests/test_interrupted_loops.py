@@ -118,9 +118,12 @@ def test_a_connection_whose_end_is_struck_is_replaced(
 class StruckIn:
     """Awaits a coroutine, and strikes it once: at such a point of so many a step. `struck`: whether it was."""
 
-    def __init__(self, coroutine: Any, step: int, point: int, files: Collection[str] = STACK) -> None:
+    def __init__(
+        self, coroutine: Any, step: int, point: int, files: Collection[str] = STACK, *, cancelled: bool = False
+    ) -> None:
         self.coroutine, self.step, self.point, self.files = coroutine, step, point, files
-        self.steps, self.struck, self.over = 0, False, False
+        self.cancelled = cancelled  # in that step, too
+        self.steps, self.reached, self.struck, self.over = 0, False, False, False
 
     def __await__(self) -> Any:
         while waits_for := self._go_on():
@@ -131,11 +134,15 @@ class StruckIn:
         """What it waits for; nothing: it has ended, perhaps as the strike came through."""
         waits_for: list[Any] = []
         try:
-            if self.steps == self.step:
+            self.reached = self.steps >= self.step
+            if self.steps == self.step and self.cancelled:
+                error = asyncio.CancelledError()
+                self.struck = raise_at(self.point, self.files, lambda: waits_for.append(self.coroutine.throw(error)))
+            elif self.steps == self.step:
                 self.struck = raise_at(self.point, self.files, lambda: waits_for.append(self.coroutine.send(None)))
             else:
                 waits_for.append(self.coroutine.send(None))
-        except StopIteration:
+        except (StopIteration, asyncio.CancelledError):
             return []
         self.steps += 1
         return waits_for
@@ -149,11 +156,13 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("cancelled", [False, True], ids=["", "cancelled"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # which was to be, when the strike came
 def test_a_task_may_be_struck_at_any_point_of_its_acquire(
-    server: Server, probe: redis.Redis, impl: str, situation: str
+    server: Server, probe: redis.Redis, impl: str, situation: str, cancelled: bool
 ) -> None:
-    """What it has then it can let go of; else nothing stays, and whoever comes next is served."""
+    """What it has then it can let go of; else nothing stays, and whoever comes next is served. Also as its task is
+    cancelled, and that is seen to."""
 
     async def attempt(step: int, point: int) -> tuple[bool, bool]:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
@@ -162,7 +171,7 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
             lock = client.lock(NAME, timeout=None, thread_local=False, **SITUATIONS[situation])
             if situation != "not connected":
                 await client.server_info()
-            strike = StruckIn(lock.acquire(), step, point)
+            strike = StruckIn(lock.acquire(), step, point, cancelled=cancelled)
 
             async def let_go() -> None:
                 while not strike.over and not (client._wire.crowd if another is client else probe.exists(QUEUE)):
@@ -186,7 +195,7 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
             assert not client._wire.crowd, f"{where}: somebody waits still"
             if another is not client:
                 await another.close()
-            return strike.struck, strike.steps > step
+            return strike.struck, strike.reached
 
     strike_everywhere(attempt)
 
@@ -225,7 +234,7 @@ def test_a_task_may_be_struck_at_any_point_of_its_release(
             assert not probe.exists(NAME), f"step {step}, point {point}"
             if another is not client:
                 await another.close()
-            return strike.struck, strike.steps > step
+            return strike.struck, strike.reached
 
     strike_everywhere(attempt)
 
@@ -259,7 +268,7 @@ def test_a_task_may_be_struck_at_any_point_of_a_release_of_many(
             assert not probe.exists(NAME, "b"), f"step {step}, point {point}"
             if another is not client:
                 await another.close()
-            return strike.struck, strike.steps > step
+            return strike.struck, strike.reached
 
     strike_everywhere(attempt)
 
@@ -296,13 +305,13 @@ def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl:
                 async with client.lock(NAME):
                     pass
             assert not probe.exists(NAME), f"step {step}, point {point}"
-            return strike.struck, strike.steps > step
+            return strike.struck, strike.reached
 
     strike_everywhere(attempt)
 
 
 def strike_everywhere(attempt: Callable[[int, int], Coroutine[Any, Any, tuple[bool, bool]]]) -> None:
-    """attempt(step, point): whether it was struck, and whether it had more steps."""
+    """attempt(step, point): whether it was struck, and whether it came to that step."""
     for step in itertools.count():
         points = itertools.count(1)
         while (reached := asyncio.run(attempt(step, next(points))))[0]:

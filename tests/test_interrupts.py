@@ -202,6 +202,7 @@ def test_interrupted_at_any_point(
                 probe.delete(NAME)
                 break
             assert not probe.exists(NAME), f"point {step}"
+            assert step == 1 or all(client.release_many(leases)), f"point {step}: it was the caller's"
     assert step > 2 or (impl, operation) == ("cython", "leave")
 
 
