@@ -117,14 +117,15 @@ class Client:
 
     async def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
-        given, mine, released = batch.listed(leases, "leases"), list[Lease](), list[Any]()
+        mine: list[Lease] = []
+        released: list[Any] = []
         try:
             self._wire.begin()
-            given, mine = batch.owned(given)
+            given, mine = batch.owned(leases)
             await self._wire.drive(law.release_many(mine, self._wire.gates, now, released))
             outcome = batch.merge(given, mine, self._wire.stats.released(terms.warn_of_losses(mine, released)))
         except BaseException as error:  # a signal's handler may have raised
-            self._wire.interrupted_in_many(mine or given, released, error)
+            self._wire.interrupted_in_many(mine or leases, released, error)
             raise
         return outcome
 

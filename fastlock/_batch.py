@@ -21,7 +21,7 @@ def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[
     """The checked arguments of acquire_many: names as given, as keys, and the lease in milliseconds."""
     if isinstance(names, (str, bytes, bytearray, memoryview)):
         raise TypeError("names must be a list of names, not a single one")
-    given = listed(names, "names")
+    given = _listed(names, "names")
     keys = [as_name(name) for name in given]
     if len(set(keys)) != len(keys):
         raise ValueError("names must not hold a name twice")
@@ -47,7 +47,7 @@ def granted(
 def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
     """The checked argument of release_many: as given, and, once each, those that can be released, or were without a
     word."""
-    given = listed(leases, "leases")
+    given = _listed(leases, "leases")
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
@@ -124,8 +124,7 @@ def merge(given: list[Any], mine: list[Any], released: list[Any]) -> list[bool]:
     return [outcome.get(lease, False) for lease in given]
 
 
-def listed(values: Any, what: str) -> list[Any]:
-    """The checked argument of a batch, of whatever kind."""
+def _listed(values: Any, what: str) -> list[Any]:
     if not isinstance(values, Iterable):
-        raise TypeError(f"{what} must be a list, not {type(values).__name__}")
+        raise made(TypeError(f"{what} must be a list, not {type(values).__name__}"))
     return list(values)

@@ -589,9 +589,12 @@ class LetGo:
 
     def abandon(self, gates: Gates, clock: Clock) -> list[Undo]:
         """As of a Release, of each that nobody has let go of."""
+        if not isinstance(self.leases, (list, tuple)):  # an iterator that is spent, or may fail once more
+            return []
+        leases = list(self.leases)
         if self.released:
-            batch.unreported(list(self.leases), self.released)
-        _, mine = batch.owned(self.leases)
+            batch.unreported(leases, self.released)
+        _, mine = batch.owned(leases)
         left = [lease for lease in mine if lease.deadline != ENDED]
         return [undo for lease in left for undo in Release(lease).abandon(gates, clock)]
 
