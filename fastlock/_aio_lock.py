@@ -39,8 +39,10 @@ class BaseLock(Terms):
     _me = hot.task_owner
 
     def _orphaned(self) -> Lease | None:
-        # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own
-        found = [lease for task, lease in self.leases.items() if task is not None and task.done()]
+        # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; or where no
+        # loop runs, and a coroutine that is closed leaves a `with`
+        closing = asyncio._get_running_loop() is None
+        found = [lease for task, lease in self.leases.items() if task is not None and (closing or task.done())]
         return found[-1] if found else None
 
     async def acquire(

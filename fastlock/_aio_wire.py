@@ -358,12 +358,19 @@ class Wire(Common):
     def tick(self, over: bool = False) -> None:
         """While anybody waits, see every second whether a lease that goes round here has lapsed."""
         if self.loop is not None and (over or self.ticks is None):
-            self.ticks = None  # first: who is struck in what follows leaves it to the next who waits
-            if self.crowd and not self.closed:
-                self.ticks = self.loop.call_later(LOOK, self.tick, True)
+            self.ticks = None
+            try:
+                self._tick_later(self.loop)
+            except BaseException:  # a signal's handler raised, but all wait still
+                self._tick_later(self.loop)
+                raise
         if over and self.turns is not None:
             self.turns.again()
             self.gates.lapsed(now())
+
+    def _tick_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.ticks is None and self.crowd and not self.closed:
+            self.ticks = loop.call_later(LOOK, self.tick, True)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""

@@ -95,7 +95,7 @@ async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: S
         for lock in (face.module.Lock(client, "a", **terms), client.lock("a", lock_class=face.module.Lock, **passed)):
             given = {name: getattr(lock, name) for name in terms}
             assert given == terms or (passed != terms and given == {**terms, "raise_on_release_error": True})
-            assert await face.get(lock.acquire()) and await face.get(lock.acquire()) is False
+            assert await face.get(lock.acquire(blocking_timeout=30)) and await face.get(lock.acquire()) is False
             assert await face.get(lock.extend(5)) is True and await face.get(lock.extend(5, True)) is True
             assert await face.get(lock.reacquire()) is True
             await face.get(lock.release())

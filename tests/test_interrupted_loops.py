@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import redis
 import uvloop
 from support.pipes import raise_at
 from support.servers import leftovers
+from support.strikes import STACK, Struck, StruckIn, strike_everywhere
 
 import fastlock
 import fastlock.asyncio
@@ -47,19 +48,6 @@ def test_whose_event_loop_is_struck_leaves_no_key(server: Server, probe: redis.R
     assert [key for key, _ in leftovers(probe) if not key.startswith(b"fastlock:fence:")] == []
 
 
-class Struck:
-    """Raises when it is called for the first time; then it is what it was put in the place of."""
-
-    def __init__(self, kind: type[BaseException], real: Callable[..., Any]) -> None:
-        self.kind, self.real, self.calls = kind, real, 0
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        self.calls += 1
-        if self.calls == 1:
-            raise self.kind("struck")
-        return self.real(*args, **keywords)
-
-
 def test_replies_that_were_read_and_lost_are_nobody_elses(
     server: Server, probe: redis.Redis, impl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,9 +70,6 @@ def test_replies_that_were_read_and_lost_are_nobody_elses(
         assert client.get_stats()["reconnects"] == 1
         probe.delete("free", "held")
         runner.run(client.close())
-
-
-STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # what is compiled cannot be struck
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -113,39 +98,6 @@ def test_a_connection_whose_end_is_struck_is_replaced(
     while asyncio.run(attempt(next(steps))):
         pass
     assert next(steps) > 10
-
-
-class StruckIn:
-    """Awaits a coroutine, and strikes it once: at such a point of so many a step. `struck`: whether it was."""
-
-    def __init__(
-        self, coroutine: Any, step: int, point: int, files: Collection[str] = STACK, *, cancelled: bool = False
-    ) -> None:
-        self.coroutine, self.step, self.point, self.files = coroutine, step, point, files
-        self.cancelled = cancelled  # in that step, too
-        self.steps, self.reached, self.struck, self.over = 0, False, False, False
-
-    def __await__(self) -> Any:
-        while waits_for := self._go_on():
-            yield waits_for[0]
-        self.over = True
-
-    def _go_on(self) -> list[Any]:
-        """What it waits for; nothing: it has ended, perhaps as the strike came through."""
-        waits_for: list[Any] = []
-        try:
-            self.reached = self.steps >= self.step
-            if self.steps == self.step and self.cancelled:
-                error = asyncio.CancelledError()
-                self.struck = raise_at(self.point, self.files, lambda: waits_for.append(self.coroutine.throw(error)))
-            elif self.steps == self.step:
-                self.struck = raise_at(self.point, self.files, lambda: waits_for.append(self.coroutine.send(None)))
-            else:
-                waits_for.append(self.coroutine.send(None))
-        except (StopIteration, asyncio.CancelledError):
-            return []
-        self.steps += 1
-        return waits_for
 
 
 SITUATIONS: dict[str, dict[str, Any]] = {
@@ -273,14 +225,26 @@ def test_a_task_may_be_struck_at_any_point_of_a_release_of_many(
     strike_everywhere(attempt)
 
 
-WITH = """async def block(lock):
+WITH = """async def block(lock, body):
     async with lock:
-        pass
+        body.run
 """
 
 
+class Body:
+    """Of a `with`: what is called in it, while nothing in the frame that it stands in can be struck."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    @property
+    def run(self) -> object:
+        return self.call()
+
+
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("behind", ["nobody", "a task"])
+@pytest.mark.parametrize("behind", ["nobody", "a task", "a connection that broke"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl: str, behind: str) -> None:
     """Also in the frame that it stands in, which nothing of ours can see to."""
     if impl == "python":
@@ -292,10 +256,13 @@ def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             await client.server_info()
             lock = client.lock(NAME, timeout=None)
-            strike = StruckIn(space["block"](lock), step, point, {*STACK, "<with>"})
+            link: Any = client._wire.link
+            broken = behind == "a connection that broke"
+            body = Body(lambda: link.fail(EOFError("gone")) if broken else None)
+            strike = StruckIn(space["block"](lock, body), step, point, {"<with>"} if broken else {*STACK, "<with>"})
             async with asyncio.timeout(20):
                 waiting = asyncio.create_task(client.lock(NAME, thread_local=False).acquire())
-                if behind == "nobody":
+                if behind != "a task":
                     waiting.cancel()
                 await strike
                 if behind == "a task":
@@ -308,17 +275,6 @@ def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl:
             return strike.struck, strike.reached
 
     strike_everywhere(attempt)
-
-
-def strike_everywhere(attempt: Callable[[int, int], Coroutine[Any, Any, tuple[bool, bool]]]) -> None:
-    """attempt(step, point): whether it was struck, and whether it came to that step."""
-    for step in itertools.count():
-        points = itertools.count(1)
-        while (reached := asyncio.run(attempt(step, next(points))))[0]:
-            pass
-        if not reached[1]:
-            break
-    assert step >= 1
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -491,3 +447,78 @@ def test_a_task_whose_wait_is_over_is_woken_though_a_handler_raises(impl: str, m
         assert await asyncio.wait_for(waiting, 20) == 5
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_a_task_that_is_woken_twice_waits_on(
+    server: Server, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told, its waking was struck, and is asked for again; by then it may wait for something else."""
+
+    async def work() -> None:
+        loop: Any = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)
+        client = fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=1)
+        async with client, fastlock.asyncio.Client.from_url(server.unix_url) as another:
+            await client.server_info()
+            holder = another.lock(NAME, timeout=None)
+            await holder.acquire()
+            link: Any = client._wire.link
+            real, heard, waiting = link.received, itertools.count(1), []
+            struck = Struck(TimeoutError, loop.call_soon)
+
+            async def use() -> None:
+                async with client.lock(NAME, timeout=None):
+                    pass
+
+            def received(data: bytes) -> None:
+                if (number := next(heard)) == 1:  # the first one's: nobody knows yet that the name is held
+                    waiting.append(loop.create_task(use()))
+                with monkeypatch.context() as patch:
+                    if number == 2:
+                        patch.setattr(loop, "call_soon", struck)
+                    real(data)
+
+            monkeypatch.setattr(link, "received", received)
+            waiting.append(loop.create_task(use()))
+            async with asyncio.timeout(20):
+                while not struck.calls:
+                    await asyncio.sleep(0)
+                await holder.release()
+                await asyncio.gather(*waiting)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("thread_local", [False, True], ids=["everybody's", "its task's"])
+@pytest.mark.parametrize("closed", [False, True], ids=["loop open", "loop closed"])
+def test_a_with_whose_coroutine_is_closed_where_no_loop_runs_lets_go(
+    server: Server, impl: str, no_leaks: Any, closed: bool, thread_local: bool
+) -> None:
+    """In that loop, which runs again, or in the next one."""
+    client = fastlock.asyncio.Client.from_url(server.unix_url)
+
+    async def hold() -> None:
+        async with client.lock(NAME, timeout=None, thread_local=thread_local):
+            await asyncio.Event().wait()
+
+    async def begin() -> Any:
+        task = asyncio.create_task(held)
+        while not await client.lock(NAME).locked():
+            pass
+        return task
+
+    held = hold()
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # the task is gone without an end
+    task = loop.run_until_complete(begin())
+    if closed:
+        loop.close()
+    with pytest.raises(RuntimeError, match="works in asyncio's event loop"):
+        held.close()
+    del task
+    if closed:
+        loop = asyncio.new_event_loop()
+    loop.run_until_complete(client.lock("other").locked())
+    loop.run_until_complete(client.close())
+    loop.close()

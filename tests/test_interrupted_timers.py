@@ -1,0 +1,139 @@
+"""A signal's handler that raises as an event loop runs a timer of ours, or is asked for one: the timer goes on, and
+whoever waits for it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.pipes import raise_at
+from support.strikes import STACK, Struck
+
+import fastlock
+import fastlock.asyncio
+from fastlock.embedded import Server
+
+NAME = "sku"
+
+pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+
+
+def run(work: Callable[[], Any]) -> Any:
+    """Whatever the loop has to log is expected here."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(lambda loop, context: None)
+        return runner.run(work())
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("asked_for", ["call_soon", "call_later"])
+def test_whose_times_are_over_are_called_though_the_first_is_struck(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, asked_for: str
+) -> None:
+    """Compiled, those who gave the same blocking_timeout have one timer."""
+
+    if (impl, asked_for) == ("python", "call_later"):
+        pytest.skip("each has a timer of its own")
+
+    async def wait(client: Any) -> bool:
+        got: bool = await client.lock(NAME, timeout=None, blocking_timeout=0.1, thread_local=False).acquire()
+        return got
+
+    async def work() -> int:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client, client.lock(NAME, timeout=None):
+            first = asyncio.create_task(client.lock(NAME, timeout=None, thread_local=False).acquire())
+            await until(lambda: probe.exists("fastlock:queue:{sku}"))
+            waiting = []  # behind that one
+            for _ in range(4):
+                waiting.append(asyncio.create_task(wait(client)))
+                await asyncio.sleep(0.005)  # the next one's time ends later
+            loop: Any = asyncio.get_running_loop()
+            wire: Any = client._wire
+            ours = [wire.turns.run, *wire.alarms.values()]
+            with monkeypatch.context() as patch:
+                asked = getattr(loop, asked_for)
+                struck = Struck(TimeoutError, asked, lambda *what: any(each in ours for each in what))
+                patch.setattr(loop, asked_for, struck)
+                await until(lambda: all(task.done() for task in waiting))
+            assert [task.result() for task in waiting] == [False] * 4
+            first.cancel()
+            await asyncio.wait([first])
+            return struck.calls
+
+    assert run(work) > 0
+
+
+def test_who_looks_whether_the_server_answers_may_be_struck(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any
+) -> None:
+    """A server that is silent is found out all the same."""
+
+    async def attempt(strike: Strike) -> bool:
+        async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.05) as client:
+            await client.server_info()
+            link: Any = client._wire.link
+            probe.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+            try:
+                asked = asyncio.create_task(client.lock(NAME).acquire(blocking=False))
+                await until(lambda: link.pipe.pending and not link._quiet)
+                link._watch.cancel()
+                struck = strike(link._look)
+                await until(lambda: link.dead is not None)
+            finally:
+                probe.execute_command("CLIENT", "UNPAUSE")
+            if await asyncio.wait_for(asked, 20):
+                probe.delete(NAME)
+            return struck
+
+    strike_in_turn(attempt)
+
+
+def test_who_looks_whether_a_lease_has_lapsed_may_be_struck(server: Server, impl: str, no_leaks: Any) -> None:
+    async def attempt(strike: Strike) -> bool:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client, client.lock(NAME, timeout=None):
+            wire: Any = client._wire
+            waiting = asyncio.create_task(client.lock(NAME, thread_local=False).acquire())
+            await until(lambda: wire.ticks is not None)
+            before = wire.ticks
+            before.cancel()
+            struck = strike(lambda: wire.tick(True))
+            assert wire.ticks not in (None, before) and not wire.ticks.cancelled()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            return struck
+
+    strike_in_turn(attempt)
+
+
+Strike = Callable[[Callable[[], Any]], bool]
+
+
+def strike_in_turn(attempt: Callable[[Strike], Any]) -> None:
+    """Where a timer's call is struck: at each point of it in turn, and as it asks for the next one. In its call itself
+    it is asyncio's."""
+
+    def at(point: int) -> Strike:
+        return lambda call: raise_at(point, STACK, call)
+
+    def asking(call: Callable[[], Any]) -> bool:
+        loop: Any = asyncio.get_running_loop()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "call_later", Struck(TimeoutError, loop.call_later))
+            with pytest.raises(TimeoutError, match="struck"):
+                call()
+        return True
+
+    points = itertools.count(2)
+    while run(lambda: attempt(at(next(points)))):
+        pass
+    assert next(points) > 4
+    assert run(lambda: attempt(asking))
