@@ -110,6 +110,17 @@ class Wire(Common):
                     self._perform(undo)
                     raise
                 undo = steps.send(None)
+        finally:
+            if self.away and not self.crowd:
+                self._back_among_the_idle()
+
+    def _back_among_the_idle(self) -> None:
+        """Nobody waits any more, but what was left to be undone there may be refused: whoever asks next reads that."""
+        with self._mutex:
+            ear = self.ear
+            if self.away and ear is not None and ear.dead is None and ear.pipe.pending and not self.crowd:
+                self.away = 0
+                self.idle.append(ear)
 
     def _perform(self, step: Any) -> Any:
         kind = type(step)
