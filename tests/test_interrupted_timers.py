@@ -40,12 +40,11 @@ def test_whose_times_are_over_are_called_though_the_first_is_struck(
     server: Server, probe: redis.Redis, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, asked_for: str
 ) -> None:
     """Compiled, those who gave the same blocking_timeout have one timer."""
-
     if (impl, asked_for) == ("python", "call_later"):
         pytest.skip("each has a timer of its own")
 
     async def wait(client: Any) -> bool:
-        got: bool = await client.lock(NAME, timeout=None, blocking_timeout=0.1, thread_local=False).acquire()
+        got: bool = await client.lock(NAME, timeout=None, blocking_timeout=1, thread_local=False).acquire()
         return got
 
     async def work() -> int:
@@ -78,7 +77,7 @@ def test_who_looks_whether_the_server_answers_may_be_struck(
     """A server that is silent is found out all the same."""
 
     async def attempt(strike: Strike) -> bool:
-        async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.05) as client:
+        async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.5) as client:
             await client.server_info()
             link: Any = client._wire.link
             probe.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
