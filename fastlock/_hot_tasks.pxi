@@ -397,7 +397,11 @@ cdef class _Give(_Exchange):
         cdef Pipe pipe = self._open_pipe()
         cdef Lease lease = lock.leases.get(self.owner)
         if self.lease is not None and lease is not None and lease is not self.lease:  # another one by now, which stays
-            raise lock._not_held("release")
+            problem = lock._not_held("release")
+            if not self.leaving:
+                raise problem
+            lock.left(self.error, problem)
+            return
         if pipe is None:
             lease = None
         if lease is not None and (<Common>lock._wire).crowd and not _odd(lease):

@@ -100,6 +100,24 @@ async def test_a_with_whose_leaving_nobody_awaits_lets_go(
 
 
 @both_loops
+async def test_a_with_that_is_left_late_lets_go_of_no_later_lease(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, impl: str
+) -> None:
+    if impl == "python":
+        pytest.skip("a coroutine that has not begun knows of nothing")
+    lock, body = face.client(server.unix_url).lock(NAME), OfTheCaller()
+    await lock.acquire()
+    late, failed = lock.__aexit__(None, None, None), lock.__aexit__(OfTheCaller, body, None)
+    await lock.release()
+    lease = await lock.__aenter__()
+    with pytest.raises(fastlock.LockError, match="not owned"):
+        await late
+    assert await failed is None and "not owned" in body.__notes__[0], "as what goes wrong with any release there"
+    assert lock.lease is lease and probe.get(NAME) == lease.proof
+    await lock.release()
+
+
+@both_loops
 async def test_what_is_never_awaited_warns_as_a_coroutine(face: Face, server: Server) -> None:
     lock = face.client(server.unix_url).lock(NAME)
     for asked in (lock.acquire, lock.release):
