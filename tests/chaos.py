@@ -157,12 +157,13 @@ class Chaos:
             victim.interrupted = now()
             victim.signal(signal.SIGALRM)
 
-    def restart(self, save: str = "100000 100000") -> None:
-        """The server restarts as the same process, and loads what it saved."""
+    def restart(self, save: str = "100000 100000") -> float:
+        """The server restarts as the same process, and loads what it saved. Returns when it had ended."""
         start = now()
         self.probe.config_set("save", save)
         with contextlib.suppress(redis.exceptions.ConnectionError):
             self.probe.execute_command("DEBUG", "RESTART", "0")
+        ended = now()
         while now() < start + PARTING:
             with contextlib.suppress(redis.exceptions.RedisError):
                 self.probe.ping()
@@ -170,14 +171,15 @@ class Chaos:
             time.sleep(0.001)
         self.history.pauses.append((start, now()))
         (Path(self.probe.config_get("dir")["dir"]) / "dump.rdb").unlink(missing_ok=True)
+        return ended
 
     def wipe(self) -> None:
         """It restarts empty: leases of before are worth nothing, and nobody can know."""
         start = now()
         (self.plan.folder / WIPED).write_text("inf")
-        self.restart(save="")
+        ended = self.restart(save="")
         (self.plan.folder / WIPED).write_text(str(now()))
-        self.history.wipes.append((start, now()))
+        self.history.wipes.append((start, ended))
 
     def pause(self) -> None:
         seconds, start = self.dice.uniform(0.02, LONGEST_PAUSE), now()

@@ -53,6 +53,14 @@ def test_two_holders() -> None:
     assert judged(grant(0, 0, deadline=3.0, latest=3.0), grant(0, 2.5, 2.6)), "the first extended its lease"
 
 
+def test_lease_of_before_the_server_lost_its_data() -> None:
+    """When in that time it did, nobody knows: a lease that was granted meanwhile may be worth nothing, too."""
+    assert not judged(grant(0, 1, 3), grant(2, 2.3, 3), wipes=[(2.0, 2.2)])
+    assert not judged(grant(2, 2.1, 3), grant(2, 2.3, 3), wipes=[(2.0, 2.2)])
+    assert judged(grant(0, 1, 3), grant(0, 1.9, 3), wipes=[(2.0, 2.2)]), "both were before"
+    assert judged(grant(2, 2.25, 3), grant(2, 2.3, 3), wipes=[(2.0, 2.2)]), "both were behind it"
+
+
 def test_lease_that_was_over_when_it_was_told_claims_nothing() -> None:
     """But no acquire may answer so, unless its worker was stopped."""
     late = grant(0, 2.4, first_deadline=2.0, deadline=2.0, latest=2.0, worker=7)

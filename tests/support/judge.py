@@ -126,8 +126,8 @@ class Judge:
         """In which time its holder could rely on it: a lease of before the server lost its data is worth nothing from
         then on, also where it passed on within a client since."""
         start, end = request.held
-        for wiped, _ in self.history.wipes:
-            if request.kept[0] < wiped:
+        for wiped, ended in self.history.wipes:  # at some moment in between
+            if request.kept[0] < ended:
                 end = min(end, wiped)
         return start, end
 
