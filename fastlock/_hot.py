@@ -137,10 +137,11 @@ def leave(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None
     """Release. What goes wrong with it is put where `Terms.left` says, beside the error that ended the body."""
     try:
         give(self)
-    except RedisError as problem:
-        self.left(error, problem)
-    except BaseException as struck:  # also as `give` is entered
-        _struck(self, self._me(), None, None, struck)
+    except BaseException as problem:
+        if isinstance(problem, RedisError) and not by_handler(problem):
+            self.left(error, problem)
+            return
+        _struck(self, self._me(), None, None, problem)  # also as `give` is entered
         raise
 
 

@@ -316,14 +316,12 @@ class Wire(Common):
                             connection = self.connections[(self._turn + 1) % len(self.connections)]
                     else:
                         wake = self._changed.expect()
-            except IndexError as none:  # another thread has popped it
-                if by_handler(none):
-                    raise
-                continue
-            except BaseException:
+            except BaseException as error:
                 if owner and connection is not None:
                     self.idle.append(connection)
-                raise
+                if not isinstance(error, IndexError) or by_handler(error):
+                    raise
+                continue  # another thread has popped it
             if connection is not None:
                 return connection, owner
             native.refuse_greenlet("another is still connecting")

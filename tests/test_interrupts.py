@@ -33,7 +33,7 @@ import redis
 from support import interrupted
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
-from support.pipes import LONG, raise_at
+from support.pipes import LONG, Interrupt, raise_at
 from support.servers import leftovers
 
 import fastlock
@@ -163,16 +163,24 @@ def test_the_program_finds_a_mistake(server: Server, impl: str, mistake: str) ->
     assert report["wrong"] or report["leaks"] or report["lost"] or report["unleft"] > allowed, report
 
 
+EXPECTED = (IndexError, ValueError, RuntimeError, BlockingIOError, redis.exceptions.ConnectionError, fastlock.LockError)
 STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # what is compiled cannot be interrupted
 
 
+def _alone_or_shared(value: Any) -> str:
+    return {False: "alone", True: "shared"}.get(value) or str(value.__name__)
+
+
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("operation", ["acquire", "fenced", "many", "release", "leave", "release many"])
+@pytest.mark.parametrize(
+    ("shared", "kind"), [(True, Interrupt), *[(False, kind) for kind in (Interrupt, *EXPECTED)]], ids=_alone_or_shared
+)
 def test_interrupted_at_any_point(
-    impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, shared: bool
+    impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, shared: bool, kind: Any
 ) -> None:
-    """Whatever a handler of signals raises, at any point where it can: nothing stays, and the connection is of use."""
+    """Whatever a handler of signals raises, at any point where it can, also what fastlock expects there: nothing stays,
+    and the connection is of use."""
     no_leaks.allow("fastlock:fence:*")
     for step in itertools.count(1):
         with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
@@ -189,10 +197,11 @@ def test_interrupted_at_any_point(
             else:
                 client.server_info()
             borrowed = client._wire.idle.pop() if shared else None  # as if another thread had it for now
-            struck = raise_at(step, STACK, calls.get(operation, lock.acquire))
+            struck = raise_at(step, STACK, calls.get(operation, lock.acquire), kind)
             if borrowed is not None and borrowed.dead is None:
                 client._wire.idle.append(borrowed)
             assert all(nobody_reads(each) for each in client._wire.connections), f"point {step}"
+            assert client._wire.connections == client._wire.idle, f"point {step}: one is nobody's, and not to be had"
             # of a `with` that is struck as the method that leaves it is entered, the lease runs out
             if lock.lease is not None and (operation != "leave" or (impl == "python" and step == 1)):
                 lock.release()

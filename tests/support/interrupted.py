@@ -43,10 +43,11 @@ class Hard(BaseException):
     """As what ends a worker."""
 
 
-# Also what a lock raises: a handler may use one, or fail as one does.
+# Also what a lock raises, as a handler may use one, or fail as one does; and what fastlock expects of its own calls.
 KINDS = (
     *(Soft, OSError, KeyboardInterrupt, TimeoutError, BlockingIOError, Hard, InterruptedError),
     *(fastlock.LockError, redis.exceptions.TimeoutError, fastlock.LockNotOwnedError),
+    *(IndexError, ValueError, RuntimeError),
 )
 
 

@@ -79,8 +79,8 @@ CHECKS = (
 )  # where the interpreter looks for signals, 3.11 to 3.13
 
 
-def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool:
-    """Run `call`; raise Interrupt at the n-th point of `files` where a handler of signals could; whether it did."""
+def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: type[BaseException] = Interrupt) -> bool:
+    """Run `call`; raise at the n-th point of `files` where a handler of signals could; whether it did."""
     left, last = step, (None, "")
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -95,7 +95,7 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool
             left -= before[0] is frame and before[1].startswith(CHECKS)
             if left == 0:
                 left = -1
-                raise Interrupt
+                raise kind
         return trace
 
     previous = sys.gettrace()
@@ -104,7 +104,9 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any]) -> bool
     try:
         sys.settrace(trace)
         call()
-    except Interrupt:
+    except kind:
+        if left != -1:  # its own
+            raise
         return True
     finally:
         sys.settrace(previous)
