@@ -179,6 +179,13 @@ class Wire(Common):
         what it waits in may have been collected before."""
         return not isinstance(error, asyncio.CancelledError) and super().struck(error)
 
+    def interrupted_in_many(self, leases: Any, released: list[Any], error: BaseException) -> None:
+        """As of threads; and who is cancelled may have sent nothing yet, as it waits for a connection."""
+        super().interrupted_in_many(leases, released, error)
+        if isinstance(error, asyncio.CancelledError):
+            for undo in law.LetGo(leases, released).abandon(self.gates, now):
+                self.undo(undo)
+
     async def drive(self, steps: Steps) -> Any:
         """Carry out an operation of the law; returns its outcome, raises its errors."""
         self.begin()
@@ -244,6 +251,11 @@ class Wire(Common):
             if by_handler(error):
                 raise
             return self._lost(error)
+        except asyncio.CancelledError:
+            if isinstance(ask, law.Release):  # carried out all the same: who leaves a `with` does not try again
+                ask.sent = ask.sent or now()
+                self.undo(ask.undo())
+            raise
         return await self.answered(ask, link)
 
     def _lost(self, error: BaseException) -> Lost:

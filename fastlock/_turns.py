@@ -136,8 +136,8 @@ class Turn:
 
     def cancel(self, msg: Any = None) -> bool:
         if self.ready:
-            if self.callback is not None:
-                self.turns.again()
+            if self.callback is not None:  # whoever ended its wait may have been struck before it was to be woken
+                self.turns.add(self)
             return False
         self.set_result(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
         return True

@@ -449,6 +449,25 @@ def test_a_task_whose_wait_is_over_is_woken_though_a_handler_raises(impl: str, m
     asyncio.run(work())
 
 
+def test_a_task_can_be_cancelled_though_a_handler_raised_as_its_wait_ended(impl: str) -> None:
+    """Its wait counts as over, and it is not among those who are to be woken: as of who was struck in between."""
+
+    async def work() -> None:
+        turn = Turn().begin(Turns(asyncio.get_running_loop()))
+
+        async def wait() -> Any:
+            return await turn
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        turn.answer, turn.ready = 5, True
+        waiting.cancel()
+        await asyncio.wait([waiting], timeout=20)
+        assert waiting.cancelled()
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_a_task_that_is_woken_twice_waits_on(
     server: Server, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch

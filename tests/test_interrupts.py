@@ -442,6 +442,51 @@ async def test_cancelled_at_any_step_of_connecting(
 
 
 @both_loops
+@pytest.mark.parametrize("ends", ["loop goes on", "client is closed"])
+@pytest.mark.parametrize("operation", ["leave", "release", "release many"])
+async def test_a_release_that_is_cancelled_as_it_connects_is_carried_out(
+    face: Face,
+    server: Server,
+    probe: redis.Redis,
+    no_leaks: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    ends: str,
+) -> None:
+    """As in a task group that fails while the server restarts: its task will not try again."""
+    client = face.client(server.unix_url)
+    lock, wire, reachable = client.lock(NAME, None, thread_local=False), client._wire, asyncio.Event()
+    leases = await client.acquire_many([NAME, "b"], timeout=None) if operation == "release many" else []
+    calls = {
+        "leave": lambda: lock.__aexit__(None, None, None),
+        "release": lock.release,
+        "release many": lambda: client.release_many(leases),
+    }
+    if not leases:
+        await lock.acquire()
+
+    async def connect(*args: Any, **keywords: Any) -> Any:
+        await reachable.wait()
+        return await real(*args, **keywords)
+
+    real = wire._connect
+    monkeypatch.setattr(wire, "_connect", connect)
+    wire.link.fail(Broken("cut"))
+    task = asyncio.ensure_future(calls[operation]())
+    while wire._connecting is None:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    reachable.set()
+    async with asyncio.timeout(5):
+        if ends == "client is closed":
+            await client.close()
+        while probe.exists(NAME, "b"):
+            await asyncio.sleep(0.001)
+
+
+@both_loops
 async def test_cancelled_caller_gets_away_at_once_and_the_rest_stay_in_step(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
