@@ -53,6 +53,7 @@ cdef class Pipe:
     cdef _ReplyFilter filter
     cdef object reader, gets, feed_, sock
     cdef int fd
+    cdef bint sliced  # the socket has waited for a slice of this wait, and signals were looked for
     cdef int64_t usual, heard  # nanoseconds that replies take, and when the last one came
     cdef unsigned int probes
     cdef object leader  # the ticket of the thread that reads; `thread` is its number, 0 while it sleeps

@@ -550,7 +550,8 @@ cdef class Pipe:
         return 0
 
     cdef ssize_t _wait_for_bytes(self, int64_t budget, int64_t end) noexcept nogil:
-        """Take bytes as soon as there are any: how many; 0 at the end; -EAGAIN when time is over; -errno."""
+        """Take bytes as soon as there are any: how many; 0 at the end; -EAGAIN when time is over; -errno. -EINTR: look
+        for signals, and call again."""
         cdef ssize_t size
         cdef int found
         cdef int64_t start = _now()
@@ -560,10 +561,13 @@ cdef class Pipe:
             if size >= 0 or errno != EAGAIN:
                 return size if size >= 0 else -errno
             fastlock_relax()
-        if end - start >= SLICE * 1000000:  # the socket may wait by itself: one system call less
+        if end - start >= SLICE * 1000000 and not self.sliced:  # the socket may wait by itself: one system call less
             size = c_recv(self.fd, self.chunk, CHUNK, 0)
             if size >= 0 or errno != EAGAIN:
                 return size if size >= 0 else -errno
+            self.sliced = True
+            return -EINTR  # a signal may have come as that ended, of which the poll would know nothing
+        self.sliced = False
         poller.fd = self.fd
         poller.events = POLLIN
         found = c_poll(&poller, 1, _ms(end - _now()))

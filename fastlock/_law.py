@@ -15,6 +15,9 @@ from typing import Any
 from fastlock import _batch as batch
 from fastlock import _commands as say
 from fastlock import _errors as errors
+from fastlock._extension import extend as extend
+from fastlock._extension import inspect as inspect
+from fastlock._extension import prolong as prolong
 from fastlock._gate import GONE, HAND_OVER, PASSED, SHORTEST_PAUSE, Gate, Gates, Waiter
 from fastlock._lease import ENDED, Lease, new_token
 from fastlock._stats import Stats
@@ -411,93 +414,6 @@ class Release(Ask):
 
 def _is_int(reply: Any) -> bool:
     return type(reply) is int
-
-
-def extend(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps:
-    """A new lease of `ms`. Returns when it was sent, None: not the caller's."""
-    ask = Ask(say.EXTEND, key, token, ms)
-    if lease is not None:
-        ask.stale, lease.stale = lease.stale, ()
-    answer = yield ask
-    if answer != b"OK" and answer != 1:
-        answer = yield from or_undo(_extended(ask, answer, Trial(clock)), lambda: _given_up(ask, lease))
-    return ask.sent if answer == b"OK" or answer == 1 else None
-
-
-def _extended(ask: Ask, answer: Any, trial: Trial) -> Steps:
-    answer = yield from settle(ask, answer, trial)
-    if answer is None and say.markable(ask.token):  # somebody waits, or it is not the caller's
-        ask.verb = say.EXTEND_SCRIPT
-        try:
-            answer = yield from settle(ask, (yield ask), trial)
-        except errors.ResponseError as error:
-            if not errors.forbids(error):
-                raise
-            return (yield from _extended_as_it_stands(ask, trial))
-    return answer
-
-
-def _extended_as_it_stands(ask: Ask, trial: Trial) -> Steps:
-    """By a user who may not run scripts: marked once, the token stays so."""
-    held = yield from settled(Ask(say.GET, ask.key), trial)
-    if not say.proves(held, ask.token):
-        return None
-    ask.verb, ask.token = say.EXTEND, held
-    return (yield from settled(ask, trial))
-
-
-def _given_up(ask: Ask, lease: Lease | None) -> Undo | None:
-    """An extension that was sent must not shorten or prolong the lease later."""
-    if not ask.stale:
-        return None
-    if lease is not None:
-        lease.stale = ask.stale
-    return Undo([], [], ask.stale)
-
-
-def prolong(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = False) -> Steps:
-    """Move the end of a lease: to `ms` from now, or `ms` further, or earlier if that is below 0; never into the past.
-    Returns whether it was the caller's; None: it has no end, and is left so. `anew`: gives it one.
-
-    "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost
-    reply does not add twice. Until the server answered, the earlier of the two ends holds.
-    """
-    if not anew:
-        left = yield from _left(lease, replace, clock)
-        if left is None:
-            return None
-        ms = max(1, ms if replace else ms + left)
-    if lease.deadline == ENDED:  # it may be another's by now, by the same token
-        return False
-    if lease.deadline == math.inf:  # no other may get it who wants an end: until the server answered it may have none
-        lease.exposed = True
-    lease.deadline = min(lease.deadline, clock() + ms / 1000)
-    sent = yield from extend(lease.key, lease.proof, ms, clock, lease)
-    if sent is None or lease.deadline == ENDED:  # or it was let go of meanwhile
-        lease.deadline = ENDED
-        return False
-    lease.deadline = sent + ms / 1000
-    return clock() < lease.deadline  # as with an acquire, what is over when the reply comes does not count
-
-
-def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
-    """Milliseconds until a lease ends, if they count; None: it has no end. The server is asked about what this process
-    does not know: a token from elsewhere, a lease that the server lets live a moment longer, or one without end, to
-    which somebody may have given one."""
-    left = lease.remaining
-    if 0 < left < math.inf:
-        return int(left * 1000)
-    endless = lease.foreign or left == math.inf
-    if replace and not endless:
-        return 0
-    found = yield from inspect(say.PTTL, lease.key, clock)
-    return None if endless and found == -1 else max(0, found)
-
-
-def inspect(verb: int, key: bytes, clock: Clock) -> Steps:
-    """Ask a question that changes nothing. Returns the reply."""
-    ask = Ask(verb, key)
-    return (yield from settled(ask, Trial(clock)))
 
 
 class AcquireMany(AskMany):

@@ -104,7 +104,7 @@ def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
     address has to tell them apart, which that of a unix socket cannot: all who are there have the same. And numbers
     only grow while a server lives: a later connection with a smaller one talks to a server that was restarted.
     """
-    if not session.id:
+    if not session.id or session is current:  # or it is behind that already
         return None
     if session.run_id and current.run_id:
         same = session.run_id == current.run_id

@@ -38,7 +38,9 @@ def _connected_to(settings: Settings, host: str, port: int) -> Any:
     """As `socket.create_connection`, which gevent and eventlet replace."""
     failure = OSError(f"{host} has no address")
     try:
-        for family, _, _, _, address in native.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
+        # As bytes: the codec of a str would raise another error for what a signal's handler raises in it
+        name = host.encode() if host.isascii() else host
+        for family, _, _, _, address in native.getaddrinfo(name, port, 0, socket.SOCK_STREAM):
             try:
                 return _connected(settings, family, address)
             except OSError as error:

@@ -16,6 +16,7 @@ import ssl
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
@@ -489,3 +490,29 @@ def test_a_pipe_without_a_socket_says_so(layer: ModuleType) -> None:
     pipe.put_command(None, (b"PING",))
     with pytest.raises((OSError, AttributeError)):
         pipe.flush(0.0)
+
+
+def test_a_handler_raises_whenever_it_strikes_who_waits(layer: ModuleType) -> None:
+    """Also as the time ends for which the socket waits by itself, over TCP: a signal then shows as no error there, and
+    the wait may go on for seconds."""
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ours = socket.create_connection(server.getsockname())
+            theirs, _ = server.accept()
+        with ours, theirs:
+            pipe = layer.Pipe(ours)
+            for after in range(940, 1060, 8):
+                start = time.monotonic()
+                with pytest.raises(Interrupt):
+                    signal.setitimer(signal.ITIMER_REAL, after / 10_000)
+                    while pipe.receive(LONG, 0.0) is False:
+                        assert time.monotonic() < start + LONG, "nothing struck"
+                assert time.monotonic() < start + LONG / 2, "it struck when the wait was over"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -418,6 +418,12 @@ def test_who_ends_whom(broken: sessions.Session, current: sessions.Session, is_e
     assert sessions.end(broken, current) == (call if is_ended else None)
 
 
+def test_nobody_ends_himself() -> None:
+    """What he left behind on this connection comes before what he says now."""
+    mine = session(7, 1, b"one")
+    assert sessions.end(mine, mine) is None
+
+
 @threads_only
 @pytest.mark.parametrize("operation", ["acquire", "acquire with", "locked"])
 async def test_a_connection_that_is_just_failing_is_left_at_once(

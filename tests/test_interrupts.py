@@ -9,6 +9,7 @@ wrong caller, a task or an error left behind, anybody who hangs.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import enum
 import functools
@@ -230,6 +231,13 @@ def test_interrupted_at_any_point_of_the_wait_for_a_connection(impl: str, server
         if not struck:
             break
     assert step > 10
+
+
+def test_no_codec_stands_between_a_handler_and_who_looks_up_a_name(impl: str, server: Server) -> None:
+    """It would raise another error of that type, which says that it could not encode the name."""
+    codec = codecs.lookup("idna").encode.__code__.co_filename  # type: ignore[attr-defined]
+    with fastlock.Client(host="localhost", port=server.port) as client:
+        assert not raise_at(1, {codec}, client.server_info)
 
 
 @contextlib.contextmanager

@@ -148,10 +148,7 @@ def test_a_batch_of_releases_tells_the_truth_of_each(worlds: Iterator[World]) ->
 
 
 def test_an_extended_lease_never_ends_after_its_key(worlds: Iterator[World]) -> None:
-    """At every moment, also while an extension is under way, after it failed, and after the next one.
-
-    Not in this world: an extension interrupted on a connection that lives, overtaken by the next one over another.
-    """
+    """At every moment, also while an extension is under way, after it failed, and after the next one."""
     done = 0
     for world in worlds:
         lease = held(world)
@@ -164,7 +161,7 @@ def test_an_extended_lease_never_ends_after_its_key(worlds: Iterator[World]) -> 
             else:
                 assert world.clock() >= lease.deadline - LITTLE
 
-        world.watch, world.orderly = look, True
+        world.watch = look
         for _ in range(4):
             ms, replace = world.dice.choice((20, 500, 3000, 60_000)), world.dice.random() < 0.6
             if world.holder(b"k") is not None and world.dice.random() < 0.3:

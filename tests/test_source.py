@@ -55,7 +55,7 @@ LAYERS = [
     ),
     Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
-        "_version _checks _batch _commands _gate _law _steps _lease _stats _session _terms",
+        "_version _checks _batch _commands _extension _gate _law _steps _lease _stats _session _terms",
         never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
     ),
     Layer("_topology"),

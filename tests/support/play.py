@@ -43,6 +43,7 @@ class Connection:
     """As much of one as the law looks at."""
 
     patience = 5.0
+    session = None
 
 
 CONNECTION = Connection()

@@ -35,7 +35,7 @@ class Link:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
-        self.session = Session({}, CAPABILITIES[world.native], b"", b"", "")
+        self.session = Session({}, CAPABILITIES[world.native], b"", b"", "", serial=number)
         self.patience = 5.0
 
     def post(self, undo: _steps.Undo) -> None:
@@ -70,7 +70,6 @@ class World:
         self.native = self.dice.random() < 0.5
         self.loading = 0  # commands that it will refuse, as it loads its data
         self.trouble = self.dice.choice((0.05, 0.3, 0.6))
-        self.orderly = False  # whether what a caller left behind on a live session is read before anything else
         self.trace: list[str] = []
         self.watch: Callable[[], None] = lambda: None  # called whenever something happened
 
@@ -165,14 +164,21 @@ class World:
         left = -1 if self.end(key) == math.inf else math.ceil((self.end(key) - self.clock()) * 1000)
         return [0, left, int(self.mark(key))]
 
-    def perform(self, ask: Any) -> Callable[[], Any]:
-        """What the server will do when it reads this step's bytes, as they are now."""
+    def end_session(self, stale: Any, current: int) -> None:
+        """Nothing that another session sent will be executed any more: one that broke, or still lives."""
+        number = stale.serial if isinstance(stale, Session) else stale
+        if number != current:
+            self.flight[number] = []
+            self.broke(number)
+
+    def perform(self, ask: Any, current: int) -> Callable[[], Any]:
+        """What the server will do when it reads this step's bytes, as they are now, on the current session."""
         stale, kind, verb, ms = ask.stale, ask.kind, getattr(ask, "verb", -1), getattr(ask, "ms", 0)
         calls = list(ask.calls) if kind == _steps.CALLS else []
 
         def read() -> Any:
             for session in stale:
-                self.flight[session] = []
+                self.end_session(session, current)
             if kind == _steps.ONE:
                 return self.execute(verb, ask.key, ask.token, ms)
             if kind == _steps.MANY:
@@ -290,7 +296,7 @@ class World:
             undo.stale, session = (*undo.stale, session), None
         session = self.session() if session is None else session
         undo.link = Link(self, session)
-        read = self.perform(undo)
+        read = self.perform(undo, session)
         self.owed.setdefault(session, []).append(undo)
 
         def answered() -> None:
@@ -317,7 +323,7 @@ class World:
         if session not in self.live:
             return _steps.Lost(errors.made(errors.ConnectionError("broke")), 5.0, sent=False)
         ask.sent, ask.link = self.clock(), Link(self, session)
-        self.flight[session].append(self.perform(ask))
+        self.flight[session].append(self.perform(ask, session))
         self.trace.append(f"{vars(ask)} over {session}")
         self.doubted |= fate < self.trouble * 0.75 and ask.kind != _steps.CALLS
         if fate < self.trouble / 2:
@@ -335,8 +341,6 @@ class World:
                 self.clock.time = max(self.clock.time, ask.until)
             if (undo := ask.undo()) is not None:
                 self.post(undo, session)
-            elif self.orderly:
-                self.read(session)
             return _steps.LATE if late else Raise(Gone())
         self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
         reply = self.read(session)

@@ -1,0 +1,68 @@
+"""Extensions of one lease, several at once: it never claims more than the server may have granted last.
+
+One after the other: test_law.py. With whatever goes wrong between: test_law_model.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from support.play import Clock, lease_of
+
+import fastlock._law as law
+from fastlock import _extension
+
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
+SHORT, LONGER = 2_000, 60_000  # milliseconds
+
+
+class Extension:
+    """One that was sent and not answered yet."""
+
+    def __init__(self, clock: Clock, lease: Any, ms: int) -> None:
+        self.steps = law.prolong(lease, ms, True, clock)
+        self.ask = next(self.steps)
+        self.ask.sent = clock()
+
+    def answer(self) -> bool:
+        with pytest.raises(StopIteration) as end:
+            self.steps.send(b"OK")
+        return bool(end.value.value)
+
+    def strike(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            self.steps.throw(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("lengths", [(SHORT, LONGER, LONGER), (LONGER, SHORT, LONGER), (LONGER, LONGER, SHORT)])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_of_several_at_once_the_earliest_end_holds(clock: Clock, lengths: Any, order: Any) -> None:
+    """As of a heartbeat beside the work, in threads: over two connections the server may carry out either last."""
+    lease, start = lease_of(clock, 10), clock()
+    sent = [Extension(clock, lease, ms) for ms in lengths]
+    for number in order:
+        assert sent[number].answer() is True
+        assert lease.deadline == start + SHORT / 1000
+    alone = Extension(clock, lease, LONGER)
+    assert alone.answer() is True and lease.deadline == start + LONGER / 1000, "the others are over"
+    assert _extension._MOVES == []
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["struck first", "answered first"])
+def test_one_that_is_struck_holds_the_other_back(clock: Clock, first: bool) -> None:
+    """It may still be under way."""
+    lease, start = lease_of(clock, 10), clock()
+    short, longer = Extension(clock, lease, SHORT), Extension(clock, lease, LONGER)
+    for each in (short.strike, longer.answer) if first else (longer.answer, short.strike):
+        each()
+        assert lease.deadline == start + SHORT / 1000
+    assert _extension._MOVES == []
+
+
+def test_those_of_two_leases_are_each_alone(clock: Clock) -> None:
+    one, other, start = lease_of(clock, 10), lease_of(clock, 10), clock()
+    sent = [Extension(clock, one, SHORT), Extension(clock, other, LONGER)]
+    assert all(each.answer() for each in sent)
+    assert (one.deadline, other.deadline) == (start + SHORT / 1000, start + LONGER / 1000)
