@@ -5,8 +5,6 @@ The public names of the thread face; nothing else lives here.
 
 from __future__ import annotations
 
-import logging
-
 from fastlock import _impl
 from fastlock._client import Client
 from fastlock._errors import ClientClosedError, LockError, LockNotOwnedError
@@ -27,5 +25,3 @@ __all__ = [
 ]
 
 IMPLEMENTATION: str = _impl.default.IMPLEMENTATION
-
-logging.getLogger("fastlock").addHandler(logging.NullHandler())

@@ -24,7 +24,9 @@ def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[
     given = _listed(names, "names")
     keys = [as_name(name) for name in given]
     if len(set(keys)) != len(keys):
-        raise ValueError("names must not hold a name twice")
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"names must not hold a name twice, as {key!r:.200}")
     return given, keys, 0 if timeout is None else as_ms(timeout)
 
 

@@ -72,7 +72,8 @@ def as_ms(value: Any, what: str = "timeout") -> int:
         return value * 1000
     seconds = as_number(value, what)
     if seconds < 0.001:
-        raise ValueError(f"{what} must be at least 0.001 seconds, not {value!r}")
+        endless = ", or None for a lease without end" if what == "timeout" else ""
+        raise ValueError(f"{what} must be at least 0.001 seconds{endless}, not {value!r}")
     if seconds > MAX_MS / 1000:
         raise ValueError(f"{what} must be at most {MAX_MS // 1000} seconds (2**53 ms), not {value!r}")
     return int(seconds * 1000 + 1e-6)  # 0.29 * 1000 is 289.99999999999994

@@ -60,7 +60,8 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
         )
     pool = _part(redis, "connection_pool")
     if pool is None or _part(pool, "connection_kwargs") is None:
-        raise TypeError(f"redis must be a {_kind(asynchronous)} client, not {type(redis).__name__}")
+        ours = "; a fastlock client makes its locks itself: client.lock(name)" if _part(redis, "_wire") else ""
+        raise TypeError(f"redis must be a {_kind(asynchronous)} client, not {type(redis).__name__}{ours}")
     if inspect.iscoroutinefunction(pool.disconnect) is not asynchronous:
         right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
         raise TypeError(f"redis is a {_kind(not asynchronous)} client: use {right}")

@@ -159,6 +159,11 @@ def test_a_lease_that_is_over_by_the_servers_word_is_not_released_again() -> Non
     assert _batch.merge(given, mine, [True]) == [False, True, False]
 
 
+def test_a_name_given_twice_is_told(impl: str) -> None:
+    with pytest.raises(ValueError, match="twice, as b'sku:7'"):
+        fastlock.Client().acquire_many(["a", "sku:7", "b", b"sku:7"])
+
+
 async def test_a_lease_given_twice_is_released_once(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     (a, b) = await face.get(client.acquire_many(["a", "b"]))

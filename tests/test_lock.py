@@ -408,6 +408,11 @@ async def test_the_exception_of_the_body_is_never_replaced(
     assert note == f"fastlock: then the release of 'a' failed: {failed}"
 
 
+def test_what_is_logged_shows_where_no_logging_is_set_up() -> None:
+    """As of redis-py's lock: Python prints warnings for which nobody has set up anything."""
+    assert logging.getLogger("fastlock").handlers == []
+
+
 @pytest.mark.parametrize("verb", ["release", "extend", "reacquire", "release_many", "with", "quiet with"])
 async def test_each_loss_is_logged_once_by_name(
     face: Face, server: Server, probe: redis.Redis, verb: str, caplog: pytest.LogCaptureFixture
