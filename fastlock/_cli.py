@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import os
 import platform
 import signal
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit for --help and bad usage, as argparse does.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    # A command says what it finds, in its own words; what the library would log of it would be said twice.
+    logging.getLogger("fastlock").addHandler(logging.NullHandler())
     try:
         with _terminated_like_interrupted():
             args = _parser(given).parse_args(given)
