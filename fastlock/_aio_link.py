@@ -123,8 +123,9 @@ class Link(asyncio.BufferedProtocol):
             loaded = self._turn()
             self.pipe.put_calls(loaded, [script.load for script in scripts])
             self.pipe.announce()
-            if type(lost := await loaded) is Lost:
-                raise lost.error
+            if type(replies := await loaded) is Lost:
+                raise replies.error
+            session.loaded(self.wire, scripts, replies)
 
     def _turn(self) -> Turn:
         return Turn().begin(self.pipe.turns)

@@ -122,6 +122,15 @@ def acquire_fenced(name: bytes, token: bytes, ms: int) -> tuple[bytes, ...]:
     )
 
 
+def needs(call: tuple[bytes, ...]) -> str:
+    """What an ACL user needs for the call of a script, which is refused without a word of it; else nothing."""
+    if call[0] != b"EVALSHA":
+        return ""
+    (rights,) = (script.rights for script in SCRIPTS if script.sha == call[1])
+    keys = " ".join(f"~{key.decode(errors='replace')}" for key in call[3 : 3 + int(call[2])])
+    return f"{rights} {keys}"
+
+
 def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
     """The call that releases several locks in one script."""
     return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)

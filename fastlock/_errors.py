@@ -24,8 +24,8 @@ ResponseError = exceptions.ResponseError
 
 
 def forbids(error: exceptions.RedisError) -> bool:
-    """Whether the user may not do this; scripts say so in other words than commands, and old servers in other ones."""
-    return isinstance(error, exceptions.NoPermissionError) or any(words in str(error) for words in _FORBIDDEN)
+    """Whether the user may not do this."""
+    return isinstance(error, exceptions.NoPermissionError)
 
 
 def passes(reply: Exception) -> bool:
@@ -44,6 +44,7 @@ def away(error: exceptions.RedisError) -> bool:
     return isinstance(error, _AWAY) or passes(error)
 
 
+# How scripts say so, in other words than commands, and old servers in other ones.
 _FORBIDDEN = ("no permission", "ACL failure", "The user executing the script can't")
 _PASSING = frozenset(("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY"))
 # For who asks it is an answer; what undoes something is said until it is done.
@@ -153,4 +154,6 @@ def _from_text(text: str) -> exceptions.RedisError:
             return exceptions.ResponseError(text)
     if text.startswith("ERR max number of clients"):
         return exceptions.ConnectionError(text)
+    if any(words in text for words in _FORBIDDEN):  # within a script
+        return exceptions.NoPermissionError(text)
     return exceptions.ResponseError(text)

@@ -63,6 +63,8 @@ class Acquire(Ask):
     blocking = False
     polls = False  # whether it may not use the queue
     given = False  # whether the caller chose its token
+    task = "let a waiter take what it was handed"  # for who reads of a refusal
+    scripts = (say.ENTER_LUA,)
     alone = False  # whether it waits by itself, in strict order, or with a token that was given
     sleep = 0.1  # seconds between two looks, where the holder cannot be told that somebody waits
     doubted = False  # a look's reply was lost, once: from then on our own token may turn up at any time
@@ -224,6 +226,8 @@ class Acquire(Ask):
             self.polls = own and errors.forbids(error)
             if not self.polls:
                 raise
+            if gate.waited:  # it might queue, and may not take what it is handed
+                ask.link.refused(self, error)
             return
         finally:
             gate.link, gate.stale = ask.link, ask.stale
@@ -324,6 +328,8 @@ class Release(Ask):
     """
 
     parting = True
+    task = "hand a lock over to the next who waits"  # for who reads of a refusal
+    scripts = (say.HAND_OVER_LUA,)
 
     def __init__(self, lease: Lease) -> None:
         self.verb = say.RELEASE
@@ -385,7 +391,10 @@ class Release(Ask):
         except errors.ResponseError as error:
             if not errors.forbids(error):
                 raise
-            return (yield from self._alone(trial))
+            released = yield from self._alone(trial)
+            if released:  # to those who wait for it, who come to look by themselves
+                self.link.refused(self, error)
+            return released
 
     def _alone(self, trial: Trial) -> Steps:
         """By a user who may not hand over: in whichever form the token stands there; those who wait come to look."""

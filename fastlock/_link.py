@@ -121,6 +121,7 @@ class Connection:
             self.pipe.put_calls(loaded, [script.load for script in scripts])
             if not self.pipe.exchange(loaded, settings.connect_timeout, 0.0):
                 raise NoReply("no reply to SCRIPT LOAD")
+            session.loaded(self.wire, scripts, loaded.reply)
         return found
 
     def ask(self, ask: Ask, spin: float) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fastlock import _commands as say
@@ -114,18 +115,27 @@ def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
     return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address) if same else None
 
 
-def warn_of_refusal(wire: Any, undo: Any, error: errors.RedisError) -> None:
-    """Once a client: what a caller left behind stays at the server until its time is over."""
+def loaded(wire: Any, scripts: list[say.Script], replies: list[Any]) -> None:
+    """The replies to SCRIPT LOAD: a user may be allowed to acquire locks, and not to release them."""
+    refused = [errors.from_reply(reply) for reply in replies if isinstance(reply, Exception)]
+    if forbidden := [error for error in refused if errors.forbids(error)]:
+        _warn(wire, "may refuse to release locks", "they stay until their leases end", forbidden[0], scripts)
+
+
+def warn_of_refusal(wire: Any, ask: Any, error: errors.RedisError) -> None:
+    """What a caller left behind stays at the server until its time is over, or the next holder is not told."""
+    _warn(wire, f"refuses to {ask.task}", "others wait longer", error, ask.scripts)
+
+
+def _warn(wire: Any, trouble: str, effect: str, error: errors.RedisError, scripts: Iterable[say.Script]) -> None:
+    """Once a client."""
     if wire.warned:
         return
     wire.warned = True
-    rights = " ".join(dict.fromkeys(" ".join(script.rights for script in undo.scripts).split()))
+    rights = " ".join(dict.fromkeys(" ".join(script.rights for script in scripts).split()))
     remedy = f": its user needs {rights}" if errors.forbids(error) else ""
     logging.getLogger("fastlock").warning(
-        "%s refuses to forget a caller that is gone (%s), so that others wait longer%s",
-        wire.settings.place,
-        error,
-        remedy,
+        "%s %s (%s), so that %s%s", wire.settings.place, trouble, error, effect, remedy
     )
 
 

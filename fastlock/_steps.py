@@ -35,6 +35,7 @@ class Ask:
     """Step: one command of the dialect. The wire notes when it was `sent` and over which connection (`link`)."""
 
     kind = ONE
+    calls: list[tuple[bytes, ...]]  # of the kind CALLS
     until: float | None = None  # when the caller stops waiting; None: never before the wire's own timeout
     sent = 0.0  # just before the latest send, by the law's clock
     link: Any = None
@@ -141,6 +142,7 @@ class Undo:
     again = False  # it is said once more: behind its scripts, which the server may have forgotten
     matters = True  # whether anybody is worse off if it is refused
     refusals = 0
+    task = "forget a caller that is gone"  # for who reads of a refusal
     scripts: tuple[say.Script, ...] = (say.HAND_OVER_LUA, say.RELEASE_LUA)
 
     def __init__(self, names: list[bytes], tokens: list[bytes], stale: tuple[Any, ...] = ()) -> None:
@@ -387,4 +389,7 @@ def _heal(ask: Ask, error: Exception, trial: Trial) -> Steps:
     elif code == "OOM" and ask.verb == say.EXTEND:
         ask.verb = say.EXTEND_SCRIPT  # a script that only sets a time needs no memory; SET is refused
     else:
-        raise errors.from_reply(error)
+        raised = errors.from_reply(error)
+        if ask.kind == CALLS and errors.forbids(raised) and (needed := say.needs(ask.calls[0])):
+            raised.add_note(f"Its user needs {needed}")
+        raise raised

@@ -3,9 +3,9 @@
 -- KEYS     1: name, 2: counter
 -- ARGV     1: token, 2: lease in milliseconds, 0 = without end, 3: how long the counter is kept after its last use, in milliseconds
 -- returns  {nil, fence}: acquired; {token, fence}: held by token, fence is its holder's (a re-asked acquire gets its own back)
--- cost     4 commands when free, 3 when held
+-- cost     4 commands
 redis.replicate_commands() -- TIME before a write needs it on Redis 6.2; since 7.0 it changes nothing
-local last = tonumber(redis.call('GET', KEYS[2]) or 0) or 0
+local last, time = tonumber(redis.call('GET', KEYS[2]) or 0) or 0, redis.call('TIME') -- what may be refused: before SET
 local acquired
 if ARGV[2] == '0' then
   acquired = redis.call('SET', KEYS[1], ARGV[1], 'NX')
@@ -15,7 +15,6 @@ end
 if not acquired then
   return {redis.call('GET', KEYS[1]), last}
 end
-local time = redis.call('TIME')
 local fence = math.max(last + 1, time[1] * 1000000 + time[2])
 redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
 return {false, fence}

@@ -12,6 +12,11 @@ if type(held) == 'table' then
   return held -- an error of its own when something else than a lock stands there
 end
 if mine(held, ARGV[1]) or (not held and not grant(me)) then
+  local fence = 0
+  if KEYS[3] then -- what may be refused is asked before anything is written: nobody would know of a lock without it
+    local time = redis.call('TIME')
+    fence = math.max((tonumber(redis.call('GET', KEYS[3]) or 0) or 0) + 1, time[1] * 1000000 + time[2])
+  end
   redis.call('ZREM', KEYS[2], me) -- also if it is out already: a script that has begun to write is not refused memory
   local waiting, value = redis.call('ZCARD', KEYS[2]), ARGV[1]
   if waiting > 0 and markable(value) then
@@ -22,10 +27,7 @@ if mine(held, ARGV[1]) or (not held and not grant(me)) then
   else
     redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
   end
-  local fence = 0
   if KEYS[3] then
-    local time = redis.call('TIME')
-    fence = math.max((tonumber(redis.call('GET', KEYS[3]) or 0) or 0) + 1, time[1] * 1000000 + time[2])
     redis.call('SET', KEYS[3], string.format('%.0f', fence), 'PX', ARGV[5])
   end
   return {1, waiting, fence}

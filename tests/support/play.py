@@ -45,6 +45,9 @@ class Connection:
     patience = 5.0
     session = None
 
+    def refused(self, ask: Any, error: Exception) -> None:
+        """People would be told."""
+
 
 CONNECTION = Connection()
 
