@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fastlock._console import OK, WRONG, Refusal, mask, scrub
@@ -104,7 +104,8 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
     server, session = target.describe(), Session(target, plan)
     stopped: KeyboardInterrupt | None = None
     try:
-        session.run()
+        with _noted(session):
+            session.run()
     except KeyboardInterrupt as interrupt:  # SIGTERM too: the command line makes it one
         stopped = interrupt
     finally:
@@ -114,6 +115,31 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
     if stopped is not None:
         raise stopped
     return code
+
+
+@contextlib.contextmanager
+def _noted(session: Session) -> Iterator[None]:
+    """Ctrl-C and SIGTERM are noted as well as raised, as what is raised within a library is lost now and then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        try:
+            before[number](number, frame)
+        except KeyboardInterrupt as interrupt:
+            session.stopped = interrupt
+            raise
+
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [number for number in before if callable(before[number])]
+    try:
+        for number in heard:
+            signal.signal(number, noted)
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 @contextlib.contextmanager

@@ -118,6 +118,7 @@ class Session:
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    stopped: KeyboardInterrupt | None = None  # it was raised, and may have been lost on the way
     prefix: str = field(default_factory=lambda: f"{PREFIX}:{os.urandom(6).hex()}")
     _absent: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _missing: dict[str, str] = field(default_factory=dict)
@@ -226,6 +227,8 @@ class Session:
         self._guard(stage, bystander, lambda: taken.round_trips.append(bystander.run(turn)))
 
     def _say(self, stage: Stage, what: str, player: Player, done: float = 0.0) -> None:
+        if self.stopped is not None:
+            raise self.stopped
         at, of = self._ticket
         self.progress.show(f"fastlock bench: [{at}/{of}] {stage.name}, {what}, {player.name}", (at - 1 + done) / of)
 

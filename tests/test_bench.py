@@ -187,6 +187,31 @@ def test_interrupt_keeps_what_was_measured(measurable: None, shared: embedded.Se
     assert list(db.scan_iter("fastlock-bench*")) == []
 
 
+SWALLOWED = """
+import contextlib, itertools, signal, sys
+from fastlock import _cli
+from fastlock.benches.target import Target
+
+read, count = Target.read, itertools.count(1)
+
+def swallow(target):
+    with contextlib.suppress(KeyboardInterrupt):
+        if next(count) == 3:
+            signal.raise_signal(signal.SIGINT)
+    return read(target)
+
+Target.read = swallow
+sys.exit(_cli.main(sys.argv[1:]))
+"""
+
+
+def test_interrupt_that_a_library_swallows_ends_the_run(measurable: None, shared: embedded.Server) -> None:
+    args = ["--scenario", "pair", "--rounds", "200", "--seconds", "0.02", "--url", shared.url]
+    run = [sys.executable, "-c", SWALLOWED, "bench", *args]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 130 and "interrupted: what was measured until then" in done.stdout, done.stderr
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
