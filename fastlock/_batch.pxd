@@ -17,7 +17,7 @@ cpdef tuple granted(list names, list keys, bytes token, double deadline, list re
 
 
 @cython.locals(given=list, mine=list, once=dict, one=Lease)
-cpdef tuple owned(leases)
+cpdef list owned(leases, list given)
 
 
 @cython.locals(keys=list, tokens=list, lease=Lease)

@@ -21,7 +21,9 @@ def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[
     """The checked arguments of acquire_many: names as given, as keys, and the lease in milliseconds."""
     if isinstance(names, (str, bytes, bytearray, memoryview)):
         raise TypeError("names must be a list of names, not a single one")
-    given = _listed(names, "names")
+    if not isinstance(names, Iterable):
+        raise made(TypeError(f"names must be a list, not {type(names).__name__}"))
+    given = list(names)
     keys = [as_name(name) for name in given]
     if len(set(keys)) != len(keys):
         for key in keys:
@@ -46,10 +48,14 @@ def granted(
     return leases, odd
 
 
-def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
-    """The checked argument of release_many: as given, and, once each, those that can be released, or were without a
-    word."""
-    given = _listed(leases, "leases")
+def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
+    """The checked argument of release_many: once each, those that can be released, or were without a word.
+
+    Appends them to `given` as they are given, which an iterator does once.
+    """
+    if not isinstance(leases, Iterable):
+        raise made(TypeError(f"leases must be a list, not {type(leases).__name__}"))
+    given.extend(leases)
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
@@ -59,7 +65,7 @@ def owned(leases: Iterable[Any]) -> tuple[list[Any], list[Lease]]:
         elif lease is not None:
             raise made(TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}"))
     once = dict.fromkeys(mine)
-    return given, mine if len(once) == len(mine) else list(once)
+    return mine if len(once) == len(mine) else list(once)
 
 
 def unended(leases: list[Any], at: list[int]) -> list[int]:
@@ -124,9 +130,3 @@ def merge(given: list[Any], mine: list[Any], released: list[Any]) -> list[bool]:
         return released
     outcome = dict(zip(mine, released, strict=True))
     return [outcome.get(lease, False) for lease in given]
-
-
-def _listed(values: Any, what: str) -> list[Any]:
-    if not isinstance(values, Iterable):
-        raise made(TypeError(f"{what} must be a list, not {type(values).__name__}"))
-    return list(values)

@@ -115,15 +115,16 @@ class Client:
 
     def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
         """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
+        given: list[Lease | None] = []
         mine: list[Lease] = []
         released: list[Any] = []
         try:
+            mine = batch.owned(leases, given)
             self._wire.begin()
-            given, mine = batch.owned(leases)
             self._wire.drive(law.release_many(mine, self._wire.gates, now, released))
             outcome = batch.merge(given, mine, self._wire.stats.released(terms.warn_of_losses(mine, released)))
         except BaseException as error:  # a signal's handler may have raised
-            self._wire.interrupted_in_many(mine or leases, released, error)
+            self._wire.interrupted_in_many(mine or given or leases, released, error)
             raise
         return outcome
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from fastlock import _batch as batch
@@ -514,12 +514,12 @@ class LetGo:
 
     def abandon(self, gates: Gates, clock: Clock) -> list[Undo]:
         """As of a Release, of each that nobody has let go of."""
-        if not isinstance(self.leases, (list, tuple)):  # an iterator that is spent, or may fail once more
+        if not isinstance(self.leases, Collection):  # an iterator that was not asked, or may fail once more
             return []
         leases = list(self.leases)
         if self.released:
             batch.unreported(leases, self.released)
-        _, mine = batch.owned(leases)
+        mine = batch.owned(leases, [])
         left = [lease for lease in mine if lease.deadline != ENDED]
         return [undo for lease in left for undo in Release(lease).abandon(gates, clock)]
 

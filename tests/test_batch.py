@@ -154,7 +154,8 @@ def test_what_the_flush_did_not_release_is_looked_at_again() -> None:
 def test_a_lease_that_is_over_by_the_servers_word_is_not_released_again() -> None:
     """It may have passed to another of this client, which holds by the same token."""
     over, held = fastlock.Lease("x", b"x", b"t", ENDED), fastlock.Lease("y", b"y", b"t", 5.0)
-    given, mine = _batch.owned([over, held, None])
+    given: list[Any] = []
+    mine = _batch.owned([over, held, None], given)
     assert given == [over, held, None] and mine == [held]
     assert _batch.merge(given, mine, [True]) == [False, True, False]
 

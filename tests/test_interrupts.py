@@ -173,7 +173,10 @@ def _alone_or_shared(value: Any) -> str:
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("operation", ["acquire", "fenced", "many", "release", "leave", "release many"])
+@pytest.mark.parametrize(
+    "operation",
+    ["acquire", "fenced", "many", "release", "leave", "release many", "release a view", "release an iterator"],
+)
 @pytest.mark.parametrize(
     ("shared", "kind"), [(True, Interrupt), *[(False, kind) for kind in (Interrupt, *EXPECTED)]], ids=_alone_or_shared
 )
@@ -186,8 +189,10 @@ def test_interrupted_at_any_point(
     for step in itertools.count(1):
         with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
             lock = client.lock(NAME, timeout=60, fence=operation == "fenced")
-            leases = client.acquire_many([NAME]) if operation == "release many" else []
-            calls = {
+            leases = client.acquire_many([NAME]) if operation.startswith("release ") else []
+            views = {"release a view": dict(enumerate(leases)).values(), "release an iterator": iter(leases)}
+            given = views.get(operation, leases)
+            calls = dict.fromkeys(views, lambda client=client, given=given: client.release_many(given)) | {
                 "many": lambda client=client: client.acquire_many([NAME]),
                 "release": lock.release,
                 "leave": lambda lock=lock: lock.__exit__(None, None, None),
@@ -206,14 +211,15 @@ def test_interrupted_at_any_point(
             # of a `with` that is struck as the method that leaves it is entered, the lease runs out
             if lock.lease is not None and (operation != "leave" or (impl == "python" and step == 1)):
                 lock.release()
-            if step == 1:  # it had not begun
-                client.release_many(leases)
+            late = []
+            if step == 1 or operation == "release an iterator":  # it had not begun, or not asked for them
+                late = client.release_many(given)
             assert not client.lock("barrier").locked()
             if not struck:
                 probe.delete(NAME)
                 break
             assert not probe.exists(NAME), f"point {step}"
-            assert step == 1 or all(client.release_many(leases)), f"point {step}: it was the caller's"
+            assert step == 1 or all(late or client.release_many(leases)), f"point {step}: it was the caller's"
     assert step > 2 or (impl, operation) == ("cython", "leave")
 
 
