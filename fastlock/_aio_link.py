@@ -105,7 +105,7 @@ class Link(asyncio.BufferedProtocol):
         """The handshake. Raises redis-py's exceptions."""
         calls = session.greeting(settings, credentials)
         if self.dead is not None:  # it has closed already: nothing queued now would be answered
-            raise self.dead
+            raise errors.afresh(self.dead)
         hello, rest = self._turn(), self._turn()
         self.pipe.put_command(hello, calls[0])
         self.pipe.put_calls(rest, calls[1:])
@@ -113,18 +113,18 @@ class Link(asyncio.BufferedProtocol):
         replies = await rest
         if type(replies) is Lost:
             session.refused(hello.result())  # a server that is full says so unasked, and closes
-            raise replies.error
+            raise errors.afresh(replies.error)
         self.session = session.read_greeting([hello.result(), *replies])
         self.pipe.forms = templates(self.wire.impl, self.session.capabilities)
         if self.dead is not None:  # since the replies were delivered, a tick ago: nothing queued now would be answered
-            raise self.dead
+            raise errors.afresh(self.dead)
         # waited for: on an idle connection nothing may be pending
         if scripts := say.scripts_of(self.session.capabilities):
             loaded = self._turn()
             self.pipe.put_calls(loaded, [script.load for script in scripts])
             self.pipe.announce()
             if type(replies := await loaded) is Lost:
-                raise replies.error
+                raise errors.afresh(replies.error)
             session.loaded(self.wire, scripts, replies)
 
     def _turn(self) -> Turn:

@@ -7,6 +7,7 @@ Never here: any decision what to do about one.
 from __future__ import annotations
 
 import builtins
+import copy
 import re
 from typing import Any, TypeVar
 
@@ -66,6 +67,15 @@ def made(error: E) -> E:
     """Mark an error as one that an operation raises itself."""
     error._own = True  # type: ignore[attr-defined]
     return error
+
+
+def afresh(error: E) -> E:
+    """Another one like it, to be raised. What is raised keeps the frames that it passes, and with them what they use:
+    were that the error that a connection keeps, it would keep its connection by that, and several callers would raise
+    the same one."""
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again
 
 
 def broken(error: BaseException, place: str) -> Exception:

@@ -377,6 +377,13 @@ class Gates:
                 for waiter in list(gate.waiters):
                     waiter.call()
 
+    def part(self) -> None:
+        """The client's connections have ended. A gate whose lease is held on would keep one of them, and its socket."""
+        with self.mutex:
+            for gate in {*self.by_key.values(), *self.by_place.values()}:
+                if not gate.waiters.count:
+                    gate.link = None
+
     def forget(self) -> None:
         """Those who wait here are no more, and nobody is to wake them."""
         for gate in {*self.by_key.values(), *self.by_place.values()}:

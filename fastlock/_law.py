@@ -7,7 +7,6 @@ and answers are: `_steps.py`. Never here: sockets, asyncio, threads, sleep.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -133,7 +132,7 @@ class Acquire(Ask):
             gate: Any = waiter.gate
             while True:
                 if waiter.lease is None and gate.error is not None:
-                    raise copy.copy(gate.error)
+                    raise errors.afresh(gate.error)
                 if waiter.lease is None and gate.doubts(waiter, clock()):
                     yield from self._see(gate, clock)
                 if seen is not None:
@@ -222,7 +221,7 @@ class Acquire(Ask):
         except errors.RedisError as error:
             own = errors.own(error)  # else a signal's handler raised it, for this caller alone
             if own and errors.away(error) and (self.until is None or clock() < self.until):
-                gate.gates.failed(gate, copy.copy(error))  # the end of its own time would say nothing to the others
+                gate.gates.failed(gate, errors.afresh(error))  # the end of its own time would say nothing to the others
             self.polls = own and errors.forbids(error)
             if not self.polls:
                 raise

@@ -199,6 +199,8 @@ class Said:
     def set_result(self, replies: list[Any]) -> None:
         if self.undo.said is self:
             self.undo.set_result(replies)
+        if self.undo.said is self:  # still: or the two would keep each other, and the connection over which it went
+            self.undo.said = None
 
     def lost(self, wire: Any, session: Any) -> None:
         """Its connection broke."""
@@ -276,7 +278,7 @@ class Trial:
         self.senseless += lost.own
         final = lost.final and not (parting and isinstance(lost.error, errors.ClientClosedError))
         if final or self.senseless > 1 or (now >= self.give_up and self.failures > 1):
-            raise lost.error
+            raise errors.afresh(lost.error)
         return 0.0 if self.failures == 1 else backoff(self.failures)
 
 
@@ -304,7 +306,7 @@ def settle(ask: Ask, answer: Any, trial: Trial) -> Steps:
                 trial.doubt_since = ask.sent
             yield Sleep(within(trial.pause(answer, ask.parting), ask.until, trial.clock))
             if ask.until is not None and trial.clock() >= ask.until:
-                raise answer.error  # not "held by somebody else": nobody could say
+                raise errors.afresh(answer.error)  # not "held by somebody else": nobody could say
         elif isinstance(answer, Exception):
             if ask.verb in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
                 return _COMPARES[ask.verb]  # something that is no lock at all stands there: not ours

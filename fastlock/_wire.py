@@ -355,7 +355,7 @@ class Wire(Common):
                 self.connections.remove(connection)
                 self._broken += 1
             if connection is self.ear:
-                self.away = 0
+                self.ear, self.away = None, 0  # or the two of them would keep each other, and the socket
             removed(self.idle, connection)
 
     def owe(self, undo: Undo) -> None:
@@ -463,6 +463,7 @@ class Wire(Common):
         for connection in connections:
             connection.settle(until)
             connection.fail(errors.ClientClosedError("this client was closed"))
+        self.gates.part()
 
     def forget_parent(self) -> None:
         """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its

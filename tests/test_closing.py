@@ -7,7 +7,12 @@ or a task that stays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +20,7 @@ import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
 from support.party import NAME, QUEUE, fired, until
+from support.tls import Authority, TlsFront
 
 import fastlock
 from fastlock import _steps
@@ -26,6 +32,82 @@ TOKEN = b"fl:" + b"0" * 32
 pytestmark = pytest.mark.usefixtures("impl")
 threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- left
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """No garbage is collected: what would be left to that is still there."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def sockets() -> set[str]:
+    """Those that this process has open."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {each for each in found if each.startswith("socket:")}
+
+
+async def use(face: Face, url: str, **options: Any) -> None:
+    """Two clients, one of which waits for the other, and is closed."""
+    client, other = fastlock.Client.from_url(url, **options), fastlock.Client.from_url(url, **options)
+    lock = client.lock(NAME, thread_local=False)
+    lock.acquire()
+    waiting = face.start(lambda: other.lock(NAME, thread_local=False).acquire())
+    await until(face, lambda: other.get_stats()["waits"], "it waits")
+    lock.release()
+    await waiting.get()
+    with pytest.raises(fastlock.LockError):
+        lock.release()
+    client.close()
+    other.close()
+
+
+@threads_only
+@two_servers
+async def test_no_socket_is_left_to_the_garbage_collector(
+    face: Face, server: Server, probe: redis.Redis, uncollected: None
+) -> None:
+    before = sockets()
+    await use(face, server.unix_url)
+    await until(face, lambda: sockets() == before, "all are closed")
+
+
+@threads_only
+async def test_no_socket_with_tls_is_left_to_the_garbage_collector(
+    face: Face, server: Server, probe: redis.Redis, tmp_path: Path, uncollected: None
+) -> None:
+    """Each read that finds nothing yet raises an error there, of which it is asked whether a handler raised it."""
+    authority = Authority(tmp_path, "localhost")
+    with TlsFront(authority, server.path) as front:
+        before = sockets()
+        await use(face, f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
+        fastlock.Client.from_url(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file).server_info()
+        await until(face, lambda: sockets() == before, "all are closed")
+
+
+@threads_only
+async def test_no_socket_is_left_to_the_garbage_collector_by_an_error(
+    face: Face, proxy: FaultProxy, uncollected: None
+) -> None:
+    """It keeps the frames in which it was raised, and they the connection that broke."""
+    client = fastlock.Client.from_url(proxy.url, reply_timeout=0.1)
+    lock = client.lock(NAME)
+    lock.acquire()
+    own = os.readlink(f"/proc/self/fd/{client._wire.connections[0].sock.fileno()}")
+    assert own in sockets()
+    proxy.refuse()
+    proxy.cut()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        lock.release()
+    assert own not in sockets()
 
 
 # -------------------------------------------------------------------------------------------------------------- owed

@@ -435,10 +435,12 @@ def test_what_becomes_of_an_undo_counts_where_it_was_said_last() -> None:
         first.lost(wire, "session")
         first.set_result([error(LOADING)] * 2)
     assert owed == link.later == [] and undo.stale == () and undo.said is second
-    second.set_result([error(LOADING)] * 2)
     for _ in range(2):
         second.lost(wire, "session")
-    assert [step for step, _ in link.later] == [undo] and owed == [undo, undo] and undo.stale == ("session",)
+    assert link.later == [] and owed == [undo, undo] and undo.stale == ("session",)
+    second.set_result([error(LOADING)] * 2)
+    second.lost(wire, "another")
+    assert [step for step, _ in link.later] == [undo] and owed == [undo, undo], "which had its reply"
 
 
 def test_an_undo_that_let_go_of_all_is_done() -> None:
