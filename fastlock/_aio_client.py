@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterable
@@ -120,6 +121,7 @@ class Client:
         given: list[Lease | None] = []
         mine: list[Lease] = []
         released: list[Any] = []
+        self._wire.releases += 1
         try:
             mine = batch.owned(leases, given)
             self._wire.begin()
@@ -127,7 +129,11 @@ class Client:
             outcome = batch.merge(given, mine, self._wire.stats.released(terms.warn_of_losses(mine, released)))
         except BaseException as error:  # a signal's handler may have raised
             self._wire.interrupted_in_many(mine or given or leases, released, error)
+            if isinstance(error, asyncio.CancelledError):
+                await self._wire.said()
             raise
+        finally:
+            self._wire.releases -= 1
         return outcome
 
     def locked(

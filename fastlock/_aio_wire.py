@@ -56,6 +56,7 @@ class Wire(Common):
         self._end: Any = None  # closed by the loop when it comes to its end: see `_at_end`
         self._connecting: asyncio.Task[Link] | None = None
         self._sleeping: set[Turn] = set()
+        self.releases = 0  # under way, of those that take more than one command
         self._broken = False  # a connection that has had no successor yet
         self._failures = 0  # to connect, in a row
         self.stats = Stats()
@@ -131,6 +132,7 @@ class Wire(Common):
     ) -> None:
         """A release that the hot path hands on: from its start, of an owner's lease, None: the caller's; or with `op`
         from its answer."""
+        self.releases += 1
         try:
             if op is None:
                 self.begin()
@@ -143,6 +145,16 @@ class Wire(Common):
             if not leaving:
                 raise
             lock.left(error, problem)
+        except asyncio.CancelledError:
+            await self.said()
+            raise
+        finally:
+            self.releases -= 1
+
+    async def said(self) -> None:
+        """A client that is closed says at once what it owes: nobody else would."""
+        if self.closed:
+            await self._last_words(asyncio.get_running_loop())
 
     async def run(self, op: Any, answer: Any = None) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
@@ -231,8 +243,20 @@ class Wire(Common):
     async def _ask(self, ask: Any) -> Any:
         if not (self.closed and ask.parting):
             return await self._asked(ask)
+        link = self.link
+        if link is not None and link.dead is None:  # which is closed when this is done
+            return await self.answered(ask, link)
+        try:
+            return await self._ask_alone(ask)
+        except asyncio.CancelledError:
+            self._carry_out(ask)
+            await self.said()
+            raise
+
+    async def _ask_alone(self, ask: Any) -> Any:
+        """Over a connection for that alone."""
         link = None
-        try:  # over a connection for that alone
+        try:
             link = await self._connect(asyncio.get_running_loop(), last=True)
             return await self.answered(ask, link)
         except FAILED as error:
@@ -242,7 +266,6 @@ class Wire(Common):
         finally:
             if link is not None:
                 await self._part_from(link, errors.ClientClosedError("this client was closed"))
-            await self._last_words(asyncio.get_running_loop())  # of who was cancelled here
 
     async def _asked(self, ask: Any) -> Any:
         try:
@@ -252,11 +275,15 @@ class Wire(Common):
                 raise
             return self._lost(error)
         except asyncio.CancelledError:
-            if isinstance(ask, law.Release):  # carried out all the same: who leaves a `with` does not try again
-                ask.sent = ask.sent or now()
-                self.undo(ask.undo())
+            self._carry_out(ask)
             raise
         return await self.answered(ask, link)
+
+    def _carry_out(self, ask: Any) -> None:
+        """A release whose caller is cancelled before it was sent: who leaves a `with` does not try again."""
+        if isinstance(ask, law.Release):
+            ask.sent = ask.sent or now()
+            self.undo(ask.undo())
 
     def _lost(self, error: BaseException) -> Lost:
         known = errors.broken(error, self.settings.place)
@@ -507,6 +534,7 @@ class Wire(Common):
             self._bind(loop)  # says so where another one has it
         try:
             if self.loop is not None:
+                await asyncio.sleep(0)  # a release whose task was just made has begun
                 await self._pay()
         finally:
             await self._shut()
@@ -548,14 +576,18 @@ class Wire(Common):
             turn(None)
         self.gates.call_all()
         until = now() + PARTING
-        while self.gates.by_place and link is not None and link.dead is None and now() < until:
-            await asyncio.sleep(0)  # each leaves the queue as it goes
+        while self._busy() and link is not None and link.dead is None and now() < until:
+            await asyncio.sleep(0)  # each leaves the queue as it goes, and releases hand over to others
         if connecting is not None:
             await asyncio.wait([connecting], timeout=PARTING)
             await asyncio.sleep(0)  # its transport closes its socket in the next tick
         if link is not None:
             await self._part_from(link, errors.ClientClosedError("this client was closed"))
         self.end_alarms()
+
+    def _busy(self) -> bool:
+        """Whether tasks have something to say yet: who waited, who releases, and who was answered and does not run."""
+        return bool(self.gates.by_place or self.releases > 0 or (self.turns is not None and self.turns.over))
 
     def end_alarms(self) -> None:
         """Nobody waits any more: no timer is left to the loop."""

@@ -305,6 +305,39 @@ async def test_a_release_after_closing_that_is_given_up_is_carried_out(
     assert not probe.exists(NAME) and client._wire.debts == []
 
 
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("closed", ["beside", "before"])
+@pytest.mark.parametrize("what", ["release", "with", "many"])
+async def test_a_release_to_who_waits_elsewhere_as_client_and_loop_end_is_carried_out(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, closed: str, what: str
+) -> None:
+    """It takes two commands. As an event loop ends, all tasks are cancelled that are there still, at any moment."""
+    for iterations in range(1, 12):
+        client, other = face.client(server.unix_url), face.client(server.unix_url)
+        lock, waiting = client.lock(NAME, timeout=None, thread_local=False), other.lock(NAME, thread_local=False)
+        await lock.acquire()
+        lets_go = {"release": lock.release, "many": lambda client=client, lease=lock.lease: client.release_many([lease])}
+
+        async def let_go(lock: Any = lock, what: Any = lets_go.get(what)) -> None:
+            await (what() if what else lock.__aexit__(None, None, None))
+
+        job = face.start(lambda waiting=waiting: waiting.acquire(blocking_timeout=20))
+        await until(face, lambda: probe.zcard(QUEUE) == 1, "it waits")
+        if closed == "before":
+            await client.close()
+        task = asyncio.ensure_future(let_go())
+        for _ in range(iterations - (closed == "beside")):  # a task that has not begun can be cancelled before it does
+            await asyncio.sleep(0)
+        if closed == "beside":
+            await client.close()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert await job.get() is True
+        await waiting.release()
+        await other.close()
+
+
 async def lets_go(face: Face, client: Any, server: Server, probe: redis.Redis) -> None:
     """Acquire, and close the client while another one waits; the lock is let go of, and the other one has it."""
     lock = client.lock(NAME, timeout=None, thread_local=False)
