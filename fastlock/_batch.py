@@ -101,6 +101,7 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     keys: list[bytes] = []
     tokens: list[bytes] = []
     for lease in leases:
+        lease.parting = True
         keys.append(lease.key)
         tokens.append(lease.proof)
     return keys, tokens

@@ -271,5 +271,6 @@ class DropIn(Terms, metaclass=_Whole):
 
 def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
-    was_mine = yield from law.prolong(lease, ms, replace, clock)
-    return was_mine if was_mine is None else lease.deadline != ENDED  # it may be over by now, as was asked for
+    outcome = yield from law.prolong(lease, ms, replace, clock)
+    over = outcome is law.Outcome.LOST and lease.deadline != ENDED  # by now, as was asked for
+    return law.Outcome.MOVED if over else outcome

@@ -7,6 +7,7 @@ threads, sleep.
 
 from __future__ import annotations
 
+import enum
 import math
 
 from fastlock import _commands as say
@@ -16,20 +17,39 @@ from fastlock._lease import ENDED, Lease
 from fastlock._steps import Ask, Clock, Steps, Trial, Undo, or_undo, settle, settled
 
 
+class Outcome(enum.Enum):
+    """What became of an extension."""
+
+    MOVED = enum.auto()
+    LOST = enum.auto()  # the lease is not the caller's any more, as is found now
+    GONE = enum.auto()  # nor is it here, as is known: it was let go of, or a release of it is under way
+    ENDLESS = enum.auto()  # it has no end, and is left so
+
+
 class _Move:
-    """An extension that has not ended. Of two at once nobody knows which one the server carries out last."""
+    """An extension that has not ended. Of two at once nobody knows which one the server carries out last; and while one
+    is under way the lease passes to nobody, for whom it would be carried out."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.alone = True
+        lease.moves += 1  # before anybody looks whether it was let go of
         _MOVES.append(self)  # first: of two that begin at once one sees the other
         for other in tuple(_MOVES):
             if other.lease is lease and other is not self:
                 self.alone = other.alone = False
 
     def to(self, end: float) -> None:
-        """The lease ends then; beside another, not later than that one says."""
-        self.lease.deadline = end if self.alone else min(self.lease.deadline, end)
+        """The lease ends then; beside another, not later than that one says. If it was not let go of: between that look
+        and the change no call is made, in which another thread could do so."""
+        lease, alone = self.lease, self.alone
+        if lease.deadline != ENDED and (alone or end < lease.deadline):
+            lease.deadline = end
+
+    def end(self) -> None:
+        """It is not under way any more."""
+        _MOVES.remove(self)
+        self.lease.moves -= 1
 
 
 _MOVES: list[_Move] = []  # few: one for each thread or task that extends a lease now
@@ -95,35 +115,46 @@ def _under_way(ask: Ask, lease: Lease | None) -> Undo | None:
 
 def prolong(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = False) -> Steps:
     """Move the end of a lease: to `ms` from now, or `ms` further, or earlier if that is below 0; never into the past.
-    Returns whether it was the caller's; None: it has no end, and is left so. `anew`: gives it one.
+    Returns an Outcome. `anew`: gives one without end an end.
 
     "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost
     reply does not add twice. Until the server answered, the earlier of the two ends holds.
     """
-    if not anew:
-        left = yield from _left(lease, replace, clock)
-        if left is None:
-            return None
-        ms = max(1, ms if replace else ms + left)
-    if lease.deadline == ENDED:  # it may be another's by now, by the same token
-        return False
+    move = _Move(lease)
+    try:
+        if not anew:
+            left = yield from _left(lease, replace, clock)
+            if left is None:
+                return Outcome.ENDLESS
+            ms = max(1, ms if replace else ms + left)
+        if lease.deadline == ENDED:  # it may be another's by now, by the same token
+            return Outcome.GONE
+        return (yield from _moved(lease, ms, clock, move))
+    finally:
+        move.end()
+
+
+def _moved(lease: Lease, ms: int, clock: Clock, move: _Move) -> Steps:
     if lease.deadline == math.inf:  # no other may get it who wants an end: until the server answered it may have none
         lease.exposed = True
-    move = _Move(lease)
     end = clock() + ms / 1000
     try:
-        lease.deadline = min(lease.deadline, end)
+        lease.shorten(end)
         sent = yield from extend(lease.key, lease.proof, ms, clock, lease)
-        if sent is None or lease.deadline == ENDED:  # or it was let go of meanwhile
-            lease.deadline = ENDED
-            return False
-        move.to(sent + ms / 1000)
     except BaseException:
-        lease.deadline = min(lease.deadline, end)
+        lease.shorten(end)
         raise
-    finally:
-        _MOVES.remove(move)
-    return clock() < lease.deadline  # as with an acquire, what is over when the reply comes does not count
+    if sent is None:
+        if lease.parting or lease.deadline == ENDED:
+            lease.shorten(clock())  # and no more: the release tells what it finds
+            return Outcome.GONE
+        lease.deadline = ENDED
+        return Outcome.LOST
+    move.to(sent + ms / 1000)
+    if lease.deadline == ENDED:  # it was let go of meanwhile
+        return Outcome.GONE
+    # As with an acquire, what is over when the reply comes does not count
+    return Outcome.MOVED if clock() < lease.deadline else Outcome.LOST
 
 
 def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:

@@ -57,8 +57,12 @@ cdef class Gate:
     @cython.locals(left=double)
     cpdef Waiter next_for(self, Lease lease, double now)
 
-    @cython.locals(waiter=Waiter, handed=Lease)
+    @cython.locals(waiter=Waiter)
     cpdef int release(self, Lease lease, double now)
+
+    @cython.locals(handed=Lease)
+    cdef bint _passed(self, Waiter waiter, Lease lease, double now) except -1
+    cdef _first_again(self, Waiter waiter)
 
 
 cdef class Gates:

@@ -241,7 +241,7 @@ class Gate:
             return None
         if self.asked:  # their place stands in the server's queue, to which it goes next: one who wanted a fence asked
             return None
-        if lease.exposed or self.held is not lease:  # its token is known elsewhere, where it would go on to count
+        if lease.exposed or lease.moves or self.held is not lease:  # by its token somebody may still do something
             return None
         left = (lease.deadline - now) * 1000
         # nor may it be longer: should the next one die, nobody has the name before it is over
@@ -253,21 +253,7 @@ class Gate:
         if self.held is None or self.held.proof != lease.proof:
             return HAND_OVER if self.waiters.count else PLAIN
         waiter = self.next_for(lease, now)
-        if waiter is not None and lease.deadline > now:
-            handed = Lease(waiter.name, self.key, lease.proof, lease.deadline)
-            handed.contended = lease.contended
-            self.waiters.remove(waiter)  # from here on no call: no signal's handler comes between
-            self.passes -= 1
-            self.held = waiter.lease = handed
-            lease.deadline = ENDED
-            self.gates.stats.local_handovers += 1
-            waiter.called = True
-            self.brisk = self.gates.brisk = now - self.handed < BRISK
-            self.handed = now
-            try:
-                self.warn(now)
-            finally:
-                self.gates.wake, waiter.wake = waiter.wake, None  # last: who is woken before could release as well
+        if waiter is not None and lease.deadline > now and self._passed(waiter, lease, now):
             return PASSED
         waiter = self.first()
         if waiter is None:
@@ -278,6 +264,36 @@ class Gate:
         self.ahead = False
         self.held = None  # last: who is interrupted lets go once more
         return HAND_OVER if waiter is not None or self.elsewhere else PLAIN
+
+    def _passed(self, waiter: Waiter, lease: Lease, now: float) -> bool:
+        """The lease passes to the first waiter. False: it does not, as its token was read, or it is extended, since."""
+        handed = Lease(waiter.name, self.key, lease.proof, lease.deadline)
+        handed.contended = lease.contended
+        self.waiters.remove(waiter)
+        if lease.exposed or lease.moves:
+            self._first_again(waiter)
+            return False
+        # From that look on no call: neither a signal's handler nor another thread comes between
+        self.passes -= 1
+        self.held = waiter.lease = handed
+        lease.deadline = ENDED
+        self.gates.stats.local_handovers += 1
+        waiter.called = True
+        self.brisk = self.gates.brisk = now - self.handed < BRISK
+        self.handed = now
+        try:
+            self.warn(now)
+        finally:
+            self.gates.wake, waiter.wake = waiter.wake, None  # last: who is woken before could release as well
+        return True
+
+    def _first_again(self, waiter: Waiter) -> None:
+        try:
+            self.waiters.insert(waiter, None)
+        except BaseException:  # a signal's handler struck as that began
+            if not waiter.waits:
+                self.waiters.insert(waiter, None)
+            raise
 
 
 class Gates:

@@ -230,6 +230,7 @@ def give(lock: Terms) -> None:
             wire.run(lock.releasing())
             return
         contended, told = lease.contended, None  # whether somebody waits elsewhere, as far as is known
+        lease.parting = True
         if wire.crowd:
             what, told = wire.gates.release(lease, now()), BEHIND
             if what == PASSED:
@@ -437,6 +438,8 @@ async def aio_give(
         if noted is not None and lock.leases.get(owner, noted) is not noted:  # by now it has another one, which stays
             raise lock._not_held("release")
         lease = None if task is None else lock.leases.get(owner)
+        if lease is not None:
+            lease.parting = True
         if lease is not None and wire.crowd and not _odd(lease):
             if (op := _passed(lock, owner, lease)) is not None:
                 await wire.release(lock, owner, op, BEHIND, leaving, error)

@@ -519,7 +519,7 @@ cpdef give(Terms lock):
         if lease is None or _odd(lease):
             wire.run(lock.releasing())
             return
-        contended, told = lease.contended, None
+        contended, told, lease.parting = lease.contended, None, True
         if wire.crowd:
             told = BEHIND
             what = _let_go(wire.gates, lease)

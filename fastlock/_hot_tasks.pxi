@@ -404,6 +404,8 @@ cdef class _Give(_Exchange):
             return
         if pipe is None:
             lease = None
+        if lease is not None:
+            lease.parting = True
         if lease is not None and (<Common>lock._wire).crowd and not _odd(lease):
             self.lease = lease
             op = _passed(lock, self.owner, lease)

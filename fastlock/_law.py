@@ -14,6 +14,7 @@ from typing import Any
 from fastlock import _batch as batch
 from fastlock import _commands as say
 from fastlock import _errors as errors
+from fastlock._extension import Outcome as Outcome
 from fastlock._extension import extend as extend
 from fastlock._extension import inspect as inspect
 from fastlock._extension import prolong as prolong
@@ -336,6 +337,7 @@ class Release(Ask):
         self.token = lease.proof
         self.ms = 0
         self.lease = lease
+        lease.parting = True
         if lease.contended:
             self.hand_over()
 

@@ -11,7 +11,8 @@ cdef class Lease:
     cdef public object name, fence
     cdef public bytes key, proof
     cdef public double deadline
-    cdef public flag contended, exposed, foreign, release_doubted, unreported
+    cdef public flag contended, exposed, foreign, parting, release_doubted, unreported
+    cdef public short moves
     cdef public tuple stale
     cdef long _generation
     cdef object __weakref__

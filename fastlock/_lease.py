@@ -34,7 +34,7 @@ class Lease:
 
     __slots__ = (
         *("name", "key", "proof", "deadline", "fence", "contended", "exposed", "foreign", "release_doubted", "stale"),
-        *("unreported", "_generation", "__weakref__"),
+        *("moves", "parting", "unreported", "_generation", "__weakref__"),
     )
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
@@ -46,6 +46,8 @@ class Lease:
         self.contended = False  # whether others waited when it was granted, or it had to wait for others
         self.exposed = False  # whether its token was read: it may be known elsewhere, where it would go on to count
         self.foreign = False  # whether only the server knows when it ends, as it was acquired elsewhere
+        self.moves = 0  # extensions of it under way: by its token, which would count for whoever had it next
+        self.parting = False  # whether a release of it was begun
         self.unreported = False  # whether it was released by a `release_many` that failed for others
         self.release_doubted = False
         self.stale: tuple[Any, ...] = ()  # sessions that broke under an extension: to be ended before the next one
@@ -53,8 +55,11 @@ class Lease:
 
     @property
     def token(self) -> bytes:
-        """What proves ownership, to whoever has it. A lease whose token was read never passes to another by that."""
-        self.exposed = True
+        """What proves ownership, to whoever has it. A lease whose token was read never passes to another by that. After
+        its release it reads `fl-...` instead of `fl:...` and proves nothing: the next holder may have the other."""
+        self.exposed = True  # first: whoever passes it on looks at this, and then ends it
+        if self.deadline == ENDED and self.proof.startswith(b"fl:"):
+            return b"fl-" + self.proof[3:]
         return self.proof
 
     @property
@@ -74,6 +79,11 @@ class Lease:
         """Whether this is a forked child's copy of its parent's lease: it owns nothing."""
         return is_inherited(self)
 
+    def shorten(self, end: float) -> None:
+        """It ends then, if not before. No call between the two: nobody lets go of it meanwhile."""
+        if end < self.deadline:
+            self.deadline = end
+
     def doubt_release(self, started: float) -> None:
         """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
         before."""
@@ -89,7 +99,7 @@ class Lease:
         (self.name, self.key, self.proof, self.deadline, self.fence, self.contended, self.release_doubted) = state[:7]
         self.foreign, self.stale, ownerless, booted, end = state[7:]
         self._generation = -1 if ownerless else generation()
-        self.exposed, self.unreported = True, False
+        self.exposed, self.unreported, self.parting, self.moves = True, False, False, 0
         if math.isfinite(self.deadline):
             self._came_from(booted, end)
 

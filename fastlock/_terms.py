@@ -181,12 +181,12 @@ class Terms:
         ms = as_ms(seconds, "additional_time")
         return law.prolong(self._held(verb, owner), ms, replace_ttl, now, verb == "reacquire")
 
-    def _moved(self, verb: str, was_mine: bool | None) -> Literal[True]:
+    def _moved(self, verb: str, outcome: law.Outcome) -> Literal[True]:
         """From the outcome of an extension to that of the call, or its error."""
-        if was_mine is None:
+        if outcome is law.Outcome.ENDLESS:
             raise self._endless(self._cannot(verb, "it was acquired without end; reacquire() gives it one"))
-        if not was_mine:
-            raise self._lost(verb, found=True)
+        if outcome is not law.Outcome.MOVED:
+            raise self._lost(verb, found=outcome is law.Outcome.LOST)
         return True
 
     def _endless(self, why: str) -> LockError:
@@ -209,10 +209,10 @@ class Terms:
         return LockError(f"Unable to acquire lock {shown(self.name)}{why}", lock_name=self._text)
 
     def _lost(self, verb: str, found: bool = False) -> LockNotOwnedError:
-        """The error of a loss. found: just now, so that it is told in the log; else it was known before, or let go
-        of."""
-        self._wire.stats.losses += 1
+        """The error of a loss. found: just now, so that it is counted and told in the log; else it was known before, or
+        let go of."""
         if found:
+            self._wire.stats.losses += 1
             warn_of_loss(self.name, verb)
         return LockNotOwnedError(self._cannot(verb, "it is no longer owned"), lock_name=self._text)
 

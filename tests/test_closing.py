@@ -316,10 +316,12 @@ async def test_a_release_to_who_waits_elsewhere_as_client_and_loop_end_is_carrie
         client, other = face.client(server.unix_url), face.client(server.unix_url)
         lock, waiting = client.lock(NAME, timeout=None, thread_local=False), other.lock(NAME, thread_local=False)
         await lock.acquire()
-        lets_go = {"release": lock.release, "many": lambda client=client, lease=lock.lease: client.release_many([lease])}
 
-        async def let_go(lock: Any = lock, what: Any = lets_go.get(what)) -> None:
-            await (what() if what else lock.__aexit__(None, None, None))
+        async def let_go(client: Any = client, lock: Any = lock) -> None:
+            if what == "many":
+                await client.release_many([lock.lease])
+            else:
+                await (lock.release() if what == "release" else lock.__aexit__(None, None, None))
 
         job = face.start(lambda waiting=waiting: waiting.acquire(blocking_timeout=20))
         await until(face, lambda: probe.zcard(QUEUE) == 1, "it waits")

@@ -13,6 +13,9 @@ from support.play import Clock, lease_of
 
 import fastlock._law as law
 from fastlock import _extension
+from fastlock._extension import Outcome
+from fastlock._lease import ENDED
+from fastlock._steps import Ask
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 SHORT, LONGER = 2_000, 60_000  # milliseconds
@@ -29,7 +32,7 @@ class Extension:
     def answer(self) -> bool:
         with pytest.raises(StopIteration) as end:
             self.steps.send(b"OK")
-        return bool(end.value.value)
+        return end.value.value is Outcome.MOVED
 
     def strike(self) -> None:
         with pytest.raises(KeyboardInterrupt):
@@ -59,6 +62,34 @@ def test_one_that_is_struck_holds_the_other_back(clock: Clock, first: bool) -> N
         each()
         assert lease.deadline == start + SHORT / 1000
     assert _extension._MOVES == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_let_go_of_as_the_answer_comes_stays_so(
+    clock: Clock, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, at the last moment: who has the name next may hold it by the same token."""
+    lease, to = lease_of(clock, 10), _extension._Move.to
+    sent = [Extension(clock, lease, LONGER) for _ in range(1 if alone else 2)]
+
+    def let_go(move: Any, end: float) -> None:
+        lease.deadline = ENDED
+        to(move, end)
+
+    monkeypatch.setattr(_extension._Move, "to", let_go)
+    assert sent[0].answer() is False and (lease.deadline, lease.valid) == (ENDED, False)
+
+
+@pytest.mark.parametrize("parting", [True, False])
+def test_what_the_server_knows_no_more_is_lost_unless_it_is_being_released(clock: Clock, parting: bool) -> None:
+    lease = lease_of(clock, 10)
+    sent = Extension(clock, lease, LONGER)
+    lease.parting = parting
+    assert isinstance(sent.steps.send(None), Ask), "whether somebody waits"
+    with pytest.raises(StopIteration) as end:
+        sent.steps.send(0)
+    assert end.value.value is (Outcome.GONE if parting else Outcome.LOST)
+    assert not lease.valid and (lease.deadline == ENDED) is not parting
 
 
 def test_those_of_two_leases_are_each_alone(clock: Clock) -> None:

@@ -193,7 +193,7 @@ def test_a_lease_goes_round_in_order_without_a_command(gates: Gates, clock: Cloc
         assert not waiter.called and passed(gates, lease, clock)
         lease = taken(waiter)
         assert (before.deadline, before.valid) == (ENDED, False)
-        assert (lease.proof, lease.key, lease.name, lease.valid) == (first.token, b"name", "name", True)
+        assert (lease.proof, lease.key, lease.name, lease.valid) == (first.proof, b"name", "name", True)
         assert lease.deadline == clock() - 0.0001 + 10
     assert gates.release(lease, clock()) == PLAIN and empty(gates)
 

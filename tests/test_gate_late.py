@@ -1,5 +1,6 @@
 """Leases that pass on within a client and should not: to a caller who runs only when it is over (who waits on in front;
-others may hold the name by then), or past a place that stands in the server's queue.
+others may hold the name by then), past a place that stands in the server's queue, or with a token by which somebody may
+still do something.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import pytest
 from support.play import Clock
 from test_gate import MS, empty, grant, join, passed, taken
 
-from fastlock._gate import HAND_OVER, Gates
+from fastlock._gate import HAND_OVER, Gates, Line, Waiter
+from fastlock._impl import default
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
@@ -83,3 +85,45 @@ def test_nothing_passes_on_while_their_place_stands_in_the_servers_queue(gates: 
     assert gates.leave(two, clock()) == (None, None) and three.called
     assert gates.release(lease, clock()) == HAND_OVER and three.lease is None
     assert gates.ask(three, clock())
+
+
+def test_what_is_being_extended_passes_to_nobody(gates: Gates, clock: Clock) -> None:
+    """The server may carry that out later, by the token, for whoever has it by then."""
+    one, two, three = join(gates, 3)
+    lease = grant(gates, one, clock)
+    lease.moves = 2
+    assert gates.release(lease, clock()) == HAND_OVER and two.lease is None and two.called
+    lease = grant(gates, two, clock)
+    assert passed(gates, lease, clock) and taken(three).valid
+
+
+@pytest.mark.parametrize("meanwhile", ["read", "extended", "read, and struck"])
+def test_what_another_thread_does_as_a_lease_passes_on(
+    gates: Gates, clock: Clock, meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked whether it may pass, and has not passed yet: compiled, no other thread comes between."""
+    if default.IMPLEMENTATION == "cython":
+        pytest.skip("what is compiled cannot be changed")
+    one, two, three = join(gates, 3)
+    lease, remove, insert, seen = grant(gates, one, clock), Line.remove, Line.insert, []
+
+    def removed(line: Line, waiter: Waiter) -> None:
+        remove(line, waiter)
+        if meanwhile == "extended":
+            lease.moves += 1
+        else:
+            seen.append(lease.token)
+
+    def inserted(line: Line, waiter: Waiter, before: Waiter | None) -> None:
+        if len(seen) == 1 and "struck" in meanwhile:
+            seen.append(None)
+            raise KeyboardInterrupt
+        insert(line, waiter, before)
+
+    monkeypatch.setattr(Line, "remove", removed)
+    monkeypatch.setattr(Line, "insert", inserted)
+    if "struck" in meanwhile:
+        with pytest.raises(KeyboardInterrupt):
+            gates.release(lease, clock())
+    assert gates.release(lease, clock()) == HAND_OVER
+    assert lease.valid and two.lease is None and list(gates.by_key[b"name"].waiters) == [two, three]

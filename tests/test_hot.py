@@ -225,7 +225,7 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
     hot.give(lock)
     assert mine is not None and other is not None
     assert (mine.deadline, list(lock.leases.values()), other.valid) == (ENDED, [other], True)
-    assert wire.asked[-1][:4] == (say.RELEASE, b"sku", mine.token, 0)
+    assert wire.asked[-1][:4] == (say.RELEASE, b"sku", mine.proof, 0)
 
 
 @pytest.mark.parametrize(

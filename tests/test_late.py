@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall, swallow
+from support.redispy import ending
 from support.servers import standstill
 
 import fastlock
@@ -279,6 +281,59 @@ async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_hol
     assert not caplog.records and not client.get_stats()["losses"]
     assert await job.get() is True
     assert second.lease.proof == lease.proof and await face.get(second.owned())
+    await face.get(second.release())
+
+
+@pytest.mark.usefixtures("slow_rounds")
+async def test_an_extension_beside_a_release_is_nothing_to_the_next_holder(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who is next in the process would hold by the same token. Threads: it is executed after the next one has it."""
+    client = face.client(proxy.url)
+    first, second = (client.lock(NAME, thread_local=False) for _ in range(2))
+    await wait_as_two(face, client, first)
+    job = face.start(second.acquire)
+    await joined(face, client)
+    armed = None if face.is_async else proxy.arm(stall("request"), after=b"\r\n123000\r\n", times=1)
+    extending = face.start(lambda: first.extend(123, replace_ttl=True))
+    if armed is not None:
+        armed.wait()
+    else:
+        await asyncio.sleep(0)
+    await face.get(first.release())
+    assert await job.get() is True
+    if armed is not None:
+        armed.resume()
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await extending.get()
+    else:
+        assert await extending.get() is True, "it was sent before"
+    assert 0 < probe.pttl(NAME) <= second.timeout * 1000 and await face.get(second.owned())
+    await face.get(second.release())
+    assert not caplog.records and not client.get_stats()["losses"], "it was let go of"
+
+
+@pytest.mark.usefixtures("slow_rounds")
+async def test_a_token_that_is_read_after_its_release_is_not_that_of_the_next_holder(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Which holds by the same one, as the lease passed on to it within the process."""
+    client = face.client(server.unix_url)
+    first, second = (client.lock(NAME, thread_local=False) for _ in range(2))
+    await wait_as_two(face, client, first)
+    lease = first.lease
+    job = face.start(second.acquire)
+    await joined(face, client)
+    await face.get(first.release())
+    assert await job.get() is True and client.get_stats()["local_handovers"] == 1
+    assert second.lease.proof == lease.proof != lease.token
+    kind = redis.asyncio.Redis if face.is_async else redis.Redis
+    async with ending(face, kind(unix_socket_path=server.path)) as other:
+        stranger = face.module.Lock(other, NAME)
+        stranger.local.token = lease.token
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await face.get(stranger.release())
+    assert await face.get(second.owned())
     await face.get(second.release())
 
 

@@ -36,6 +36,7 @@ import fastlock._law as law
 from fastlock import _commands as say
 from fastlock import _errors as errors
 from fastlock import _steps
+from fastlock._extension import Outcome
 from fastlock._lease import ENDED, Lease
 from fastlock._session import Session
 from fastlock._stats import Stats
@@ -520,10 +521,13 @@ def test_a_release_that_never_left_changes_nothing(clock: Clock) -> None:
 # -------------------------------------------------------------------------------------------------------------- extend
 
 
+MOVED = Outcome.MOVED
+
+
 def test_replacing_counts_from_the_send(clock: Clock) -> None:
     lease, sent = lease_of(clock), clock()
     played = play(clock, law.prolong(lease, 30_000, True, clock), After(2.0, b"OK"))
-    assert (played.outcome, lease.deadline) == (True, sent + 30)
+    assert (played.outcome, lease.deadline) == (MOVED, sent + 30)
     assert verbs(played) == [say.EXTEND]
 
 
@@ -531,7 +535,7 @@ def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -
     lease = lease_of(clock, 10)
     played = play(clock, law.prolong(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
     assert [ask.ms for ask in played.asks] == [15_000, 15_000]
-    assert (played.outcome, lease.deadline) == (True, clock() - 1 + 15)
+    assert (played.outcome, lease.deadline) == (MOVED, clock() - 1 + 15)
 
 
 @pytest.mark.parametrize(("left", "ms"), [(700, 5_700), (-1, 5_000), (-2, 5_000), (0, 5_000)])
@@ -547,10 +551,10 @@ def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: C
 def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock: Clock, replace: bool) -> None:
     lease = lease_of(clock, math.inf)
     played = play(clock, law.prolong(lease, 5_000, replace, clock), -1)
-    assert (played.outcome, lease.deadline, verbs(played)) == (None, math.inf, [say.PTTL])
+    assert (played.outcome, lease.deadline, verbs(played)) == (Outcome.ENDLESS, math.inf, [say.PTTL])
     played = play(clock, law.prolong(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
     ms = 5_000 if replace else 5_700
-    assert (played.outcome, played.asks[1].ms, lease.deadline) == (True, ms, clock() - 1 + ms / 1000)
+    assert (played.outcome, played.asks[1].ms, lease.deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
 
 
 def test_a_lease_without_end_that_gets_one_passes_to_nobody(clock: Clock) -> None:
@@ -569,7 +573,7 @@ def test_what_was_let_go_of_while_the_server_was_asked_is_not_extended(clock: Cl
         return 700
 
     played = play(clock, law.prolong(lease, 5_000, False, clock), let_go)
-    assert (played.outcome, lease.deadline, verbs(played)) == (False, ENDED, [say.PTTL])
+    assert (played.outcome, lease.deadline, verbs(played)) == (Outcome.GONE, ENDED, [say.PTTL])
 
 
 def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
@@ -601,7 +605,7 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
 def test_what_is_not_ours_is_not_extended(clock: Clock, token: bytes, replies: list[Any]) -> None:
     lease = lease_of(clock, 10, token=token)
     played = play(clock, law.prolong(lease, 60_000, True, clock), *replies)
-    assert (played.outcome, lease.valid, lease.remaining) == (False, False, 0.0)
+    assert (played.outcome, lease.valid, lease.remaining) == (Outcome.LOST, False, 0.0)
 
 
 def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
@@ -612,9 +616,9 @@ def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
         return lambda ask: asked.append(ask.verb) or answer
 
     played = play(clock, law.prolong(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
-    assert (played.outcome, lease.deadline) == (True, clock() - 1 + 60)
+    assert (played.outcome, lease.deadline) == (MOVED, clock() - 1 + 60)
     played = play(clock, law.prolong(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1))
-    assert played.outcome is True and played.stales == [(), (), ("one",)]
+    assert played.outcome is MOVED and played.stales == [(), (), ("one",)]
     assert asked == [say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND_SCRIPT]
 
 
@@ -623,7 +627,7 @@ def test_who_may_run_no_scripts_extends_the_token_as_it_stands(clock: Clock) -> 
         lease = lease_of(clock, 10)
         replies = [None, FORBIDDEN, held, *([] if last is ... else [last])]
         played = play(clock, law.prolong(lease, 60_000, True, clock), *replies)
-        assert (played.outcome, lease.valid) == (outcome, outcome)
+        assert (played.outcome, lease.valid) == (MOVED if outcome else Outcome.LOST, outcome)
         assert verbs(played)[2] == say.GET and len(played.asks) == len(replies)
         assert last is ... or (played.asks[0].verb, played.asks[0].token) == (say.EXTEND, MARKED)
 

@@ -20,7 +20,7 @@ from support.play import Clock
 
 import fastlock
 from fastlock import _commands as say
-from fastlock._lease import Lease, new_token, now
+from fastlock._lease import ENDED, Lease, new_token, now
 
 pytestmark = pytest.mark.usefixtures("impl")
 SOURCE = Path(fastlock.__file__).parent / "_lease.py"
@@ -61,6 +61,16 @@ def test_a_doubted_release_counts_only_if_it_left_before_the_end(clock: Clock) -
     lease.doubt_release(clock() + 0.999)
     lease.doubt_release(clock() + 5)
     assert lease.release_doubted is True
+
+
+def test_the_token_of_what_was_let_go_of_proves_nothing(clock: Clock) -> None:
+    """The next holder in the process may have it."""
+    token = new_token()
+    lease, given = Lease("name", b"name", token, clock() + 10), Lease("name", b"name", b"given", clock() + 10)
+    assert (lease.token, lease.exposed, given.token) == (token, True, b"given")
+    lease.deadline = given.deadline = ENDED
+    assert (lease.token, given.token) == (token.replace(b"fl:", b"fl-"), b"given")
+    assert pickle.loads(pickle.dumps(lease)).token == lease.token != token
 
 
 def test_the_token_is_never_shown(clock: Clock) -> None:
