@@ -30,6 +30,8 @@ cdef class Ticket:
     cdef public object wake
     cdef public bint ready
     cdef public bint abandoned
+    cdef unsigned long thread  # that made it, to wait for it
+    cdef bint waits(self, unsigned long thread) noexcept
 
 cdef class _ReplyFilter:
     cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
@@ -48,6 +50,7 @@ cdef class Pipe:
     cdef Py_ssize_t head, pending_, missing
     cdef Py_ssize_t partial
     cdef int sending
+    cdef unsigned long sender  # the thread that sends, if one does
     cdef bint flushing
     cdef object flush_soon
     cdef _ReplyFilter filter

@@ -422,6 +422,7 @@ cdef class Pipe:
         cdef Py_ssize_t size, room
         if self.sending == SENDING_MORE or fastlock_swap(&self.sending, SENDING, SENDING_MORE):
             return
+        self.sender = PyThread_get_thread_ident()
         self.sending = SENDING
         try:
             while self.used:
@@ -511,6 +512,7 @@ cdef class Pipe:
         cdef bint mine = True
         self._make_chunk()
         self._taken()
+        self.sender = PyThread_get_thread_ident()
         self.sending = SENDING
         with nogil:
             sent = c_send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -630,6 +632,26 @@ cdef class Pipe:
             wake, leader.wake = leader.wake, None
             wake.release()
 
+    def entangled(self, bint locks):
+        """Whether the calling thread waits, reads or sends here already: this is then a handler of signals, or a
+        `__del__`, which interrupted it, and would wait for itself. locks: whether it keeps what who reads may want."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        cdef Py_ssize_t i
+        if self.leader is not None and (locks or (<Ticket>self.leader).thread == me):
+            return True
+        if self.sending != QUIET and self.sender == me:
+            return True
+        for i in range(self.pending_):
+            slot = self.ring[(self.head + i) & (len(self.ring) - 1)]
+            if type(slot) is _Many:
+                slot = (<_Many>slot).slot
+            if type(slot) is Ticket and (<Ticket>slot).waits(me):
+                return True
+        for slot in self.watching:
+            if (<Ticket>slot).waits(me):
+                return True
+        return False
+
     cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin):
         """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
@@ -641,7 +663,7 @@ cdef class Pipe:
             return BUSY
         if not self.usable():
             raise Unasked("the server spoke unasked, or closed the connection")
-        if self.leader is not None or self.pending_:  # since, while something was heard
+        if self.leader is not None or self.pending_ or self.sending != QUIET:  # since, while something was heard
             return BUSY
         self.leader = ticket
         self.thread = PyThread_get_thread_ident()

@@ -86,13 +86,18 @@ class Mutex(RLock):  # type: ignore[misc]
 
     __slots__ = ()
 
+    def mine(self) -> bool:
+        """Whether the calling thread has it."""
+        return bool(self._is_owned())
+
 
 class Ticket:
     """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
 
-    __slots__ = ("abandoned", "ready", "reply", "wake")
+    __slots__ = ("_thread", "abandoned", "ready", "reply", "wake")
 
     def __init__(self) -> None:
+        self._thread = threading.get_ident()  # that made it, to wait for it
         self.reply: Any = None
         self.wake: Any = None
         self.ready = self.abandoned = False
@@ -204,6 +209,7 @@ class Pipe:
         self.commands = self.flushes = 0  # queued, and written at once, since the pipe was made
         self._partial = 0
         self._sending = self._flushing = False
+        self._sender = 0  # the thread that sends, if one does
         self._leader: Ticket | None = None  # of the thread that reads; `thread` is its number, 0 while it sleeps
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
@@ -426,10 +432,18 @@ class Pipe:
         with self._mutex:
             return self._usable()
 
+    def _is_quiet(self) -> bool:
+        try:
+            return not self._quiet.poll(0)
+        except RuntimeError as error:  # a handler of signals asks, which interrupted that very call
+            if by_handler(error):
+                raise
+            return not _wait(self._sock, _READABLE, 0.0)
+
     def _usable(self) -> bool:
         if self._slots or self._leader or self._tls:
             return True  # TLS itself may have something to say, as session tickets
-        if self._quiet is not None and not self._quiet.poll(0):
+        if self._quiet is not None and self._is_quiet():
             return True
         read = False
         try:
@@ -472,6 +486,8 @@ class Pipe:
         if self._out and self.broken:
             raise Broken("the connection is out of step: bytes were lost on their way to the server")
         try:
+            self._sender = threading.get_ident()
+            self._sending = True  # before anything is taken: a handler of signals sends nothing ahead of it
             data = b"".join(self._out)
             self._out.clear()
             self._sending = bool(data)
@@ -602,6 +618,23 @@ class Pipe:
                         raise
                 leader.wake = None
 
+    def entangled(self, locks: bool) -> bool:
+        """Whether the calling thread waits, reads or sends here already: this is then a handler of signals, or a
+        `__del__`, which interrupted it, and would wait for itself. locks: whether it keeps what who reads may want."""
+        me, leader = threading.get_ident(), self._leader
+        if leader is not None and (locks or leader._thread == me):
+            return True
+        if self._sending and self._sender == me:
+            return True
+        if (leader is not None or self._sending) and self._mutex._is_owned():  # which they may wait for
+            return True
+        # Without the mutex, which this thread may keep, as another keeps one that this call is made with
+        for slot in [*self._slots.copy(), *self._watching]:
+            ticket = slot.slot if type(slot) is _Many else slot
+            if type(ticket) is Ticket and ticket._thread == me and not ticket.ready and not ticket.abandoned:
+                return True
+        return False
+
     def ask(self, template: Template, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
         """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
@@ -612,7 +645,7 @@ class Pipe:
         data = template._encode(_bytes(name), _bytes(token), ms)
         try:
             with self._mutex:
-                if self._leader is not None or self._slots:
+                if self._leader is not None or self._slots or self._sending:
                     return BUSY
                 if not self._usable():
                     raise Unasked("the server spoke unasked, or closed the connection")

@@ -34,6 +34,7 @@ SPIN = 100e-6  # seconds: to poll the socket before sleeping, while a single thr
 PARTING = 1.0  # seconds: how long closing waits for what is in flight, and who has less time for a connection
 BROKEN = (Broken, ProtocolError)
 POP: Any = list.pop  # for `(taken,) = map(POP, (some,))`: no signal's handler comes between taken and kept
+INSERT, REMOVE = list.insert, list.remove  # as POP
 STALE: Any = object()  # answer: the connection had ended while it was idle, nothing was sent; take another
 FAILED = (*BROKEN, errors.RedisError)
 
@@ -176,9 +177,9 @@ class Connection:
             pipe.hear = self.wire.gates.pushed
             pipe.put_command(self.wire.gates, (b"SUBSCRIBE", self.wire.gates.inbox))
             self.hears = True  # not before: who is interrupted would leave it deaf
-        ask.sent = now()
-        queue(self, ask, ticket)
         try:
+            ask.sent = now()
+            queue(self, ask, ticket)
             if not pipe.lead(ticket, wake):
                 pipe.flush(patience)
                 if not ticket.ready:  # asked after `wake` was given: a reply from now on finds it there

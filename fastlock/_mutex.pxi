@@ -31,6 +31,10 @@ cdef class Mutex:
     def __exit__(self, kind, error, trace):
         self.unlock()
 
+    def mine(self):
+        """Whether the calling thread has it."""
+        return self.depth > 0 and self.owner == PyThread_get_thread_ident()
+
     cdef void lock(self) noexcept:
         cdef unsigned long me = PyThread_get_thread_ident()
         if self.depth == 0 or self.owner != me:

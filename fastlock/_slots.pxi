@@ -5,6 +5,13 @@
 cdef class Ticket:
     """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
 
+    def __cinit__(self):
+        self.thread = PyThread_get_thread_ident()
+
+    cdef bint waits(self, unsigned long thread) noexcept:
+        """Whether that thread waits for it."""
+        return self.thread == thread and not self.ready and not self.abandoned
+
     def done(self):
         return self.ready
 

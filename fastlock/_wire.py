@@ -26,7 +26,7 @@ from fastlock._common import Common
 from fastlock._fork import at_fork, check
 from fastlock._gate import LOOK, Gates
 from fastlock._lease import now
-from fastlock._link import FAILED, PARTING, POP, SPIN, STALE, Connection, removed
+from fastlock._link import FAILED, INSERT, PARTING, POP, REMOVE, SPIN, STALE, Connection, removed
 from fastlock._stats import Stats
 from fastlock._steps import BEHIND, Capabilities, Distrust, Join, Leave, Lost, Sleep, Steps, Undo, Wait
 from fastlock._topology import Settings
@@ -198,12 +198,12 @@ class Wire(Common):
     def _listening(self, until: float | None) -> Connection:
         """The connection on which messages come: nobody's own while somebody waits."""
         ear = self.ear
-        if ear is None or ear.dead is not None:
+        if ear is None or ear.dead is not None or (self._barred(ear) and not self.away):
             fresh, owner = self._more(until)
             try:
                 with self._mutex:
                     ear = self.ear
-                    if ear is None or ear.dead is not None:
+                    if ear is None or ear.dead is not None or (self._barred(ear) and not self.away):
                         self.ear = ear = fresh
                         self.away, owner = int(owner), False
             finally:
@@ -213,6 +213,10 @@ class Wire(Common):
             if removed(self.idle, ear):
                 self.away = 1
         return ear
+
+    def _barred(self, connection: Connection) -> bool:
+        """Whether this thread would wait there for itself, as in a handler of signals: see `Pipe.entangled`."""
+        return bool(connection.pipe.entangled(self.gates.mutex.mine()))
 
     def _ask(self, ask: Any) -> Any:
         while (answer := self._asked(ask)) is STALE:  # ends: each is thrown away, a new one is fresh
@@ -235,9 +239,13 @@ class Wire(Common):
                         if by_handler(none):
                             raise
                         connection, owner = self._more(ask.until)
+                    else:
+                        if self._barred(connection):  # somebody listens there besides
+                            (_,), owner = map(INSERT, (self.idle,), (0,), (connection,)), False
+                            connection, owner = self._more(ask.until)
             except FAILED as error:
                 return self._lost(error)
-            if not owner and connection.pipe.thread == threading.get_ident():
+            if not owner and self._barred(connection):
                 return Lost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.debts:
                 self._pay(connection)
@@ -302,24 +310,22 @@ class Wire(Common):
                 with self._mutex:
                     if self.closed:
                         raise errors.ClientClosedError("this client is closed")
-                    if self.idle:
-                        (connection,), owner = map(POP, (self.idle,)), True
+                    connection = next((each for each in reversed(self.idle) if not self._barred(each)), None)
+                    if connection is not None:
+                        (_,), owner = map(REMOVE, (self.idle,), (connection,)), True
                     elif self.away and not self.crowd and self.ear is not None and self.ear.dead is None:
                         self.away, connection, owner = 0, self.ear, True
                     elif len(self.connections) + len(self._opening) < self.settings.max_connections:
                         self._opening.add(mark)
                         return None, True
                     elif self.connections:
-                        self._turn += 1
-                        connection = self.connections[self._turn % len(self.connections)]
-                        if connection.pipe.thread == threading.get_ident():  # waits for us, as in a handler of signals
-                            connection = self.connections[(self._turn + 1) % len(self.connections)]
+                        connection = self._shared()
                     else:
                         wake = self._changed.expect()
             except BaseException as error:
                 if owner and connection is not None:
                     self.idle.append(connection)
-                if not isinstance(error, IndexError) or by_handler(error):
+                if not isinstance(error, ValueError) or by_handler(error):
                     raise
                 continue  # another thread has popped it
             if connection is not None:
@@ -327,6 +333,15 @@ class Wire(Common):
             native.refuse_greenlet("another is still connecting")
             if not self._changed.wait(wake, deadline - now()):
                 raise NoReply("no connection came up")
+
+    def _shared(self) -> Connection:
+        """A share in the next one; of those on which this thread may wait, if there is one."""
+        for _ in self.connections:
+            self._turn += 1
+            connection = self.connections[self._turn % len(self.connections)]
+            if not self._barred(connection):
+                break
+        return connection
 
     def _open(self, mark: object, patience: float) -> Connection:
         connection = Connection(self, replace(self.settings, connect_timeout=patience))

@@ -168,13 +168,17 @@ def test_who_finds_the_last_idle_connection_taken_looks_again(
     client.server_info()
     came: list[int] = []
 
-    def taken(idle: list[Any]) -> Any:
+    def popped(idle: list[Any]) -> Any:
         came.append(len(idle))
-        if len(came) == 2:
-            idle.clear()
         raise IndexError
 
-    monkeypatch.setattr(_wire, "POP", taken)
+    def removed(idle: list[Any], connection: Any) -> Any:
+        came.append(len(idle))
+        idle.clear()
+        raise ValueError
+
+    monkeypatch.setattr(_wire, "POP", popped)
+    monkeypatch.setattr(_wire, "REMOVE", removed)
     assert client._wire.drive(law.inspect(say.EXISTS, NAME.encode(), now)) == 0
     assert came == [1, 1] and proxy.accepted == 1
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import math
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from support import nested
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
 from support.party import LONG, NAME, SOON, held, queued, until, wait_with, waits
@@ -217,4 +223,60 @@ async def test_a_handler_of_signals_does_not_wait_for_the_thread_that_it_interru
     if contended.lease is not None:
         contended.release()
     probe.delete("free", "held")
+    assert empty(client._wire.gates)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("connections", [1, 16])
+def test_nobody_stalls_as_handlers_of_signals_use_locks(server: Server, impl: str, connections: int) -> None:
+    """At random moments of their own thread, also while it keeps what those want who read their replies."""
+    program = Path(nested.__file__)
+    paths = os.pathsep.join([str(program.parents[2]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(program), server.unix_url, str(connections), "3"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["implementation"], report["stalls"], report["wrong"], report["left"]) == (impl, 0, [], [])
+    assert report["strikes"] > 100 and (connections == 1 or not report["refused"]), report
+
+
+@pytest.mark.parametrize("face", ["threads"], indirect=True)
+async def test_a_handler_of_signals_may_wait_and_give_up_again_and_again(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The connection on which it listened is then the one that its thread uses, and another one listens."""
+    client, found = face.client(proxy.url, reply_timeout=LONG / 2), []
+    main, contended = client.lock(NAME), client.lock("held")
+    holder = face.client(proxy.url).lock("held", thread_local=False)
+    holder.acquire()
+
+    def handler(*_: Any) -> None:
+        try:
+            found.append(contended.acquire(blocking_timeout=0.02))
+        except Exception as error:
+            found.append(repr(error))
+        armed.resume()
+
+    def strike() -> None:
+        armed.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for count in range(5):
+            armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
+            striking = threading.Thread(target=strike)
+            striking.start()
+            assert main.acquire(), "it goes on behind the handler"
+            striking.join()
+            main.release()
+            assert found == [False] * (count + 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    holder.release()
     assert empty(client._wire.gates)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 30.0  # seconds for what a program does at once; whoever takes longer hangs
 
 
@@ -47,7 +48,8 @@ class Program:
         (folder / "application.py").write_text(application)
         self.port = _free_port()
         self._log = folder / "log"
-        environment = {**os.environ, "SERVER": url, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # this tree, whatever is installed
+        environment = {**os.environ, "PYTHONPATH": paths, "SERVER": url, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [argument.replace("PORT", str(self.port)) for argument in arguments],

@@ -1,0 +1,93 @@
+"""A program whose handler of signals uses a lock of the client that it interrupts, thousands of times.
+
+    python nested.py URL MAX_CONNECTIONS SECONDS
+
+The main thread and others want two names; the handler takes a third, which is free, and raises nothing. Where there is
+no other connection for it, it may get a RuntimeError, at once: whoever waits for itself waits for `reply_timeout`.
+
+Prints a JSON object: implementation, strikes, refused (RuntimeErrors), stalls (calls, of whomever, that took as long as
+that), wrong (other errors), left (keys).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+import fastlock
+
+REPLY_TIMEOUT = 4.0  # seconds
+STALL = 3.0  # of it: a machine stands still for less
+THREADS = 4
+
+
+class Run:
+    """What was done, and what came of it."""
+
+    def __init__(self, url: str, connections: int, seconds: float) -> None:
+        self.client = fastlock.Client.from_url(url, max_connections=connections, reply_timeout=REPLY_TIMEOUT)
+        self.end = time.monotonic() + seconds
+        self.strikes = self.refused = self.stalls = 0
+        self.wrong: list[str] = []
+        self.within = False
+
+    def timed(self, work: Callable[[], None], in_handler: bool = False) -> None:
+        start = time.monotonic()
+        try:
+            work()
+        except Exception as error:
+            if in_handler and type(error) is RuntimeError and "max_connections" in str(error):
+                self.refused += 1
+            else:
+                self.wrong.append(repr(error))
+        self.stalls += time.monotonic() - start > STALL
+
+    def pair(self, name: str) -> None:
+        with self.client.lock(name, timeout=60):
+            pass
+
+    def strike(self, number: int, frame: Any) -> None:
+        if not self.within:
+            self.within = True
+            self.strikes += 1
+            self.timed(lambda: self.pair("handler"), in_handler=True)
+            self.within = False
+
+    def work(self) -> None:
+        while time.monotonic() < self.end and not self.stalls:
+            self.timed(lambda: self.pair(f"name:{random.randrange(2)}"))
+
+    def go(self) -> None:
+        threads = [threading.Thread(target=self.work) for _ in range(THREADS)]
+        signal.signal(signal.SIGALRM, self.strike)
+        for thread in threads:
+            thread.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0013)
+        self.work()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for thread in threads:
+            thread.join()
+        self.client.close()
+
+
+def main() -> None:
+    url, connections, seconds = sys.argv[1:]
+    run = Run(url, int(connections), float(seconds))
+    run.go()
+    with contextlib.closing(redis.Redis.from_url(url)) as probe:
+        left = [key.decode() for key in probe.scan_iter()]
+    counts = {"strikes": run.strikes, "refused": run.refused, "stalls": run.stalls}
+    print(json.dumps({"implementation": fastlock.IMPLEMENTATION, **counts, "wrong": run.wrong[:5], "left": left}))
+
+
+if __name__ == "__main__":
+    main()
