@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import threading
 from decimal import Decimal
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from fastlock import _checks as checks
 from fastlock import _law as law
+from fastlock import _native as native
 from fastlock import _topology as topology
 from fastlock._broken import by_handler
 from fastlock._errors import LockError, LockNotOwnedError
@@ -26,13 +26,13 @@ from fastlock._steps import Clock, Steps
 from fastlock._terms import SLEEP, Local, Terms, setting
 
 OWNED = "_fastlock_client"  # attribute of a pool; a table would keep a pool alive that a waiter of its own client holds
-_MUTEX = threading.Lock()
+_MUTEX = native.RLock()  # which a handler of signals may want while its thread has it
 
 
 def _forget_parent() -> None:
     """In a forked child: a thread that is not here any more may have held the mutex."""
     global _MUTEX
-    _MUTEX = threading.Lock()
+    _MUTEX = native.RLock()
 
 
 at_fork(_forget_parent)
@@ -70,9 +70,10 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
     client = owned.get(OWNED)
     if client is None or client.retired:
         with _MUTEX:
-            client = owned.get(OWNED)
+            made = kind(settings=topology.from_pool(pool))
+            client = owned.get(OWNED)  # which a handler of signals may have made meanwhile
             if client is None or client.retired:
-                client = owned[OWNED] = kind(settings=topology.from_pool(pool))
+                client = owned[OWNED] = made
     return client
 
 

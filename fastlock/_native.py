@@ -80,7 +80,8 @@ def refuse_greenlet(what: str) -> None:
     if world is not None:
         raise RuntimeError(
             f"{what}, and a greenlet cannot wait for that: it would stop its whole thread, with whoever is to release "
-            f"the lock. Wait in a native thread: {_WAY[world]}, of a lock with thread_local=False"
+            f"the lock. Wait in a native thread: {_WAY[world]}, of a lock with thread_local=False, and with a "
+            "blocking_timeout"
         )
 
 

@@ -6,6 +6,7 @@ Beside `_errors.py` the only module that imports redis-py. Never here: sockets, 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import ssl
@@ -318,10 +319,22 @@ def from_pool(pool: Any) -> Settings:
         for name, value in pool.connection_kwargs.items()
         if name in known or (secure and name in _TLS_OPTIONS)
     }
+    if secure and "ssl_check_hostname" not in options:
+        options["ssl_check_hostname"] = _checks_names(bases)
     for name in ("port", "db"):  # redis-py takes them as they come out of the environment
         if isinstance(options.get(name), str):
             options[name] = int(options[name])
     return replace(from_options(options | {"ssl": secure}), patient=True)
+
+
+def _checks_names(bases: tuple[type, ...]) -> bool:
+    """Whether connections of this kind compare the server's name with its certificate where nobody says it: those of
+    redis-py do not before version 6."""
+    for base in bases:
+        known = inspect.signature(vars(base).get("__init__", lambda: None)).parameters.get("ssl_check_hostname")
+        if known is not None:
+            return bool(known.default)
+    return True
 
 
 def _check_transport(kind: Any, bases: tuple[type, ...]) -> None:

@@ -28,6 +28,7 @@ from support.redispy import Inner, end, ending, theirs
 
 import fastlock
 import fastlock.asyncio
+from fastlock import _topology as topology
 from fastlock.embedded import Server
 
 ROOT = Path(fastlock.__file__).parent.parent
@@ -50,6 +51,27 @@ async def redis_client(face: Face, server: Server | None, **keywords: Any) -> As
 
 
 # ------------------------------------------------------------------------------------------------- made and used
+
+
+async def test_one_may_be_made_in_a_handler_of_signals_while_one_is_made(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread has begun with the client of a pool: of the same one, or of another."""
+    real, made = topology.from_pool, list[Any]()
+    async with redis_client(face, server) as one, redis_client(face, server) as other:
+
+        def interrupted(pool: Any) -> Any:
+            if not made:
+                made.append(None)
+                made.extend(face.module.Lock(each, "a") for each in (one, other))
+            return real(pool)
+
+        monkeypatch.setattr(topology, "from_pool", interrupted)
+        made.append(face.module.Lock(one, "a"))
+        same, another, outer = made[1:]
+        assert same._client is outer._client is Inner.of(one) is not another._client is Inner.of(other)
+        assert await face.get(outer.acquire()) and not await face.get(another.acquire(blocking=False))
+        await face.get(outer.release())
 
 
 async def test_made_in_both_ways_it_behaves_as_redis_py_does(

@@ -148,6 +148,31 @@ SECURE: dict[str, Callable[[Any, int, str], Any]] = {
 }
 
 
+@pytest.mark.parametrize("made_by", ["url", "pool"])
+async def test_the_name_of_a_host_is_compared_where_this_redis_py_does_so(
+    face: Face, server: Server, probe: redis.Redis, tmp_path: Path, made_by: str, no_leaks: Any
+) -> None:
+    """Where nobody says whether to: it does since version 6."""
+    elsewhere, of = Authority(tmp_path, "elsewhere.example"), module(face)
+    with TlsFront(elsewhere, server.path) as front:
+        if made_by == "url":
+            made = of.Redis.from_url(f"rediss://localhost:{front.port}/0?ssl_ca_certs={elsewhere.file}")
+        else:
+            kind = of.connection.SSLConnection
+            options = {"host": "localhost", "port": front.port, "ssl_ca_certs": elsewhere.file}
+            made = of.Redis(connection_pool=of.ConnectionPool(connection_class=kind, **options))
+        async with ending(face, made) as client:
+            taken = []
+            for call in (client.ping, face.module.Lock(client, "a", timeout=5).acquire):
+                try:
+                    taken.append(bool(await face.get(call())))
+                except redis.exceptions.ConnectionError as error:
+                    assert "certificate" in str(error).lower()
+                    taken.append(False)
+            assert taken == [int(redis.__version__.split(".")[0]) < 6] * 2
+    probe.delete("a")
+
+
 @pytest.mark.parametrize("way", SECURE)
 async def test_a_client_over_tls_made_in_any_way_is_taken(
     face: Face, server: Server, probe: redis.Redis, authority: Authority, way: str, no_leaks: Any

@@ -33,6 +33,7 @@ import pytest
 import redis
 from support import interrupted
 from support.faces import Face
+from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, stall
 from support.pipes import LONG, Interrupt, raise_at
 from support.servers import leftovers
@@ -122,6 +123,28 @@ def test_who_is_struck_leaves_no_key(server: Server, probe: redis.Redis, impl: s
 def test_who_is_struck_leaves_no_key_where_scripts_release(server: Server, impl: str, mode: str) -> None:
     report = strike(server, mode, HITS)
     assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, report
+
+
+def test_what_strikes_as_the_grant_comes_is_raised_where_that_is_undone(impl: str) -> None:
+    """The signal comes to another thread while this one polls, and no system call tells of it: behind `acquire` it
+    would be raised where nobody knows that the lock is held."""
+
+    def granted(words: list[bytes]) -> bytes:
+        signal.pthread_kill(threading.get_ident(), signal.SIGALRM)
+        return b"_\r\n"
+
+    def strike(*_: Any) -> None:
+        raise interrupted.Soft
+
+    def dropped(*_: Any) -> bytes:
+        return b":1\r\n"
+
+    with FakeServer([granted, *[dropped] * 4]) as fake, fastlock.Client.from_url(fake.url) as client:
+        client.server_info()
+        lock = client.lock(NAME)
+        with handled_by(strike), pytest.raises(interrupted.Soft):
+            lock.acquire()
+        assert lock.lease is None
 
 
 # By name: the mode that finds it, and a program that makes it. In both implementations what it changes is Python.
