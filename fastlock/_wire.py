@@ -310,7 +310,7 @@ class Wire(Common):
                 with self._mutex:
                     if self.closed:
                         raise errors.ClientClosedError("this client is closed")
-                    connection = next((each for each in reversed(self.idle) if not self._barred(each)), None)
+                    connection = self._free()
                     if connection is not None:
                         (_,), owner = map(REMOVE, (self.idle,), (connection,)), True
                     elif self.away and not self.crowd and self.ear is not None and self.ear.dead is None:
@@ -333,6 +333,13 @@ class Wire(Common):
             native.refuse_greenlet("another is still connecting")
             if not self._changed.wait(wake, deadline - now()):
                 raise NoReply("no connection came up")
+
+    def _free(self) -> Connection | None:
+        """An idle one on which this thread may wait."""
+        for connection in reversed(self.idle):
+            if not self._barred(connection):
+                return connection
+        return None
 
     def _shared(self) -> Connection:
         """A share in the next one; of those on which this thread may wait, if there is one."""
