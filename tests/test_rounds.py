@@ -16,6 +16,7 @@ from support.party import NAME, SOON, held, queued, wait_with, waits
 import fastlock
 from fastlock import _commands as say
 from fastlock import _gate, _terms
+from fastlock._extension import Outcome
 from fastlock._lease import now
 from fastlock._terms import Local
 from fastlock.embedded import Server
@@ -62,7 +63,7 @@ async def test_who_let_go_in_a_batch_has_nothing_left_to_let_go(
     await face.get(second.release())
 
 
-async def test_an_extension_under_way_does_not_revive_what_was_passed_on(
+async def test_an_extension_under_way_does_not_revive_what_was_let_go_of(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     first, second, job = await one_behind_the_other(face, server, probe)
@@ -74,7 +75,7 @@ async def test_an_extension_under_way_does_not_revive_what_was_passed_on(
     ask.sent = now()
     with pytest.raises(StopIteration) as end:
         steps.send(b"OK")
-    assert end.value.value is False and not lease.valid
+    assert end.value.value is Outcome.GONE and not lease.valid
     await face.get(second.release())
 
 
