@@ -407,7 +407,11 @@ def test_pools_of_urls(module: Any) -> None:
     found = from_pool(module.Redis.from_url("rediss://:p@h:5/1").connection_pool)
     assert found.tls is not None
     assert (found.host, found.port, found.db, found.password) == ("h", 5, 1, "p")
-    assert (found.tls.verify_mode, found.tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+    compares = int(redis.__version__.split(".")[0]) >= 6  # names, where it is not told whether to
+    assert (found.tls.verify_mode, found.tls.check_hostname) == (ssl.CERT_REQUIRED, compares)
+    for told in (True, False):
+        known = from_pool(module.Redis.from_url(f"rediss://h?ssl_check_hostname={told}").connection_pool).tls
+        assert known is not None and known.check_hostname is told
     found = from_pool(module.Redis(ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False).connection_pool)
     assert found.tls is not None
     assert found.tls.verify_mode == ssl.CERT_NONE
