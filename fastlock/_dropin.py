@@ -67,14 +67,18 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
         raise TypeError(f"redis is a {_kind(not asynchronous)} client: use {right}")
     check()
     owned = vars(pool)
-    client = owned.get(OWNED)
-    if client is None or client.retired:
+    client = _made(owned)
+    if client is None:
         with _MUTEX:
-            made = kind(settings=topology.from_pool(pool))
-            client = owned.get(OWNED)  # which a handler of signals may have made meanwhile
-            if client is None or client.retired:
-                client = owned[OWNED] = made
+            client = _made(owned) or kind(settings=topology.from_pool(pool))
+            client = owned[OWNED] = _made(owned) or client  # a handler of signals may have made another meanwhile
     return client
+
+
+def _made(owned: dict[str, Any]) -> Any:
+    """The client of a pool, unless it has none, or closed it."""
+    client = owned.get(OWNED)
+    return None if client is None or client.retired else client
 
 
 def _part(whole: Any, name: str) -> Any:
