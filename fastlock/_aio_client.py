@@ -178,8 +178,8 @@ class Client:
         return self._wire.closed
 
     async def close(self) -> None:
-        """Close all connections; whoever waits gets ClientClosedError. Held locks stay until they are released or
-        end."""
+        """Close all connections, after releases that are under way (a second at most); whoever waits gets
+        ClientClosedError. Held locks stay until they are released or end."""
         await self._wire.close()
 
     async def __aenter__(self) -> Self:
