@@ -8,9 +8,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LINTERS := $(VENV)/.linters
-CYTHON := $(wildcard fastlock/*.pyx fastlock/*.pxi fastlock/*.pxd)
-CORE := setup.py $(CYTHON) fastlock/_sources.py \
-	$(addprefix fastlock/,_checks.py _lease.py _stats.py _gate.py _batch.py _terms.py _turns.py _common.py)
+CYTHON := $(wildcard $(foreach suffix,pyx pxi pxd,fastlock/*.$(suffix) fastlock/*/*.$(suffix)))
+CORE := setup.py fastlock/_build.py $(shell $(PYTHON) fastlock/_build.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -101,6 +100,6 @@ lint: build $(LINTERS)
 	$(BIN)/python -m mypy.stubtest fastlock._core
 
 clean:
-	rm -rf $(VENV) build dist fastlock.egg-info fastlock/*.so fastlock/*.pyd
+	rm -rf $(VENV) build dist fastlock.egg-info fastlock/*.so fastlock/*/*.so
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
 	find fastlock tests benches -name __pycache__ -prune -exec rm -rf {} +

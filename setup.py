@@ -27,7 +27,7 @@ if len(asked) > 1:
 MODE = SWITCHES[asked[0]] if asked else "release"
 # What is compiled speaks POSIX (<poll.h>, clock_gettime) and CPython's own interface.
 PURE = MODE == "pure" or platform.python_implementation() != "CPython" or sys.platform == "win32"
-SOURCES = runpy.run_path("fastlock/_sources.py")
+SOURCES = runpy.run_path("fastlock/_build.py")
 LINUX = sys.platform == "linux"
 HARDEN = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if LINUX else []
 SPEED = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O2"]  # who says how far to optimise has the last word
@@ -75,7 +75,7 @@ def extension(name: str, suffix: str, **directives: bool) -> Extension:
     """A module of the package, compiled from its text."""
     made = Extension(
         f"fastlock.{name}",
-        [f"fastlock/{name}{suffix}"],
+        [f"fastlock/{name.replace('.', '/')}{suffix}"],
         define_macros=[("FASTLOCK_BUILD", f'"{MODE}"'), ("FASTLOCK_SOURCES", f'"{SOURCES["digest"]()}"'), *TRACED],
         extra_compile_args=FLAGS,
         extra_link_args=["-Wl,-z,relro,-z,now"] if LINUX else [],

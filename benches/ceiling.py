@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 
 import fastlock
-from fastlock import _commands
+from fastlock._protocol import commands
+from fastlock._protocol.commands import Opcode
 
 from . import raw
 from .rivals import LEASE
@@ -41,9 +42,9 @@ def spoken(url: str, verb: int, key: str) -> list[str]:
     """The command that fastlock says for ``verb`` to that server; the handshake has loaded its scripts."""
     with fastlock.Client.from_url(url) as client:
         capabilities = frozenset(client.server_info()["capabilities"])
-    values = {_commands.NAME: key, _commands.TOKEN: TOKEN, _commands.MS: str(LEASE * 1000)}
-    form = _commands.dialect(capabilities)[verb]
-    return [part.decode() if isinstance(part, bytes) else values[part] for part in form]
+    values = {commands.NAME: key, commands.TOKEN: TOKEN, commands.MS: str(LEASE * 1000)}
+    template = commands.command_table(capabilities)[verb]
+    return [part.decode() if isinstance(part, bytes) else values[part] for part in template]
 
 
 def parse_rate(output: str) -> float:
@@ -78,8 +79,8 @@ class Ceiling:
         self._best: tuple[int, int] | None = None
         self._prefix = f"{label}:"
         key = f"{self._prefix}__rand_int__"
-        self._acquire = spoken(self._target.url, _commands.ACQUIRE, key)
-        self._release = spoken(self._target.url, _commands.RELEASE, key)
+        self._acquire = spoken(self._target.url, Opcode.ACQUIRE, key)
+        self._release = spoken(self._target.url, Opcode.RELEASE, key)
         self._sock = raw.RawSocket(self._target.url)
         words = [word for word in self._acquire if word not in (key, TOKEN)]
         self.versions |= {"acquire": " ".join(words), "release": self._release[0]}

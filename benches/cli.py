@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fastlock._console import OK, WRONG, Refusal, mask, scrub
+from fastlock._cli.console import OK, WRONG, Refusal, mask, scrub
 
 from . import options, results
 

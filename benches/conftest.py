@@ -18,7 +18,7 @@ import pytest
 
 import fastlock
 import fastlock.asyncio
-from fastlock import _impl, embedded
+from fastlock import _implementation, embedded
 
 MODULES = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
 
@@ -38,7 +38,7 @@ def _release(request: pytest.FixtureRequest, module: ModuleType) -> ModuleType:
 @pytest.fixture(params=[fastlock.IMPLEMENTATION])
 def implementation(request: pytest.FixtureRequest) -> str:
     """The implementation of this process; a compiled one must be a release build."""
-    _release(request, _impl.default)
+    _release(request, _implementation.default)
     return str(request.param)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import fastlock
-from fastlock import _impl
-from fastlock._console import mask
+from fastlock import _implementation
+from fastlock._cli.console import mask
 
 from .budgets import Verdict
 from .schema import SCHEMA
@@ -101,7 +101,7 @@ def environment(session: Session, server: dict[str, str]) -> dict[str, Any]:
 
 def build() -> str:
     """How the core was compiled; ``pure`` where there is none."""
-    return str(getattr(_impl.default, "BUILD", "pure"))
+    return str(getattr(_implementation.default, "BUILD", "pure"))
 
 
 def commit() -> str | None:

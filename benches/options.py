@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fastlock._console import number, seconds, server_url, whole
+from fastlock._cli.console import number, seconds, server_url, whole
 
 DESCRIPTION = """\
 Measure fastlock and its rivals on the same server, in turns: alone, and with

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fastlock._console import Refusal
+from fastlock._cli.console import Refusal
 
 from . import scenarios as uncontended
 from .contention import contests

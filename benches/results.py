@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fastlock._console import OK, WRONG, Refusal
+from fastlock._cli.console import OK, WRONG, Refusal
 
 from .options import writable
 

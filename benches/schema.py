@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fastlock._console import Refusal
+from fastlock._cli.console import Refusal
 
 SCHEMA = "fastlock-bench/2"
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import redis
 
-from fastlock._console import Progress, scrub
+from fastlock._cli.console import Progress, scrub
 
 from . import raw
 from .ceiling import Ceiling, Hiredis, RoundTrip, find_tool

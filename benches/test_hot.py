@@ -8,35 +8,37 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from fastlock import _commands, _hot
-from fastlock._common import Common
-from fastlock._lock import ClientLock
-from fastlock._stats import Stats
+from fastlock._fastpath import fastpath
+from fastlock._locks.lock import ClientLock
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.stats import Stats
+from fastlock._transport.base import Transport
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
 
-class Pipe:
+class Stream:
     """Whatever is acquired was free, whatever is released was held."""
 
-    forms = tuple(range(_commands.RELEASE + 1))
+    templates = tuple(range(Opcode.RELEASE + 1))
 
-    def ask(self, form: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> int | None:
-        return 1 if form == _commands.RELEASE else None
+    def round_trip(self, template: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> int | None:
+        return 1 if template == Opcode.RELEASE else None
 
 
 def test_take_and_give(benchmark: BenchmarkFixture) -> None:
-    connection = SimpleNamespace(pipe=Pipe(), patience=5.0, dead=None, busy=object())
-    wire: Any = Common()
-    wire.debts, wire.idle, wire.connections, wire.away = [], [connection], [connection], 0
-    wire.crowd, wire.stats = {}, Stats()
-    client: Any = SimpleNamespace(_wire=wire)
+    connection = SimpleNamespace(stream=Stream(), reply_timeout=5.0, error=None, busy=object())
+    transport: Any = Transport()
+    transport.pending_undos, transport.push_connection_lent = [], 0
+    transport.idle, transport.connections = [connection], [connection]
+    transport.queued_keys, transport.stats = {}, Stats()
+    client: Any = SimpleNamespace(_transport=transport)
     lock = ClientLock(client, "order:4711", 10, 0.1, True, None, True, True)
 
     def pair() -> Any:
-        lease = _hot.take(lock, True)
-        _hot.give(lock)
+        lease = fastpath.acquire(lock, True)
+        fastpath.release(lock)
         return lease
 
     lease = benchmark(pair)
-    assert lease.key == b"order:4711" and not lease.valid and not lock.leases and wire.idle == [connection]
+    assert lease.key == b"order:4711" and not lease.valid and not lock.leases and transport.idle == [connection]

@@ -5,11 +5,12 @@ The public names of the thread face; nothing else lives here.
 
 from __future__ import annotations
 
-from fastlock import _impl
-from fastlock._client import Client
+from fastlock import _implementation
 from fastlock._errors import ClientClosedError, LockError, LockNotOwnedError
-from fastlock._lease import Lease
-from fastlock._lock import ClientLock, Lock
+from fastlock._locks.client import Client
+from fastlock._locks.lock import ClientLock
+from fastlock._locks.redis_py import Lock
+from fastlock._protocol.lease import Lease
 from fastlock._version import __version__
 
 __all__ = [
@@ -24,4 +25,7 @@ __all__ = [
     "__version__",
 ]
 
-IMPLEMENTATION: str = _impl.default.IMPLEMENTATION
+for _public in (Client, ClientLock, Lock):
+    _public.__module__ = __name__  # where users find it, as messages show it
+
+IMPLEMENTATION: str = _implementation.default.IMPLEMENTATION

@@ -25,13 +25,14 @@ cdef class Mutex:
     cdef void lock(self) noexcept
     cdef void unlock(self) noexcept
 
-cdef class Ticket:
+cdef class PendingReply:
     cdef public object reply
     cdef public object wake
     cdef public bint ready
     cdef public bint abandoned
     cdef unsigned long thread  # that made it, to wait for it
     cdef bint waits(self, unsigned long thread) noexcept
+    cdef bint sleeps(self) noexcept
 
 cdef class _ReplyFilter:
     cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
@@ -42,7 +43,7 @@ cdef class _ReplyFilter:
     cdef bytes passed(self, bytes chunk)
     cdef bint _announces(self) except -1
 
-cdef class Pipe:
+cdef class Stream:
     cdef char *out
     cdef Py_ssize_t used, room
     cdef char *chunk
@@ -57,24 +58,24 @@ cdef class Pipe:
     cdef object reader, gets, feed_, sock
     cdef int fd
     cdef bint sliced  # the socket has waited for a slice of this wait, and signals were looked for
-    cdef int64_t usual, heard  # nanoseconds that replies take, and when the last one came
+    cdef int64_t usual_delay, last_reply_at  # nanoseconds that replies take, and when the last one came
     cdef unsigned int probes
     cdef object leader  # the ticket of the thread that reads; `thread` is its number, 0 while it sleeps
-    cdef public object hear  # gets what the server says unasked
+    cdef public object on_push  # gets what the server says unasked
     cdef list pushes
-    cdef list watching  # tickets of threads that wait for that
-    cdef bint deaf  # replies were lost: nobody may read on until the connection is closed
+    cdef list listeners  # tickets of threads that wait for that
+    cdef bint out_of_step  # replies were lost: nobody may read on until the connection is closed
     cdef readonly int64_t commands, flushes  # queued, and written at once, since the pipe was made
     cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
 
-    cdef public tuple forms  # the dialect of its server, as templates
+    cdef public tuple templates  # the dialect of its server, as templates
     # of a pipe that serves tasks: its connection, who wakes them, their thread, when the first of a tick came
-    cdef public object link, turns
+    cdef public object connection, wakeups
     cdef public unsigned long thread
     cdef public double sent
 
-    cpdef request(self, Template template, slot, bytes name, bytes token, int64_t ms)
-    cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
+    cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms)
+    cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
     cdef int _encode(self, Template template, bytes name, bytes token, int64_t ms) except -1
     cdef int _pack(self, tuple args) except -1
     cdef void _copy(self, const char *data, Py_ssize_t size) noexcept
@@ -82,13 +83,13 @@ cdef class Pipe:
     cdef int _reserve(self, Py_ssize_t size) except -1
     cdef void _emptied(self) noexcept
     cdef int _make_room(self) except -1
-    cdef int _push(self, slot) except -1
+    cdef int _push(self, pending_reply) except -1
     cdef object _pop(self)
     cdef int _deliver(self, Py_ssize_t size) except -1
     cdef int _taken(self) except -1
     cdef void _give_back(self, char *data, Py_ssize_t room) noexcept
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1
-    cdef int _say(self, double timeout, double spin) except -1
+    cdef int _send_and_read(self, double timeout, double spin) except -1
     cdef int64_t _budget(self, double spin) noexcept
     cdef int _make_chunk(self) except -1
     cdef ssize_t _wait_for_bytes(self, int64_t budget, int64_t end) noexcept nogil

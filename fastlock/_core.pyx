@@ -5,7 +5,7 @@ Lives here: RESP encoding from templates, `hiredis.Reader` for the replies, the 
 the GIL. Never here: any decision about locks, any knowledge of what a command means. `_fallback.py` is the same in
 Python: same names, same parameters, same behaviour, kept so by `tests/test_bytes.py`.
 
-Every method of `Pipe` is atomic towards other threads (here by the GIL, which is given up only inside system calls,
+Every method of `Stream` is atomic towards other threads (here by the GIL, which is given up only inside system calls,
 while the bytes in question belong to the caller alone), so a thread may `put` while another one reads. Only `sending`
 changes outside it, atomically: who queues meanwhile leaves word to look again, or finds that nobody sends any more.
 """
@@ -25,7 +25,7 @@ from fastlock._libc cimport (
 
 from hiredis import ProtocolError, PushNotification, Reader
 
-from fastlock._broken import Broken, NoReply, Unasked
+from fastlock._stream_errors import Broken, NoReply, UnsolicitedData
 
 cdef extern from *:
     """
@@ -61,22 +61,22 @@ cdef enum:
 cdef enum:
     QUIET, SENDING, SENDING_MORE  # whether a thread sends, and whether more was queued meanwhile for it to send
 
-BUSY = object()  # answer of `Pipe.ask`: others use the pipe, nothing was done
+BUSY = object()  # answer of `Stream.ask`: others use the pipe, nothing was done
 cdef object _NOTHING = object()  # what the reader answers when a reply is incomplete; its own False is a RESP3 value
 
 
 include "_template.pxi"
-include "_slots.pxi"
+include "_pending.pxi"
 include "_filter.pxi"
 include "_mutex.pxi"
 
 
 @cython.final
-cdef class Pipe:
-    """One connection's bytes: commands out, replies in, each to its slot, in order.
+cdef class Stream:
+    """One connection's bytes: commands out, replies in, in order, each to its pending reply.
 
-    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
-    Errors that the server answers are results too (`hiredis.ReplyError`). What the server says unasked goes to `hear`.
+    That is a `PendingReply`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
+    Error replies are results, too (`hiredis.ReplyError`). What the server pushes goes to `on_push`.
     """
 
     def __cinit__(self):
@@ -89,8 +89,8 @@ cdef class Pipe:
         self.feed_ = self.reader.feed
         self.ring = [None] * 16
         self.pushes = []
-        self.watching = []
-        self.forms = ()
+        self.listeners = []
+        self.templates = ()
         self.sock = sock
         self.fd = -1
         if sock is not None:
@@ -103,33 +103,33 @@ cdef class Pipe:
 
     # encode
 
-    def put(self, Template template not None, slot, bytes name, bytes token, int64_t ms):
-        """Queue one command; its reply goes to `slot`."""
+    def put(self, Template template not None, pending_reply, bytes name, bytes token, int64_t ms):
+        """Queue one command; its reply goes to `pending_reply`."""
         self._make_room()
         self._encode(template, name, token, ms)
-        self._push(slot)
+        self._push(pending_reply)
 
-    def serve(self, link, turns, thread, flush_soon):
+    def serve(self, connection, wakeups, thread, flush_soon):
         """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
-        self.link = link
-        self.turns = turns
+        self.connection = connection
+        self.wakeups = wakeups
         self.thread = thread
         self.flush_soon = flush_soon
 
-    cpdef request(self, Template template, slot, bytes name, bytes token, int64_t ms):
-        """Queue one command, and tell who is to flush; its reply goes to `slot`."""
+    cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms):
+        """Queue one command, and tell who is to flush; its reply goes to `pending_reply`."""
         self._make_room()
         self._encode(template, name, token, ms)
-        self._push(slot)
+        self._push(pending_reply)
         if not self.flushing:
             self.announce()
 
     def tick(self):
         """Have it flushed what was announced; again, where a handler of signals raises as that begins."""
         try:
-            self.link.flush()
+            self.connection.flush()
         except BaseException:
-            self.link.flush()
+            self.connection.flush()
             raise
 
     def announce(self):
@@ -138,14 +138,14 @@ cdef class Pipe:
             self.flush_soon()  # first: where a signal strikes in it, the next one tells again
             self.flushing = True
 
-    def put_many(self, Template template not None, slot, list names, list tokens, int64_t ms):
-        """Queue one command per name; `slot` gets the list of replies, in order."""
+    def put_many(self, Template template not None, pending_reply, list names, list tokens, int64_t ms):
+        """Queue one command per name; `pending_reply` gets the list of replies, in order."""
         if not names:
             raise ValueError("no names")
         if len(tokens) != len(names):
             raise ValueError(f"{len(names)} names but {len(tokens)} tokens")
         cdef Py_ssize_t i
-        cdef _Many many = _many(slot, len(names))
+        cdef _Many many = _many(pending_reply, len(names))
         _check_bytes(names)
         _check_bytes(tokens)
         self._make_room()
@@ -153,28 +153,28 @@ cdef class Pipe:
             self._encode(template, <bytes>names[i], <bytes>tokens[i], ms)
         self._push(many)
 
-    def put_command(self, slot, tuple args):
-        """Queue any command, given as bytes; its reply goes to `slot`."""
+    def put_command(self, pending_reply, tuple args):
+        """Queue any command, given as bytes; its reply goes to `pending_reply`."""
         _check_bytes(args)
         self._make_room()
         self._pack(args)
-        self._push(slot)
+        self._push(pending_reply)
 
-    def put_calls(self, slot, list calls):
-        """Queue any commands; `slot` gets the list of replies, in order."""
+    def put_calls(self, pending_reply, list calls):
+        """Queue any commands; `pending_reply` gets the list of replies, in order."""
         cdef tuple args
         cdef _Many many
         if not calls:
             raise ValueError("no calls")
         for args in calls:
             _check_bytes(args)
-        many = _many(slot, len(calls))
+        many = _many(pending_reply, len(calls))
         self._make_room()
         for args in calls:
             self._pack(args)
         self._push(many)
 
-    def take(self):
+    def take_output(self):
         """What is to be sent, as bytes; it is then the caller's."""
         cdef bytes data = PyBytes_FromStringAndSize(self.out, self.used)
         self.flushing = False
@@ -286,9 +286,9 @@ cdef class Pipe:
                 self.head = 0
         return 0
 
-    cdef int _push(self, slot) except -1:
-        cdef Py_ssize_t count = (<_Many>slot).missing if type(slot) is _Many else 1
-        self.ring[(self.head + self.pending_) & (len(self.ring) - 1)] = slot
+    cdef int _push(self, pending_reply) except -1:
+        cdef Py_ssize_t count = (<_Many>pending_reply).missing if type(pending_reply) is _Many else 1
+        self.ring[(self.head + self.pending_) & (len(self.ring) - 1)] = pending_reply
         self.pending_ += 1
         self.missing += count
         self.commands += count
@@ -296,34 +296,34 @@ cdef class Pipe:
 
     cdef object _pop(self):
         cdef Py_ssize_t head = self.head
-        slot = self.ring[head]
+        pending_reply = self.ring[head]
         self.ring[head] = None
         self.head = (head + 1) & (len(self.ring) - 1)
         self.pending_ -= 1
-        return slot
+        return pending_reply
 
     def drain(self, list into not None):
         """Move every slot that misses a reply into that list, in order, and return it; none is pending afterwards, what
         was not sent is dropped."""
         while self.pending_ > 0:
-            slot = self._pop()
-            into.append((<_Many>slot).slot if type(slot) is _Many else slot)
+            pending_reply = self._pop()
+            into.append((<_Many>pending_reply).pending_reply if type(pending_reply) is _Many else pending_reply)
         self.missing = 0
         self._emptied()
         return into
 
-    def heir(self):
+    def next_reader(self):
         """The first waiting ticket that sleeps and could read in its turn, or None."""
         cdef Py_ssize_t i
         for i in range(self.pending_):
-            slot = self.ring[(self.head + i) & (len(self.ring) - 1)]
-            if type(slot) is _Many:
-                slot = (<_Many>slot).slot
-            if type(slot) is Ticket and (<Ticket>slot).wake is not None and not (<Ticket>slot).abandoned:
-                return slot
-        for slot in self.watching:
-            if (<Ticket>slot).wake is not None and not (<Ticket>slot).abandoned:
-                return slot
+            pending_reply = self.ring[(self.head + i) & (len(self.ring) - 1)]
+            if type(pending_reply) is _Many:
+                pending_reply = (<_Many>pending_reply).pending_reply
+            if type(pending_reply) is PendingReply and (<PendingReply>pending_reply).sleeps():
+                return pending_reply
+        for pending_reply in self.listeners:
+            if (<PendingReply>pending_reply).sleeps():
+                return pending_reply
         return None
 
     # replies
@@ -331,19 +331,19 @@ cdef class Pipe:
     def feed(self, data):
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
         cdef bytes chunk = data if type(data) is bytes else bytes(data)
-        if self.deaf:
+        if self.out_of_step:
             raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
             chunk = self.filter.passed(chunk)
             self.feed_(chunk)
             self._deliver(PyBytes_GET_SIZE(chunk))
         except BaseException:
-            self.broken = self.deaf = True
+            self.broken = self.out_of_step = True
             raise
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
         """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
-        cdef object reply, slot, getter
+        cdef object reply, pending_reply, getter
         cdef list replies = []
         cdef _Many many = None
         self.partial += size
@@ -369,26 +369,26 @@ cdef class Pipe:
         for reply in replies:
             if not self.pending_:  # drained, as the connection failed meanwhile
                 break
-            slot = self.ring[self.head]
-            if type(slot) is _Many:
-                many = <_Many>slot
+            pending_reply = self.ring[self.head]
+            if type(pending_reply) is _Many:
+                many = <_Many>pending_reply
                 many.replies.append(reply)
                 many.missing -= 1
                 if many.missing:
                     continue
                 reply = many.replies
-            getter = many.slot if type(slot) is _Many else slot
-            if type(getter) is Ticket:
-                (<Ticket>getter).set_result(reply)
+            getter = many.pending_reply if type(pending_reply) is _Many else pending_reply
+            if type(getter) is PendingReply:
+                (<PendingReply>getter).set_result(reply)
             elif getter is not None and not getter.done():
                 getter.set_result(reply)
-            if self.pending_ and self.ring[self.head] is slot:  # only now: whom a signal strikes in it gets another
-                self._pop()
+            if self.pending_ and self.ring[self.head] is pending_reply:
+                self._pop()  # only now: one in which a signal handler raised gets another answer
         if self.pushes:
             replies, self.pushes = self.pushes, []
             for reply in replies:
-                if self.hear is not None:
-                    self.hear(reply)
+                if self.on_push is not None:
+                    self.on_push(reply)
         return 0
 
     # the socket, for threads
@@ -404,7 +404,7 @@ cdef class Pipe:
             if size < 0:  # half a reply was read: its rest must not be taken for one
                 half = read and (self.partial or self.filter.kind or self.filter.skip)
                 return (errno == EAGAIN or errno == EINTR) and not half
-            if size == 0 or self.hear is None:
+            if size == 0 or self.on_push is None:
                 return False
             self._make_chunk()
             try:
@@ -489,20 +489,20 @@ cdef class Pipe:
             budget = 0
         return self._received(size, start if spin else 0)
 
-    def exchange(self, Ticket ticket not None, double timeout, double spin):
-        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
-        receive."""
+    def exchange(self, PendingReply pending_reply not None, double timeout, double spin):
+        """Flush, then read until the pending reply is there. False: `timeout` seconds went by first. Errors as in flush
+        and receive."""
         cdef int64_t end = _now() + _ns(timeout), left
         if self.used and self.sending == QUIET:  # else a follower sends, and looks again before it stops
-            self._say(timeout, spin)
-        while not ticket.ready:
+            self._send_and_read(timeout, spin)
+        while not pending_reply.ready:
             left = end - _now()
             if left <= 0:
                 return False
             self.receive(left * 1e-9, spin)  # a wake-up may bring nothing: half a TLS record, or a false alarm
         return True
 
-    cdef int _say(self, double timeout, double spin) except -1:
+    cdef int _send_and_read(self, double timeout, double spin) except -1:
         """Send what is queued and read once, in one stay outside the GIL: among many threads, to get it back costs more
         than either. What does not go at once is left to `_send` and `receive`."""
         cdef char *data = self.out
@@ -539,10 +539,10 @@ cdef class Pipe:
         """Nanoseconds to spin: none where replies come later, but for a probe now and then. Half of it for who did not
         ask a moment ago, when the server sleeps: to be woken it needs the processor on which we would spin."""
         cdef int64_t budget = <int64_t>(spin * 1e9)
-        if budget and _now() - self.heard > budget:
+        if budget and _now() - self.last_reply_at > budget:
             budget //= 2
         self.probes += budget > 0
-        return 0 if self.usual > budget and self.probes & 63 else budget
+        return 0 if self.usual_delay > budget and self.probes & 63 else budget
 
     cdef int _make_chunk(self) except -1:
         if self.chunk == NULL:
@@ -582,8 +582,8 @@ cdef class Pipe:
         """Deliver what was read since `start` (0: it was waited for otherwise). False: nothing."""
         if size > 0:
             if start:
-                self.heard = _now()
-                self.usual += (self.heard - start - self.usual) // 4
+                self.last_reply_at = _now()
+                self.usual_delay += (self.last_reply_at - start - self.usual_delay) // 4
             self.feed(PyBytes_FromStringAndSize(self.chunk, size))
             return True
         if size == 0:
@@ -596,85 +596,86 @@ cdef class Pipe:
 
     # who reads, among threads
 
-    def lead(self, Ticket ticket not None, wake):
+    def lead(self, PendingReply pending_reply not None, wake):
         """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
         if self.leader is None:
-            self.leader = ticket
+            self.leader = pending_reply
             self.thread = PyThread_get_thread_ident()
             return True
-        ticket.wake = wake
+        pending_reply.wake = wake
         return False
 
-    def watch(self, Ticket ticket not None):
+    def listen(self, PendingReply pending_reply not None):
         """The caller waits for what the server says, and may have to read."""
-        self.watching.append(ticket)
+        self.listeners.append(pending_reply)
 
-    def unwatch(self, Ticket ticket not None):
+    def unlisten(self, PendingReply pending_reply not None):
         """It does no longer. May be called again."""
-        if ticket in self.watching:
-            self.watching.remove(ticket)
+        if pending_reply in self.listeners:
+            self.listeners.remove(pending_reply)
 
-    def leads(self, Ticket ticket not None):
+    def leads(self, PendingReply pending_reply not None):
         """Whether the caller is the one who reads."""
-        if self.leader is not ticket:
+        if self.leader is not pending_reply:
             return False
         self.thread = PyThread_get_thread_ident()  # it may have been made the leader in its sleep
         return True
 
-    def resign(self, Ticket ticket not None):
+    def resign(self, PendingReply pending_reply not None):
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
-        cdef Ticket leader
-        if self.leader is ticket:
-            self.leader = self.heir()
+        cdef PendingReply leader
+        if self.leader is pending_reply:
+            self.leader = self.next_reader()
             self.thread = 0
         leader = self.leader
         if leader is not None and leader.wake is not None:
             wake, leader.wake = leader.wake, None
             wake.release()
 
-    def entangled(self, bint locks):
+    def in_use_by_caller(self, bint locks):
         """Whether the calling thread waits, reads or sends here already: this is then a handler of signals, or a
         `__del__`, which interrupted it, and would wait for itself. locks: whether it keeps what who reads may want."""
         cdef unsigned long me = PyThread_get_thread_ident()
         cdef Py_ssize_t i
-        if self.leader is not None and (locks or (<Ticket>self.leader).thread == me):
+        if self.leader is not None and (locks or (<PendingReply>self.leader).thread == me):
             return True
         if self.sending != QUIET and self.sender == me:
             return True
         for i in range(self.pending_):
-            slot = self.ring[(self.head + i) & (len(self.ring) - 1)]
-            if type(slot) is _Many:
-                slot = (<_Many>slot).slot
-            if type(slot) is Ticket and (<Ticket>slot).waits(me):
+            pending_reply = self.ring[(self.head + i) & (len(self.ring) - 1)]
+            if type(pending_reply) is _Many:
+                pending_reply = (<_Many>pending_reply).pending_reply
+            if type(pending_reply) is PendingReply and (<PendingReply>pending_reply).waits(me):
                 return True
-        for slot in self.watching:
-            if (<Ticket>slot).waits(me):
+        for pending_reply in self.listeners:
+            if (<PendingReply>pending_reply).waits(me):
                 return True
         return False
 
-    cpdef ask(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin):
+    cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin):
         """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
-        Unasked: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout` seconds.
+        UnsolicitedData: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout`
+        seconds.
         Errors as in flush and receive.
         """
-        cdef Ticket ticket = Ticket.__new__(Ticket)  # first: what allocates may let others in
+        cdef PendingReply pending_reply = PendingReply.__new__(PendingReply)  # first: what allocates may let others in
         if self.leader is not None or self.pending_:
             return BUSY
         if not self.usable():
-            raise Unasked("the server spoke unasked, or closed the connection")
+            raise UnsolicitedData("the server spoke unasked, or closed the connection")
         if self.leader is not None or self.pending_ or self.sending != QUIET:  # since, while something was heard
             return BUSY
-        self.leader = ticket
+        self.leader = pending_reply
         self.thread = PyThread_get_thread_ident()
         try:
-            self.put(template, ticket, name, token, ms)
-            if not self.exchange(ticket, timeout, spin):
+            self.put(template, pending_reply, name, token, ms)
+            if not self.exchange(pending_reply, timeout, spin):
                 raise NoReply(f"no reply within {timeout} s")
         finally:
-            ticket.abandoned = not ticket.ready
-            self.resign(ticket)
-        return ticket.reply
+            pending_reply.abandoned = not pending_reply.ready
+            self.resign(pending_reply)
+        return pending_reply.reply
 
 
 cdef bint _wait(int fd, short events, double timeout) except -1:

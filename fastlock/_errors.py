@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hiredis import ProtocolError
 from redis import exceptions
 
-from fastlock._broken import by_handler
+from fastlock._stream_errors import by_handler
 
 RedisError = exceptions.RedisError
 ConnectionError = exceptions.ConnectionError
@@ -24,25 +24,25 @@ AuthenticationError = exceptions.AuthenticationError
 ResponseError = exceptions.ResponseError
 
 
-def forbids(error: exceptions.RedisError) -> bool:
+def is_forbidden(error: exceptions.RedisError) -> bool:
     """Whether the user may not do this."""
     return isinstance(error, exceptions.NoPermissionError)
 
 
-def passes(reply: Exception) -> bool:
+def is_passing(reply: Exception) -> bool:
     """Whether an error reply says that nothing is executed now, and will be before long: the server loads its data, or
     looks for its master, or is at somebody's script."""
     return text_of(reply).partition(" ")[0] in _PASSING
 
 
-def lasts(reply: Exception) -> bool:
+def is_lasting(reply: Exception) -> bool:
     """As `passes`, or whether it may take long: the server cannot write, as a replica, or without its own replicas."""
-    return passes(reply) or text_of(reply).partition(" ")[0] in _LASTING
+    return is_passing(reply) or text_of(reply).partition(" ")[0] in _LASTING
 
 
-def away(error: exceptions.RedisError) -> bool:
+def is_unreachable(error: exceptions.RedisError) -> bool:
     """Whether the server stayed away, or went on to say that it can do nothing now, for as long as a caller waits."""
-    return isinstance(error, _AWAY) or passes(error)
+    return isinstance(error, _AWAY) or is_passing(error)
 
 
 # How scripts say so, in other words than commands, and old servers in other ones.
@@ -56,20 +56,20 @@ _AWAY = (ConnectionError, TimeoutError, exceptions.ClusterDownError, exceptions.
 E = TypeVar("E", bound=Exception)
 
 
-def own(error: BaseException) -> bool:
+def is_own(error: BaseException) -> bool:
     """Whether an operation itself raised this, after it had left what was to be undone. Anything else struck it from
     outside (Ctrl-C, what a signal's handler raises, a task's cancellation): nobody else will clean up. Its type does
     not tell: a handler may raise one of redis-py's, or use a lock itself."""
     return getattr(error, "_own", False) is True and not by_handler(error)
 
 
-def made(error: E) -> E:
+def as_own(error: E) -> E:
     """Mark an error as one that an operation raises itself."""
     error._own = True  # type: ignore[attr-defined]
     return error
 
 
-def afresh(error: E) -> E:
+def fresh_copy(error: E) -> E:
     """Another one like it, to be raised. What is raised keeps the frames that it passes, and with them what they use:
     were that the error that a connection keeps, it would keep its connection by that, and several callers would raise
     the same one."""
@@ -78,19 +78,19 @@ def afresh(error: E) -> E:
     return again
 
 
-def broken(error: BaseException, place: str) -> Exception:
+def as_connection_error(error: BaseException, endpoint: str) -> Exception:
     """What broke a connection, or kept one from coming up, as redis-py's exception."""
-    return made(_broken(error, place))
+    return as_own(_broken(error, endpoint))
 
 
-def _broken(error: BaseException, place: str) -> Exception:
+def _broken(error: BaseException, endpoint: str) -> Exception:
     if isinstance(error, RedisError) and not by_handler(error):  # else it is nobody else's who waits there
         return error
     if isinstance(error, ProtocolError):
-        return InvalidResponse(f"{place}: {error}")
+        return InvalidResponse(f"{endpoint}: {error}")
     if isinstance(error, builtins.TimeoutError):
-        return TimeoutError(f"{place}: {str(error) or 'timed out'}")
-    return ConnectionError(f"{place}: {str(error) or type(error).__name__}")
+        return TimeoutError(f"{endpoint}: {str(error) or 'timed out'}")
+    return ConnectionError(f"{endpoint}: {str(error) or type(error).__name__}")
 
 
 class LockError(exceptions.LockError):
@@ -151,7 +151,7 @@ def text_of(reply: Exception) -> str:
 def from_reply(reply: Exception) -> exceptions.RedisError:
     """The redis-py exception for an error reply; its text keeps the code unless the type says it, as redis-py has
     it."""
-    return made(_from_text("".join(char if char.isprintable() else "?" for char in text_of(reply)[:_SHOWN])))
+    return as_own(_from_text("".join(char if char.isprintable() else "?" for char in text_of(reply)[:_SHOWN])))
 
 
 def _from_text(text: str) -> exceptions.RedisError:

@@ -1,8 +1,7 @@
-"""The bytes layer in Python: lock commands into one growing buffer, replies to their slots in order.
+"""The core in Python: lock commands into one growing buffer, replies in order to whoever waits for them.
 
-The same names, parameters and behaviour as `_core.pyx`, which says what may live here and what may not. Used where the
-compiled core is not there, or asked for by FASTLOCK_IMPL=python. Methods of `Pipe` are atomic towards other threads by
-a mutex.
+The same names, parameters and behaviour as `_core.pyx`, which says what may live here. Used where the compiled core is
+not there, or by FASTLOCK_IMPL=python. Methods of `Stream` are atomic towards other threads by a mutex.
 """
 
 from __future__ import annotations
@@ -21,19 +20,18 @@ from typing import Any
 
 from hiredis import ProtocolError, PushNotification, Reader
 
-from fastlock._broken import Broken, NoReply, Unasked, broken, by_handler
+from fastlock._filter import MAX_DROPPED as MAX_DROPPED
+from fastlock._filter import MAX_FRAME, MAX_REPLY, ReplyFilter
+from fastlock._filter import MAX_ITEMS as MAX_ITEMS
 from fastlock._native import RLock, allocate_lock, poll
+from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, broken, by_handler
 
 IMPLEMENTATION = "python"
 BUILD = "release"
 SOURCES = ""
-MAX_REPLY = 65536
-MAX_FRAME = 64
 MAX_DEPTH = 8
-MAX_ITEMS = 9999
-MAX_DROPPED = 1 << 32
 
-BUSY = object()  # answer of `Pipe.ask`: others use the pipe, nothing was done
+BUSY = object()  # answer of `Stream.ask`: others use the pipe, nothing was done
 
 _CHUNK = 16384
 # Plain numbers: to combine the names of `socket` takes a microsecond each time. 0, as on Windows: no socket ever waits
@@ -41,8 +39,6 @@ _AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
 _PEEK = int(socket.MSG_PEEK) | _AT_ONCE
 _READABLE, _WRITABLE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _SLICE = 0.1  # seconds: how long the socket itself waits for bytes; what takes longer is polled for
-_STRINGS = frozenset((b"$", b"=", b"!"))
-_SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
 _LARGE = re.compile(rb"[$=!*%~>|][0-9]{4}")  # a reply may announce so much
 _LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
 _NOTHING = object()
@@ -52,7 +48,7 @@ _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWr
 class Template:
     """A command with holes, encoded once. Parts are bytes (literal arguments) or 0, 1, 2: name, token, milliseconds."""
 
-    __slots__ = ("_format", "_holes", "parts")
+    __slots__ = ("_format", "_placeholders", "parts")
 
     def __init__(self, *parts: bytes | int) -> None:
         if not 0 < len(parts) <= 16:
@@ -70,12 +66,12 @@ class Template:
         if len(holes) > 7:
             raise ValueError("a template has too many holes")
         self._format = text
-        self._holes = tuple(holes)
+        self._placeholders = tuple(holes)
 
     def _encode(self, name: bytes, token: bytes, ms: int) -> bytes:
         values = (name, token, b"%d" % ms)
         filled: list[Any] = []
-        for hole in self._holes:
+        for hole in self._placeholders:
             value = values[hole]
             filled += (len(value), value)
         return self._format % tuple(filled)
@@ -91,7 +87,7 @@ class Mutex(RLock):  # type: ignore[misc]
         return bool(self._is_owned())
 
 
-class Ticket:
+class PendingReply:
     """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
 
     __slots__ = ("_thread", "abandoned", "ready", "reply", "wake")
@@ -118,99 +114,33 @@ class Ticket:
 
 
 class _Many:
-    __slots__ = ("missing", "replies", "slot")
+    __slots__ = ("missing", "pending_reply", "replies")
 
-    def __init__(self, slot: Any, count: int) -> None:
-        self.slot = slot
+    def __init__(self, pending_reply: Any, count: int) -> None:
+        self.pending_reply = pending_reply
         self.replies: list[Any] = []
         self.missing = count
 
 
-class _ReplyFilter:
-    """What the server says on its way to the reader; only headers are read.
+class Stream:
+    """One connection's bytes: commands out, replies in, in order, each to its pending reply.
 
-    A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a name
-    under which something else than a lock lies is answered as any name that is held. No token is empty.
-    """
-
-    __slots__ = ("_drops", "_head", "_skip")
-
-    def __init__(self) -> None:
-        self._head = b""  # of a line that is not complete yet; that of a string has not been passed on
-        self._skip = 0  # bytes of a string that are still to come
-        self._drops = False  # whether they go nowhere
-
-    def within(self) -> bool:
-        """Whether the rest of a line or of a string is still to come."""
-        return bool(self._skip or self._head)
-
-    def passed(self, data: bytes) -> bytes:
-        """What of these bytes goes on to the reader; a string's header only when it is complete. ProtocolError: they
-        announce more than any reply has."""
-        head, self._head = self._head, b""
-        if head[:1] == b"$":
-            data, head = head + data, b""
-        parts: list[bytes] = []
-        start, done, size = 0, 0, len(data)
-        while start < size:
-            if self._skip:
-                step = min(self._skip, size - start)
-                self._skip -= step
-                start += step
-                if self._drops:
-                    done = start
-                    if not self._skip:  # what ends a string ends the empty one: not before all of it came
-                        self._drops, self._skip = False, 2
-                continue
-            end = data.find(b"\n", start)
-            if end < 0:
-                self._head = head + data[start:]
-                if self._head[:1] == b"$":
-                    if len(self._head) > MAX_FRAME:
-                        raise ProtocolError(f"a header that does not end: {self._head!r:.40}")
-                    size = start
-                break
-            line, head = head + data[start:end], b""
-            if self._announces(line):
-                parts += (data[done:start], b"$0\r\n")
-                done = end + 1
-            start = end + 1
-        parts.append(data[done:size])
-        return b"".join(parts)
-
-    def _announces(self, line: bytes) -> bool:
-        """Whether the string that is announced is to be dropped."""
-        kind = line[:1]
-        if kind not in _SIZED or not (size := line[1:].rstrip(b"\r")).isdigit():
-            return False
-        announced = int(size.lstrip(b"0")[:20] or b"0")  # more digits make it no less too much
-        if announced > (MAX_DROPPED if kind == b"$" else MAX_REPLY if kind in _STRINGS else MAX_ITEMS):
-            raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
-        if kind in _STRINGS:
-            self._drops = announced > MAX_REPLY
-            self._skip = announced if self._drops else announced + 2
-        return self._drops
-
-
-class Pipe:
-    """One connection's bytes: commands out, replies in, each to its slot, in order.
-
-    A slot is a `Ticket`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
-    Errors that the server answers are results too (`hiredis.ReplyError`). What the server says unasked goes to `hear`.
+    That is a `PendingReply`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
+    Error replies are results, too (`hiredis.ReplyError`). What the server pushes goes to `on_push`.
     """
 
     def __init__(self, sock: Any = None) -> None:
         self._reader = Reader(notEnoughData=_NOTHING)
-        self._filter = _ReplyFilter()
+        self._filter = ReplyFilter()
         self._mutex = RLock()
         self._out: list[bytes] = []
-        self._slots: deque[Any] = deque()
+        self._pending_replies: deque[Any] = deque()
         self._missing = 0  # replies
         self.commands = self.flushes = 0  # queued, and written at once, since the pipe was made
         self._partial = 0
         self._sending = self._flushing = False
         self._sender = 0  # the thread that sends, if one does
-        self._leader: Ticket | None = None  # of the thread that reads; `thread` is its number, 0 while it sleeps
+        self._leader: PendingReply | None = None  # of the thread that reads; `thread` is its number, 0 while it sleeps
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._turn = allocate_lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
@@ -223,46 +153,46 @@ class Pipe:
         if sock is not None and not self._tls and poll is not None:
             self._quiet = poll()
             self._quiet.register(sock, _READABLE)
-        self._usual = self._heard = 0.0  # seconds that replies take, and when the last one came
+        self._usual_delay = self._last_reply_at = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
-        self.hear: Callable[[Any], object] | None = None  # gets what the server says unasked
+        self.on_push: Callable[[Any], object] | None = None  # gets what the server says unasked
         self._pushes: list[Any] = []
-        self._watching: list[Ticket] = []  # threads that wait for that
+        self._listeners: list[PendingReply] = []  # threads that wait for that
         self.broken = False
-        self._deaf = False  # replies were lost: nobody may read on until the connection is closed
-        self.forms: tuple[Template, ...] = ()  # the dialect of its server
+        self._out_of_step = False  # replies were lost: nobody may read on until the connection is closed
+        self.templates: tuple[Template, ...] = ()  # the dialect of its server
         # of a pipe that serves tasks: its connection, who wakes them, their thread, when the first of a tick came
-        self.link: Any = None
-        self.turns: Any = None
+        self.connection: Any = None
+        self.wakeups: Any = None
         self.thread = 0
         self.sent = 0.0
 
     # encode
 
-    def put(self, template: Template, slot: Any, name: bytes, token: bytes, ms: int) -> None:
-        """Queue one command; its reply goes to `slot`."""
+    def put(self, template: Template, pending_reply: Any, name: bytes, token: bytes, ms: int) -> None:
+        """Queue one command; its reply goes to `pending_reply`."""
         data = template._encode(_bytes(name), _bytes(token), ms)
-        self._queue(data, slot, 1)
+        self._queue(data, pending_reply, 1)
 
-    def serve(self, link: Any, turns: Any, thread: int, flush_soon: Callable[[], object]) -> None:
+    def serve(self, connection: Any, wakeups: Any, thread: int, flush_soon: Callable[[], object]) -> None:
         """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
-        self.link = link
-        self.turns = turns
+        self.connection = connection
+        self.wakeups = wakeups
         self.thread = thread
         self._flush_soon = flush_soon
 
-    def request(self, template: Template, slot: Any, name: bytes, token: bytes, ms: int) -> None:
-        """Queue one command, and tell who is to flush; its reply goes to `slot`."""
-        self.put(template, slot, name, token, ms)
+    def request(self, template: Template, pending_reply: Any, name: bytes, token: bytes, ms: int) -> None:
+        """Queue one command, and tell who is to flush; its reply goes to `pending_reply`."""
+        self.put(template, pending_reply, name, token, ms)
         if not self._flushing:
             self.announce()
 
     def tick(self) -> None:
         """Have it flushed what was announced; again, where a handler of signals raises as that begins."""
         try:
-            self.link.flush()
+            self.connection.flush()
         except BaseException:
-            self.link.flush()
+            self.connection.flush()
             raise
 
     def announce(self) -> None:
@@ -271,35 +201,37 @@ class Pipe:
             self._flush_soon()  # first: where a signal strikes in it, the next one tells again
             self._flushing = True
 
-    def put_many(self, template: Template, slot: Any, names: list[bytes], tokens: list[bytes], ms: int) -> None:
-        """Queue one command per name; `slot` gets the list of replies, in order."""
+    def put_many(
+        self, template: Template, pending_reply: Any, names: list[bytes], tokens: list[bytes], ms: int
+    ) -> None:
+        """Queue one command per name; `pending_reply` gets the list of replies, in order."""
         if not names:
             raise ValueError("no names")
         if len(tokens) != len(names):
             raise ValueError(f"{len(names)} names but {len(tokens)} tokens")
         encode = template._encode
         data = b"".join([encode(_bytes(name), _bytes(token), ms) for name, token in zip(names, tokens, strict=True)])
-        self._queue(data, _Many(slot, len(names)), len(names))
+        self._queue(data, _Many(pending_reply, len(names)), len(names))
 
-    def put_command(self, slot: Any, args: tuple[bytes, ...]) -> None:
-        """Queue any command, given as bytes; its reply goes to `slot`."""
+    def put_command(self, pending_reply: Any, args: tuple[bytes, ...]) -> None:
+        """Queue any command, given as bytes; its reply goes to `pending_reply`."""
         data = _packed(args)
-        self._queue(data, slot, 1)
+        self._queue(data, pending_reply, 1)
 
-    def put_calls(self, slot: Any, calls: list[tuple[bytes, ...]]) -> None:
-        """Queue any commands; `slot` gets the list of replies, in order."""
+    def put_calls(self, pending_reply: Any, calls: list[tuple[bytes, ...]]) -> None:
+        """Queue any commands; `pending_reply` gets the list of replies, in order."""
         if not calls:
             raise ValueError("no calls")
         data = b"".join([_packed(args) for args in calls])
-        self._queue(data, _Many(slot, len(calls)), len(calls))
+        self._queue(data, _Many(pending_reply, len(calls)), len(calls))
 
-    def _queue(self, data: bytes, slot: Any, replies: int) -> None:
+    def _queue(self, data: bytes, pending_reply: Any, replies: int) -> None:
         with self._mutex:
-            self._append(data, slot, replies)
+            self._append(data, pending_reply, replies)
 
-    def _append(self, data: bytes, slot: Any, replies: int) -> None:
+    def _append(self, data: bytes, pending_reply: Any, replies: int) -> None:
         try:
-            self._slots.append(slot)
+            self._pending_replies.append(pending_reply)
             self._missing += replies
             self.commands += replies
             self._out.append(data)
@@ -307,7 +239,7 @@ class Pipe:
             self.broken = True
             raise
 
-    def take(self) -> bytes:
+    def take_output(self) -> bytes:
         """What is to be sent, as bytes; it is then the caller's."""
         self._flushing = False
         self.flushes += 1
@@ -321,7 +253,7 @@ class Pipe:
     @property
     def pending(self) -> int:
         """Slots that still miss a reply."""
-        return len(self._slots)
+        return len(self._pending_replies)
 
     @property
     def unsent(self) -> int:
@@ -333,33 +265,36 @@ class Pipe:
         """Move every slot that misses a reply into that list, in order, and return it; none is pending afterwards, what
         was not sent is dropped. Who is interrupted in it calls again, and may find some twice."""
         with self._mutex:
-            into += [slot.slot if type(slot) is _Many else slot for slot in self._slots]
-            self._slots.clear()
+            into += [
+                pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
+                for pending_reply in self._pending_replies
+            ]
+            self._pending_replies.clear()
             self._out.clear()
             self._missing = 0
         return into
 
-    def heir(self) -> Ticket | None:
+    def next_reader(self) -> PendingReply | None:
         """The first waiting ticket that sleeps and could read in its turn, or None."""
         with self._mutex:
-            return self._heir()
+            return self._next_reader()
 
-    def _heir(self) -> Ticket | None:
-        for slot in self._slots:
-            if type(slot) is _Many:
-                slot = slot.slot
-            if type(slot) is Ticket and slot.wake is not None and not slot.abandoned:
-                return slot
-        for ticket in self._watching:
-            if ticket.wake is not None and not ticket.abandoned:
-                return ticket
+    def _next_reader(self) -> PendingReply | None:
+        for pending_reply in self._pending_replies:
+            if type(pending_reply) is _Many:
+                pending_reply = pending_reply.pending_reply
+            if type(pending_reply) is PendingReply and pending_reply.wake is not None and not pending_reply.abandoned:
+                return pending_reply
+        for pending_reply in self._listeners:
+            if pending_reply.wake is not None and not pending_reply.abandoned:
+                return pending_reply
         return None
 
     # replies
 
     def feed(self, data: Any) -> None:
         """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
-        if self._deaf:
+        if self._out_of_step:
             raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
             for reply in self._understood(data):
@@ -367,10 +302,10 @@ class Pipe:
             if self._pushes:
                 pushes, self._pushes = self._pushes, []
                 for push in pushes:
-                    if self.hear is not None:
-                        self.hear(push)
+                    if self.on_push is not None:
+                        self.on_push(push)
         except BaseException:
-            self.broken = self._deaf = True
+            self.broken = self._out_of_step = True
             raise
 
     def _understood(self, data: Any) -> list[Any]:
@@ -408,21 +343,21 @@ class Pipe:
 
     def _deliver(self, reply: Any) -> None:
         with self._mutex:
-            if not self._slots:  # drained, as the connection failed meanwhile
+            if not self._pending_replies:  # drained, as the connection failed meanwhile
                 return
-            slot = self._slots[0]
-            if type(slot) is _Many:
-                slot.replies.append(reply)
-                slot.missing -= 1
-                if slot.missing:
+            pending_reply = self._pending_replies[0]
+            if type(pending_reply) is _Many:
+                pending_reply.replies.append(reply)
+                pending_reply.missing -= 1
+                if pending_reply.missing:
                     return
-                reply = slot.replies
-        getter = slot.slot if type(slot) is _Many else slot
+                reply = pending_reply.replies
+        getter = pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
         if getter is not None and not getter.done():
             getter.set_result(reply)
         with self._mutex:  # after it: interrupted in between, the slot gets that the connection broke
-            if self._slots and self._slots[0] is slot:
-                self._slots.popleft()
+            if self._pending_replies and self._pending_replies[0] is pending_reply:
+                self._pending_replies.popleft()
 
     # the socket, for threads
 
@@ -441,13 +376,13 @@ class Pipe:
             return not _wait(self._sock, _READABLE, 0.0)
 
     def _usable(self) -> bool:
-        if self._slots or self._leader or self._tls:
+        if self._pending_replies or self._leader or self._tls:
             return True  # TLS itself may have something to say, as session tickets
         if self._quiet is not None and self._is_quiet():
             return True
         read = False
         try:
-            while self._sock.recv(1, _PEEK) and self.hear is not None:
+            while self._sock.recv(1, _PEEK) and self.on_push is not None:
                 self.feed(self._sock.recv(_CHUNK, _AT_ONCE))
                 read = True
         except OSError as error:
@@ -521,8 +456,8 @@ class Pipe:
         """
         self._probes += spin > 0
         start = time.monotonic()
-        budget = spin if start - self._heard <= spin else spin / 2  # as the core, and why
-        spinning = budget and (self._usual <= budget or not self._probes & 63)
+        budget = spin if start - self._last_reply_at <= spin else spin / 2  # as the core, and why
+        spinning = budget and (self._usual_delay <= budget or not self._probes & 63)
         # A signal would make the socket wait anew for its slice, again and again; they come to the main thread
         main = threading.get_ident() == threading.main_thread().ident
         waits = self._at_once and not main and timeout >= _SLICE
@@ -548,24 +483,24 @@ class Pipe:
                     elif not _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
                         return False
             if spin:
-                self._heard = time.monotonic()
-                self._usual += (self._heard - start - self._usual) / 4
+                self._last_reply_at = time.monotonic()
+                self._usual_delay += (self._last_reply_at - start - self._usual_delay) / 4
             if data:
                 self.feed(data)
         except BaseException:  # interrupted: what was taken from the socket is in nobody's hands
-            self._deaf = self._deaf or lost or data is not None
-            self.broken = self.broken or self._deaf
+            self._out_of_step = self._out_of_step or lost or data is not None
+            self.broken = self.broken or self._out_of_step
             raise
         if not data:
             raise Broken("the server closed the connection")
         return True
 
-    def exchange(self, ticket: Ticket, timeout: float, spin: float) -> bool:
-        """Flush, then read until `ticket` has its reply. False: `timeout` seconds went by first. Errors as in flush and
-        receive."""
+    def exchange(self, pending_reply: PendingReply, timeout: float, spin: float) -> bool:
+        """Flush, then read until the pending reply is there. False: `timeout` seconds went by first. Errors as in flush
+        and receive."""
         end = time.monotonic() + timeout
         self.flush(timeout)
-        while not ticket.ready:
+        while not pending_reply.ready:
             left = end - time.monotonic()
             if left <= 0:
                 return False
@@ -574,39 +509,39 @@ class Pipe:
 
     # who reads, among threads
 
-    def lead(self, ticket: Ticket, wake: Any) -> bool:
+    def lead(self, pending_reply: PendingReply, wake: Any) -> bool:
         """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
         with self._mutex:
             if self._leader is None:
-                self._leader = ticket
+                self._leader = pending_reply
                 self.thread = threading.get_ident()
                 return True
-            ticket.wake = wake
+            pending_reply.wake = wake
             return False
 
-    def watch(self, ticket: Ticket) -> None:
+    def listen(self, pending_reply: PendingReply) -> None:
         """The caller waits for what the server says, and may have to read."""
         with self._mutex:
-            self._watching.append(ticket)
+            self._listeners.append(pending_reply)
 
-    def unwatch(self, ticket: Ticket) -> None:
+    def unlisten(self, pending_reply: PendingReply) -> None:
         """It does no longer. May be called again."""
         with self._mutex:
-            if ticket in self._watching:
-                self._watching.remove(ticket)
+            if pending_reply in self._listeners:
+                self._listeners.remove(pending_reply)
 
-    def leads(self, ticket: Ticket) -> bool:
+    def leads(self, pending_reply: PendingReply) -> bool:
         """Whether the caller is the one who reads."""
-        if self._leader is not ticket:
+        if self._leader is not pending_reply:
             return False
         self.thread = threading.get_ident()  # it may have been made the leader in its sleep
         return True
 
-    def resign(self, ticket: Ticket) -> None:
+    def resign(self, pending_reply: PendingReply) -> None:
         """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
         with self._mutex:
-            if self._leader is ticket:
-                self._leader = self._heir()
+            if self._leader is pending_reply:
+                self._leader = self._next_reader()
                 self.thread = 0
             leader = self._leader
             wake = leader.wake if leader is not None else None
@@ -618,7 +553,7 @@ class Pipe:
                         raise
                 leader.wake = None
 
-    def entangled(self, locks: bool) -> bool:
+    def in_use_by_caller(self, locks: bool) -> bool:
         """Whether the calling thread waits, reads or sends here already: this is then a handler of signals, or a
         `__del__`, which interrupted it, and would wait for itself. locks: whether it keeps what who reads may want."""
         me, leader = threading.get_ident(), self._leader
@@ -629,39 +564,44 @@ class Pipe:
         if (leader is not None or self._sending) and self._mutex._is_owned():  # which they may wait for
             return True
         # Without the mutex, which this thread may keep, as another keeps one that this call is made with
-        for slot in [*self._slots.copy(), *self._watching]:
-            ticket = slot.slot if type(slot) is _Many else slot
-            if type(ticket) is Ticket and ticket._thread == me and not ticket.ready and not ticket.abandoned:
+        for pending_reply in [*self._pending_replies.copy(), *self._listeners]:
+            pending_reply = pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
+            if (
+                type(pending_reply) is PendingReply
+                and pending_reply._thread == me
+                and not pending_reply.ready
+                and not pending_reply.abandoned
+            ):
                 return True
         return False
 
-    def ask(self, template: Template, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
+    def round_trip(self, template: Template, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
         """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
 
         Unasked: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout` seconds.
         Errors as in flush and receive.
         """
-        ticket = Ticket()
+        pending_reply = PendingReply()
         data = template._encode(_bytes(name), _bytes(token), ms)
         try:
             with self._mutex:
-                if self._leader is not None or self._slots or self._sending:
+                if self._leader is not None or self._pending_replies or self._sending:
                     return BUSY
                 if not self._usable():
-                    raise Unasked("the server spoke unasked, or closed the connection")
-                self._leader = ticket
+                    raise UnsolicitedData("the server spoke unasked, or closed the connection")
+                self._leader = pending_reply
                 self.thread = threading.get_ident()
-                self._append(data, ticket, 1)
-            if not self.exchange(ticket, timeout, spin):
+                self._append(data, pending_reply, 1)
+            if not self.exchange(pending_reply, timeout, spin):
                 raise NoReply(f"no reply within {timeout} s")
         finally:
-            ticket.abandoned = not ticket.ready
+            pending_reply.abandoned = not pending_reply.ready
             try:
-                self.resign(ticket)
+                self.resign(pending_reply)
             except BaseException:  # interrupted in it: nobody else could resign for this ticket
-                self.resign(ticket)
+                self.resign(pending_reply)
                 raise
-        return ticket.reply
+        return pending_reply.reply
 
 
 def _packed(args: tuple[bytes, ...]) -> bytes:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastlock._console import INTERRUPTED, OK, WRONG, Progress, Refusal, scrub, seconds, whole
+from fastlock._cli.console import INTERRUPTED, OK, WRONG, Progress, Refusal, scrub, seconds, whole
 from fastlock._flash_sale_buyers import Plan, redis_url
 from fastlock._flash_sale_crew import Crew, Event
 from fastlock._flash_sale_report import JSON_SHAPE, SCHEMA, Outcome, as_json, print_table, table

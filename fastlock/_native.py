@@ -15,7 +15,7 @@ import sys
 from _socket import getaddrinfo, socket
 from typing import Any
 
-from fastlock._broken import by_handler
+from fastlock._stream_errors import by_handler
 
 __all__ = ["Changes", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket"]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from fastlock._aio_client import Client
-from fastlock._aio_lock import ClientLock, Lock
 from fastlock._errors import ClientClosedError, LockError, LockNotOwnedError
-from fastlock._lease import Lease
+from fastlock._locks.aio_client import Client
+from fastlock._locks.aio_lock import ClientLock
+from fastlock._locks.redis_py import AsyncioLock as Lock
+from fastlock._protocol.lease import Lease
 
 __all__ = ["Client", "ClientClosedError", "ClientLock", "Lease", "Lock", "LockError", "LockNotOwnedError"]
+
+for _public in (Client, ClientLock, Lock):
+    _public.__module__ = __name__  # where users find it, as messages show it

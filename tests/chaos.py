@@ -32,13 +32,13 @@ from typing import Any
 import redis
 
 import fastlock
-from fastlock._lease import now
+from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # support/ is on the path of pytest, not of `python -m`
 
 from support.callers import LONGEST, OVER, RIVAL, SHORTEST, WIPED, Plan, Worker
-from support.diary import Reader
+from support.event_log import Reader
 from support.judge import History, Judge
 from support.servers import Servers
 
@@ -271,7 +271,7 @@ class Chaos:
         return judge
 
 
-def play(server: Server, args: Any, progress: Callable[[Chaos], None]) -> tuple[Chaos, Judge]:
+def run_steps(server: Server, args: Any, progress: Callable[[Chaos], None]) -> tuple[Chaos, Judge]:
     """A whole run on an empty server."""
     with tempfile.TemporaryDirectory(prefix="fastlock-chaos-") as folder:
         plan = Plan(server.unix_url, Path(folder), args.seed, args.names, CALLERS, shortest=args.shortest)
@@ -307,7 +307,7 @@ def main() -> int:
 
     options = () if args.server == "floor" else ("--enable-debug-command", "yes")
     with Servers().start(args.server, args=options) as server:
-        chaos, judge = play(server, args, progress)
+        chaos, judge = run_steps(server, args, progress)
     cell = f"{fastlock.IMPLEMENTATION} {args.server} seed {args.seed}"
     print(f"{cell}: {args.processes} processes, {args.minutes:g} minutes, {dict(chaos.counts)}")
     print(f"{len(judge.history.requests)} requests, {judge.grants:.0f} grants, never two holders" * (not judge.wrong))

@@ -29,12 +29,13 @@ import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy
 from support.latch import Latch
-from support.pipes import LONG
-from support.play import Clock
+from support.run_steps import Clock
 from support.servers import KINDS, Servers, leftovers
+from support.streams import LONG
 
 import fastlock
-from fastlock import _aio_wire, _gate, _lease, _wire
+from fastlock._protocol import lease, local_queue
+from fastlock._transport import aio, sync
 from fastlock.benches import cli as bench_cli
 from fastlock.benches.target import Target
 from fastlock.embedded import Server, ServerBinary
@@ -279,15 +280,15 @@ def proxy(request: pytest.FixtureRequest, server: Server) -> Iterator[FaultProxy
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the law and of the leases, turned by the test."""
     clock = Clock()
-    monkeypatch.setattr(_lease, "now", clock)
+    monkeypatch.setattr(lease, "now", clock)
     return clock
 
 
 @pytest.fixture
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters do not look every second: what nobody tells them, and no lease that ends, they never find out."""
-    for module in (_gate, _wire, _aio_wire):
-        monkeypatch.setattr(module, "LOOK", 3600.0)
+    for module in (local_queue, sync, aio):
+        monkeypatch.setattr(module, "RECHECK_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -302,8 +303,8 @@ def no_waiters(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(face, "client", client)
     yield
-    gates = [each._wire.gates for each in clients]
-    assert [(each.by_key, each.by_place) for each in gates] == [({}, {})] * len(gates)
+    queues = [each._transport.queues for each in clients]
+    assert [(each.by_key, each.by_entry) for each in queues] == [({}, {})] * len(queues)
 
 
 class NoLeaks:

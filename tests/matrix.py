@@ -207,7 +207,7 @@ def spec(name: str, version: str) -> str:
     return ALLOWED[name] if version == NEWEST else f"{name}=={version}"
 
 
-def play(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
+def run_steps(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
     """Run a cell. Returns the versions that it had, and how many tests passed. Failed: why it is red."""
     wanted = [spec(name, version) for name, version in zip(("redis", "hiredis"), beside, strict=True)]
     each.run(each.python, *PIP, "--upgrade", *wanted)
@@ -245,7 +245,7 @@ def run(cells: Sequence[tuple[Interpreter, tuple[str, str]]], folder: Path, file
         try:
             if broken:
                 raise Failed(broken)
-            versions, outcome = play(each, beside)
+            versions, outcome = run_steps(each, beside)
             rows.append((f"{name}  passed with {versions}: {outcome}", True))
         except Failed as failure:
             print(f"\n--- {name}\n{failure}\n", flush=True)

@@ -58,7 +58,7 @@ def work(path: str, kind: str, seconds: float, start: Any, found: Any) -> None:
     found.put((kind, sum(grants), sum(failures)))
 
 
-def play(path: str, fleet: tuple[str, ...], seconds: float) -> list[tuple[str, int, int]]:
+def run_steps(path: str, fleet: tuple[str, ...], seconds: float) -> list[tuple[str, int, int]]:
     """One run: for each process its kind, its grants, and how often it gave up."""
     start, found = multiprocessing.Barrier(len(fleet)), multiprocessing.Queue()
     processes = [multiprocessing.Process(target=work, args=(path, kind, seconds, start, found)) for kind in fleet]
@@ -76,7 +76,7 @@ def main() -> int:
     args = parser.parse_args()
     with Server() as server:
         for fleet in FLEETS:
-            parts = play(server.path, fleet, args.seconds)
+            parts = run_steps(server.path, fleet, args.seconds)
             print("; ".join(f"{kind}: {grants:,} grants, gave up {gone}" for kind, grants, gone in parts), flush=True)
     return 0
 

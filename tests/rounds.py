@@ -18,7 +18,7 @@ import time
 from typing import Any, NamedTuple
 
 import fastlock
-from fastlock import _gate
+from fastlock._protocol import local_queue
 from fastlock.embedded import Server
 
 PROCESSES, THREADS = 4, 4
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 def work(url: str, choice: float, hold: float, seconds: float, start: Any, found: Any) -> None:
     """One process: its threads acquire, hold, release, again."""
-    _gate.ROUND = choice
+    local_queue.ROUND = choice
     client = fastlock.Client.from_url(url)
     client.server_info()
     waits: list[float] = []
@@ -62,7 +62,7 @@ def work(url: str, choice: float, hold: float, seconds: float, start: Any, found
     found.put((grants, waits, client.get_stats()["commands"]))
 
 
-def play(url: str, choice: float, hold: float, seconds: float) -> Run:
+def run_steps(url: str, choice: float, hold: float, seconds: float) -> Run:
     """One run over all processes."""
     start, found = multiprocessing.Barrier(PROCESSES), multiprocessing.Queue()
     arguments = (url, choice, hold, seconds, start, found)
@@ -89,7 +89,7 @@ def main() -> int:
             runs: dict[float, list[Run]] = {choice: [] for choice in CHOICES}
             for _ in range(args.rounds):
                 for choice, found in runs.items():
-                    found.append(play(server.unix_url, choice, hold, args.seconds))
+                    found.append(run_steps(server.unix_url, choice, hold, args.seconds))
             for choice, found in runs.items():
                 rate, wait, evenness, commands = (statistics.median(column) for column in zip(*found, strict=True))
                 print(

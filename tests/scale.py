@@ -26,7 +26,7 @@ import redis
 
 import fastlock
 import fastlock.asyncio
-from fastlock._lease import now
+from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 LEASE = 300  # seconds: no lease ends by itself
@@ -74,12 +74,12 @@ def nothing_left(probe: redis.Redis) -> None:
 # ----------------------------------------------------------------------------------------------- who is served, when
 
 
-def process(url: str, waiters: int, names: int, fair: bool, pipe: Connection) -> None:
+def process(url: str, waiters: int, names: int, fair: bool, stream: Connection) -> None:
     """A process of the crowd: tells when all wait, then what each got."""
-    asyncio.run(_process(url, waiters, names, fair, pipe))
+    asyncio.run(_process(url, waiters, names, fair, stream))
 
 
-async def _process(url: str, waiters: int, names: int, fair: bool, pipe: Connection) -> None:
+async def _process(url: str, waiters: int, names: int, fair: bool, stream: Connection) -> None:
     grants: list[Grant] = []
     async with fastlock.asyncio.Client.from_url(url) as client:
 
@@ -89,14 +89,14 @@ async def _process(url: str, waiters: int, names: int, fair: bool, pipe: Connect
 
         tasks = [asyncio.ensure_future(wait(number)) for number in range(waiters)]
         await joined(client, waiters)
-        pipe.send("all wait")
+        stream.send("all wait")
         await asyncio.gather(*tasks)
-    pipe.send(grants)
+    stream.send(grants)
 
 
-def receive(pipe: Connection, what: str) -> Any:
-    expect(pipe.poll(PATIENCE), f"a process does not tell {what}")
-    return pipe.recv()
+def receive(stream: Connection, what: str) -> Any:
+    expect(stream.poll(PATIENCE), f"a process does not tell {what}")
+    return stream.recv()
 
 
 def crowd(server: Server, processes: int, waiters: int, names: int, *, fair: bool = False) -> float:
@@ -164,9 +164,9 @@ def resident() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(url: str, waiters: int, names: int, waits_for: str, pipe: Connection) -> None:
+def measure(url: str, waiters: int, names: int, waits_for: str, stream: Connection) -> None:
     """Memory of a task that waits for a `future`, a `lock` that it shares with others, or an `own` lock object."""
-    pipe.send(asyncio.run(_measure(url, waiters, names, waits_for)))
+    stream.send(asyncio.run(_measure(url, waiters, names, waits_for)))
 
 
 async def _measure(url: str, waiters: int, names: int, waits_for: str) -> float:

@@ -26,7 +26,7 @@ import redis
 
 import fastlock
 import fastlock.asyncio
-from fastlock._commands import proves
+from fastlock._protocol.commands import token_matches
 from fastlock.embedded import Server
 
 NAMES = 40  # few enough to meet, many enough to be free most of the time
@@ -65,7 +65,7 @@ class Storm:
         self.counts["acquired"] += 1
         if dice.random() < 0.02:
             found = probe.get(lock.name)
-            self.expect(proves(found, lock.lease.token), f"{lock.name}: acquired, but the key holds {found!r}")
+            self.expect(token_matches(found, lock.lease.token), f"{lock.name}: acquired, but the key holds {found!r}")
 
     def finish(self, probe: redis.Redis) -> None:
         """After all clients have closed: nothing may be left."""

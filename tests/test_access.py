@@ -17,8 +17,8 @@ import redis
 from support.faces import Face
 
 import fastlock
-from fastlock import _aio_link, _aio_wire, _gate, _link, _wire
-from fastlock import _commands as say
+from fastlock._protocol import commands, local_queue
+from fastlock._transport import aio, aio_connection, sync, sync_connection
 from fastlock.embedded import Server
 
 SECRET = "corr3ct-h0rse"
@@ -115,7 +115,7 @@ async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
     assert probe.get("app:a") == b"fl+" + lock.lease.token[3:], "the holder is told"
     await face.get(lock.release())
     assert await job.get() and probe.get("app:a") == waiting.lease.token
-    assert client.get_stats()["remote_handovers"] == 1 and not client._wire.gates.deaf
+    assert client.get_stats()["remote_handovers"] == 1 and not client._transport.queues.push_refused
     await face.get(waiting.release())
     refused = {entry["object"].partition("|")[0] for entry in probe.acl_log()}
     assert probe.keys() == [] and refused <= USEFUL, "good to have, no more"
@@ -151,9 +151,9 @@ async def test_nothing_is_left_under_a_name_by_who_was_refused(
 
 def test_scripts_need_no_more_than_is_said() -> None:
     said = {f"+{command}" for command in [*QUEUED.split(), *NEEDED["redis"].split(), "pubsub|numsub"]}
-    for script in say.SCRIPTS:
+    for script in commands.SCRIPTS:
         assert {*script.rights.split()} <= said | {*FENCED}, script.name
-    assert say.RELEASE_LUA.rights == "+evalsha +script|load +del +get"
+    assert commands.RELEASE_LUA.rights == "+evalsha +script|load +del +get"
 
 
 @KINDS
@@ -175,9 +175,9 @@ async def test_scripts_that_are_forgotten_are_loaded_for_who_gives_up(
             forgotten.append(probe.script_flush())
         real(connection, undo)
 
-    link: Any = _link.Connection if face.name == "threads" else _aio_link.Link
-    real, forgotten = link.post, []
-    monkeypatch.setattr(link, "post", post)
+    connection: Any = sync_connection.Connection if face.name == "threads" else aio_connection.AsyncConnection
+    real, forgotten = connection.post, []
+    monkeypatch.setattr(connection, "post", post)
     allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()]]
     client = face.client(set_user("~*", "resetchannels", "&fastlock:*", *allowed))
     probe.set("a", "fl:" + "0" * 32)
@@ -236,8 +236,8 @@ async def test_what_is_refused_for_good_is_logged_once_a_client(
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits looks often: here the next holder is not told, as the one who lets go may not."""
-    for module in (_gate, _wire, _aio_wire):
-        monkeypatch.setattr(module, "LOOK", 0.02)
+    for module in (local_queue, sync, aio):
+        monkeypatch.setattr(module, "RECHECK_SECONDS", 0.02)
 
 
 TOLD = dict.fromkeys(["all", "zpopmin"], "hand a lock over") | {"zrem": "let a waiter take"}
@@ -272,7 +272,7 @@ async def test_a_user_of_all_keys_waits_and_lets_go_without_the_right_to_queue(
 
     async def is_waited_for(lease: Any) -> None:
         end = time.monotonic() + 10
-        while probe.get("a") != say.WAITED_FOR + lease.token[3:]:
+        while probe.get("a") != commands.CONTENDED_PREFIX + lease.token[3:]:
             assert time.monotonic() < end, "the holder is not told"
             await face.checkpoint()
 

@@ -12,8 +12,8 @@ from support.faces import Face
 from support.faultproxy import FaultProxy
 
 import fastlock
-from fastlock import _batch
-from fastlock._lease import ENDED
+from fastlock._protocol import batch
+from fastlock._protocol.lease import ENDED
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "impl")
@@ -136,17 +136,17 @@ def test_a_reply_in_the_form_that_says_somebody_waits_is_looked_at_again() -> No
     token, ours = b"fl:" + b"a" * 32, b"fl+" + b"a" * 32
     keys = [b"%d" % n for n in range(6)]
     replies = [None, token, ours, b"fl+" + b"b" * 32, 5, b"fl:" + b"b" * 32]
-    leases, odd = _batch.granted([str(n) for n in range(6)], keys, token, 5.0, replies)
+    leases, odd = batch.granted([str(n) for n in range(6)], keys, token, 5.0, replies)
     assert [lease is not None for lease in leases] == [True] + [False] * 5 and odd == [1, 2, 4]
     given = b"x" * 35
-    assert _batch.granted(["x"], [b"x"], given, 5.0, [b"fl+" + given[3:]]) == ([None], []), "nobody can mark it"
+    assert batch.granted(["x"], [b"x"], given, 5.0, [b"fl+" + given[3:]]) == ([None], []), "nobody can mark it"
 
 
 def test_what_the_flush_did_not_release_is_looked_at_again() -> None:
     """Also a plain 0: it may have been marked by who waits for it."""
     leases = [fastlock.Lease("x", b"x", b"t", 5.0) for _ in range(5)]
     released = [True] + [False] * 6
-    assert _batch.ended(leases, [1, 0, None, b"1", ValueError()], [2, 3, 4, 5, 6], released) == [3, 4, 5, 6]
+    assert batch.ended(leases, [1, 0, None, b"1", ValueError()], [2, 3, 4, 5, 6], released) == [3, 4, 5, 6]
     assert released == [True, False, True, False, False, False, False]
     assert [lease.deadline for lease in leases] == [ENDED] + [5.0] * 4
 
@@ -155,9 +155,9 @@ def test_a_lease_that_is_over_by_the_servers_word_is_not_released_again() -> Non
     """It may have passed to another of this client, which holds by the same token."""
     over, held = fastlock.Lease("x", b"x", b"t", ENDED), fastlock.Lease("y", b"y", b"t", 5.0)
     given: list[Any] = []
-    mine = _batch.owned([over, held, None], given)
+    mine = batch.owned([over, held, None], given)
     assert given == [over, held, None] and mine == [held]
-    assert _batch.merge(given, mine, [True]) == [False, True, False]
+    assert batch.merge(given, mine, [True]) == [False, True, False]
 
 
 def test_a_name_given_twice_is_told(impl: str) -> None:
@@ -202,6 +202,6 @@ async def test_of_two_batches_over_the_same_names_each_name_goes_to_one(
         batches = await face.together(calls)
         won = [lease.name for batch in batches for lease in batch if lease is not None]
         assert sorted(won) == sorted(names)
-        for client, batch in zip(clients, batches, strict=True):
-            assert await face.get(client.release_many(batch)) == [lease is not None for lease in batch]
+        for client, leases in zip(clients, batches, strict=True):
+            assert await face.get(client.release_many(leases)) == [lease is not None for lease in leases]
         assert probe.dbsize() == 0

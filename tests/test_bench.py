@@ -19,7 +19,8 @@ import pytest
 import redis
 from hdrh.histogram import HdrHistogram
 
-from fastlock import _console, embedded
+from fastlock import embedded
+from fastlock._cli import console
 from fastlock.benches import budgets, ceiling, cli, options, plan, report, session, stats, terminal
 from fastlock.benches.plan import Wishes, make_plan
 from fastlock.benches.rivals import RIVALS
@@ -170,8 +171,8 @@ def test_check_says_which_bounds_were_judged(measurable: None, tmp_path: Path) -
 
 def test_interrupt_keeps_what_was_measured(measurable: None, shared: embedded.Server, db: Any, tmp_path: Path) -> None:
     args = ("--scenario", "pair", "--rounds", "1000", "--seconds", "0.02", "--json", "-", "--url", shared.url)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command(*args), cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+    stream = subprocess.PIPE
+    with subprocess.Popen(command(*args), cwd=tmp_path, stdout=stream, stderr=stream, text=True) as process:
         try:
             assert process.stderr is not None
             while not re.search(r"round (?!1/)", progress := process.stderr.readline()):  # each was measured once
@@ -189,7 +190,7 @@ def test_interrupt_keeps_what_was_measured(measurable: None, shared: embedded.Se
 
 SWALLOWED = """
 import contextlib, itertools, signal, sys
-from fastlock import _cli
+from fastlock._cli import main as cli
 from fastlock.benches.target import Target
 
 read, count = Target.read, itertools.count(1)
@@ -201,7 +202,7 @@ def swallow(target):
     return read(target)
 
 Target.read = swallow
-sys.exit(_cli.main(sys.argv[1:]))
+sys.exit(cli.main(sys.argv[1:]))
 """
 
 
@@ -221,7 +222,7 @@ def test_slow_build_is_refused(build: str, monkeypatch: pytest.MonkeyPatch) -> N
     vars(core)["BUILD"] = build
     monkeypatch.setitem(sys.modules, "fastlock._core", core)
     monkeypatch.setattr(cli, "_measure", lambda *args: pytest.fail("it was measured"))
-    with pytest.raises(_console.Refusal, match=build):
+    with pytest.raises(console.Refusal, match=build):
         cli.run(parsed())
 
 
@@ -231,13 +232,13 @@ def test_other_builds_are_not_refused(core: Any) -> None:
 
 
 def test_url_and_server_exclude_each_other(measurable: None) -> None:
-    with pytest.raises(_console.Refusal, match="exclude"):
+    with pytest.raises(console.Refusal, match="exclude"):
         cli.run(parsed("--url", "redis://localhost", "--server", "redis-server"))
 
 
 def test_unreachable_server_is_refused_without_its_password(measurable: None, tmp_path: Path) -> None:
     url = f"unix://:s3cret@{tmp_path}/nobody.sock"
-    with pytest.raises(_console.Refusal, match="cannot use") as refused:
+    with pytest.raises(console.Refusal, match="cannot use") as refused:
         cli.run(parsed("--url", url))
     assert "s3cret" not in str(refused.value)
 

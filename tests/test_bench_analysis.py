@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from fastlock._console import Refusal
+from fastlock._cli.console import Refusal
 from fastlock.benches import stats
 from fastlock.benches.contention import analysis, contests, lanes
 from fastlock.benches.contention.contests import Contest
@@ -484,7 +484,7 @@ def gives_to_tasks(key: str, **options: object) -> Any:
     return types.SimpleNamespace(acquire=lambda: later(True), release=lambda: later(True))
 
 
-def play(
+def run_steps(
     log: Log,
     kind: str,
     contest: Contest,
@@ -521,7 +521,7 @@ def test_sleeps_end_earlier_where_they_ended_late() -> None:
 @pytest.mark.parametrize("most", [0, lanes.EARLIEST_NS])
 def test_holds_end_on_the_dot(log: Log, kind: str, most: int) -> None:
     early = lanes.Early(most)
-    play(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, gives, gives_to_tasks, early)
+    run_steps(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, gives, gives_to_tasks, early)
     records = list(log.grants(1))
     assert len(records) == 20 and all(record.releasing - record.granted >= 2 * MS for record in records)
     assert (early.ns + early.watched > 0) is (most > 0)
@@ -530,7 +530,7 @@ def test_holds_end_on_the_dot(log: Log, kind: str, most: int) -> None:
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 @pytest.mark.parametrize("blocking", [True, False])
 def test_acquire_that_raised_has_waited_too(log: Log, kind: str, blocking: bool) -> None:
-    job = play(log, kind, replace(HOT, blocking=blocking), [], 1.0)
+    job = run_steps(log, kind, replace(HOT, blocking=blocking), [], 1.0)
     records = list(log.grants(1))
     assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == lanes.TIRED
     assert all(-record.granted - record.called >= 2 * MS for record in records)
@@ -542,7 +542,7 @@ def test_acquire_that_raised_has_waited_too(log: Log, kind: str, blocking: bool)
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_arrivals_of_a_lane_that_went_home_are_never_served(log: Log, kind: str) -> None:
     due = [at * MS for at in range(0, 400, 10)]
-    job = play(log, kind, replace(HOT, lanes=1, rate=100.0), due, 0.4)
+    job = run_steps(log, kind, replace(HOT, lanes=1, rate=100.0), due, 0.4)
     records = list(log.grants(1))
     assert [record.intended - job.start for record in records] == due
     assert log.tally(0)[FAILURES] == lanes.TIRED

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from support import results
 
-from fastlock import _cli as cli
-from fastlock._console import Refusal
+from fastlock._cli import main as cli
+from fastlock._cli.console import Refusal
 from fastlock.benches import compared, schema
 from fastlock.benches.compare import Change, Comparison, Entry, compare, judged, slower, wider
 from fastlock.benches.terminal import plain

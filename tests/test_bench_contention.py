@@ -21,7 +21,8 @@ import pytest
 import redis
 from hdrh.histogram import HdrHistogram
 
-from fastlock import _cli, embedded
+from fastlock import embedded
+from fastlock._cli import main as cli
 from fastlock.benches import ceiling, rivals, session
 from fastlock.benches.contention.contests import SCENARIOS
 from fastlock.benches.contention.crew import Crew
@@ -313,9 +314,9 @@ def test_interrupt_keeps_results_and_leaves_nothing(
     scenario: str, shared: embedded.Server, db: Any, tmp_path: Path
 ) -> None:
     args = ("--scenario", scenario, "--rounds", "1000", "--seconds", "0.02", "--processes", "2", "--rival", OURS)
-    pipe = subprocess.PIPE
+    stream = subprocess.PIPE
     line = command(*args, "--json", "-", "--url", shared.url)
-    with subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(line, cwd=tmp_path, stdout=stream, stderr=stream, text=True) as process:
         try:
             assert process.stderr is not None
             while not re.search(r"round ([2-9]|\d\d)", process.stderr.readline()):
@@ -352,7 +353,7 @@ def test_interrupt_keeps_results_and_leaves_nothing(
 )
 def test_bad_input_is_one_line(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code: object = _cli.main(["bench", *args])
+        code: object = cli.main(["bench", *args])
     except SystemExit as refused:  # as argparse ends
         code = refused.code
     shown = capsys.readouterr()

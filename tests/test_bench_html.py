@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from support import browser, results
 
-from fastlock import _cli as cli
+from fastlock._cli import main as cli
 from fastlock.benches import html, written
 from fastlock.benches.page import markup, plots, svg, sweeps
 from fastlock.benches.schema import checked
@@ -187,8 +187,8 @@ def test_drawings_can_be_read_aloud(page: str) -> None:
 def test_page_is_well_formed_and_links_to_itself_only(page: str) -> None:
     read = Page(page)
     assert len(read.ids) == len(set(read.ids))
-    assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
-    assert all(link.startswith("#") for link in read.links)
+    assert {connection.removeprefix("#") for connection in read.links} <= set(read.ids)
+    assert all(connection.startswith("#") for connection in read.links)
     assert 'name="viewport" content="width=device-width' in page
     assert not {"link", "img", "iframe", "object", "embed", "form", "base"} & set(read.tags)
 

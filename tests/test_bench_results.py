@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import results
 
-from fastlock import _cli as cli
+from fastlock._cli import main as cli
 
 
 def bench(*args: object) -> int:

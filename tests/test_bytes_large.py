@@ -16,7 +16,7 @@ import hiredis
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.slots import Slot, shown
+from support.pending import Slot, shown
 
 
 def bulk(value: bytes) -> bytes:
@@ -40,17 +40,17 @@ def test_a_string_longer_than_any_token_is_dropped_and_stands_for_an_empty_one(
     layer: ModuleType, parts: list[bytes], replies: list[Any], seed: int
 ) -> None:
     """Whole, byte by byte where it matters, and in any pieces; its neighbours reach their slots."""
-    stream, dice, log, pipe = b"".join(parts), random.Random(seed), list[Any](), layer.Pipe()
+    data, dice, log, stream = b"".join(parts), random.Random(seed), list[Any](), layer.Stream()
     for number in range(len(parts)):
-        pipe.put_command(Slot(log, number), (b"GET",))
-    sizes = {0: [len(stream)], 1: [1] * len(stream), 2: [65536] * 99, 3: [dice.choice((1, 2, 7, 9000)) for _ in stream]}
+        stream.put_command(Slot(log, number), (b"GET",))
+    sizes = {0: [len(data)], 1: [1] * len(data), 2: [65536] * 99, 3: [dice.choice((1, 2, 7, 9000)) for _ in data]}
     at = 0
     for size in sizes[seed]:
-        if at < len(stream):
-            pipe.feed(stream[at : at + size])
+        if at < len(data):
+            stream.feed(data[at : at + size])
         at += size
     assert log == [(number, shown(reply)) for number, reply in enumerate(replies)]
-    assert (pipe.pending, pipe.broken) == (0, False)
+    assert (stream.pending, stream.broken) == (0, False)
 
 
 small = st.sampled_from([
@@ -65,7 +65,7 @@ nested = st.sampled_from([b"*2\r\n%b:1\r\n", b"*1\r\n*2\r\n_\r\n%b", b">3\r\n+me
 @given(st.lists(st.tuples(nested) | small, max_size=8), st.randoms(use_true_random=False))
 def test_core_and_fallback_drop_the_same(parts: list[Any], dice: random.Random) -> None:
     """Also what a server sends between them; against a stream in which an empty string stood from the first."""
-    stream, plain = (
+    data, plain = (
         b"".join(part if type(part) is bytes else part[0] % bulk(value) for part in parts) for value in (LARGE, b"")
     )
     reader = hiredis.Reader(notEnoughData=())
@@ -73,32 +73,32 @@ def test_core_and_fallback_drop_the_same(parts: list[Any], dice: random.Random) 
     found: list[Any] = list(iter(reader.gets, ()))
     replies = [each for each in found if type(each) is not hiredis.PushNotification]
     notes = [each for each in found if type(each) is hiredis.PushNotification]
-    cuts = sorted(dice.randrange(len(stream) + 1) for _ in range(dice.randrange(12)))
+    cuts = sorted(dice.randrange(len(data) + 1) for _ in range(dice.randrange(12)))
     for layer in map(importlib.import_module, ("fastlock._core", "fastlock._fallback")):
-        pipe, log, heard = layer.Pipe(), list[Any](), list[Any]()
-        pipe.hear = heard.append
+        stream, log, heard = layer.Stream(), list[Any](), list[Any]()
+        stream.on_push = heard.append
         for number in range(len(replies)):
-            pipe.put_command(Slot(log, number), (b"GET",))
-        for start, end in itertools.pairwise([0, *cuts, len(stream)]):
-            pipe.feed(stream[start:end])
+            stream.put_command(Slot(log, number), (b"GET",))
+        for start, end in itertools.pairwise([0, *cuts, len(data)]):
+            stream.feed(data[start:end])
         assert log == [(number, shown(reply)) for number, reply in enumerate(replies)], layer
         assert [shown(push) for push in heard] == [shown(push) for push in notes], layer
 
 
 def test_what_is_dropped_is_not_kept_meanwhile(layer: ModuleType) -> None:
-    pipe, ticket = layer.Pipe(), layer.Ticket()
-    pipe.put_command(ticket, (b"GET",))
-    pipe.feed(b"$%d\r\n" % (100 << 20))
+    stream, pending_reply = layer.Stream(), layer.PendingReply()
+    stream.put_command(pending_reply, (b"GET",))
+    stream.feed(b"$%d\r\n" % (100 << 20))
     chunk = b"x" * 65536
     tracemalloc.start()
     try:
         for _ in range((100 << 20) // 65536):
-            pipe.feed(chunk)
+            stream.feed(chunk)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert not ticket.ready, "nobody else may read what is still to come"
-    pipe.feed(b"\r")
-    assert not ticket.ready
-    pipe.feed(b"\n")
-    assert (ticket.reply, pipe.pending) == (b"", 0)
+    assert not pending_reply.ready, "nobody else may read what is still to come"
+    stream.feed(b"\r")
+    assert not pending_reply.ready
+    stream.feed(b"\n")
+    assert (pending_reply.reply, stream.pending) == (b"", 0)

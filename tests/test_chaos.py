@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.diary import BLOCKING, ENTRY, EXTENDED, FREED, GRANT, RELEASE, RIVAL, Diary, Reader, Request
+from support.event_log import BLOCKING, ENTRY, EXTENDED, FREED, GRANT, RELEASE, RIVAL, EventLog, Reader, Request
 from support.judge import GAP, JUST_NOW, SLACK, History, Judge, merge, without
 
 import fastlock
-from fastlock._lease import now
+from fastlock._protocol.lease import now
 from tests.chaos import DEEDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,13 +125,13 @@ def test_spans() -> None:
 
 
 def test_diary_is_read_back(tmp_path: Path) -> None:
-    diary, reader = Diary(tmp_path / "7.diary"), Reader(tmp_path / "7.diary", 7)
-    first = diary.ask(3, 1.5, blocking=True, rival=True)
+    log, reader = EventLog(tmp_path / "7.diary"), Reader(tmp_path / "7.diary", 7)
+    first = log.ask(3, 1.5, blocking=True, rival=True)
     reader.read()
     assert reader.requests[first].blocking and reader.requests[first].rival and reader.requests[first].ended == math.inf
     end = now() + 1.5
     for what, value in ((GRANT, end), (EXTENDED, end + 1), (RELEASE, 0.0), (FREED, 0.0)):
-        diary.write(what, first, value, fence=2**53 if what == GRANT else 0)
+        log.write(what, first, value, fence=2**53 if what == GRANT else 0)
     with reader.path.open("ab") as file:  # its process was killed in the middle of an entry
         file.write(ENTRY.pack(0, BLOCKING | RIVAL, 1, 9, 0.0, 0.0, 0)[:-1])
     reader.read()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastlock import _checks as checks
+from fastlock._protocol import arguments
 
 pytestmark = pytest.mark.usefixtures("impl")
 no_reset = [HealthCheck.function_scoped_fixture]  # the implementation is the same in each example
@@ -64,15 +64,15 @@ NAMES: list[tuple[Any, bytes]] = [
 
 @pytest.mark.parametrize(("value", "key"), NAMES, ids=lambda value: repr(value)[:30])
 def test_a_name_is_exactly_its_bytes(value: Any, key: bytes) -> None:
-    found = checks.as_name(value)
+    found = arguments.as_name(value)
     assert found == key
     assert type(found) is bytes
-    assert checks.as_bytes(value, "token") == key
+    assert arguments.as_bytes(value, "token") == key
 
 
 def test_a_name_that_changes_later_is_the_name_it_was() -> None:
     buffer = bytearray(b"before")
-    names = [checks.as_name(buffer), checks.as_name(memoryview(buffer))]
+    names = [arguments.as_name(buffer), arguments.as_name(memoryview(buffer))]
     buffer[:] = b"after!"
     assert names == [b"before", b"before"]
 
@@ -93,7 +93,7 @@ NO_NAMES: list[tuple[Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("value", "kind", "words"), NO_NAMES, ids=lambda value: repr(value)[:30])
 def test_what_can_be_no_name_is_refused(value: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
-        checks.as_name(value)
+        arguments.as_name(value)
     assert str(caught.value).startswith("name must") or str(caught.value).startswith("name cannot")
     assert len(str(caught.value)) < 200
     assert caught.value.__cause__ is None
@@ -102,22 +102,22 @@ def test_what_can_be_no_name_is_refused(value: Any, kind: type[Exception], words
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16", "ascii", "cp500"])
 @pytest.mark.parametrize("text", ["abc", "x" * 40_000])
 def test_a_name_is_encoded_as_the_redis_client_encodes(encoding: str, text: str) -> None:
-    if len(text.encode(encoding)) <= checks.MAX_BYTES:
-        assert checks.as_name(text, encoding) == text.encode(encoding)
-        assert checks.as_bytes(text, "token", encoding) == text.encode(encoding)
+    if len(text.encode(encoding)) <= arguments.MAX_BYTES:
+        assert arguments.as_name(text, encoding) == text.encode(encoding)
+        assert arguments.as_bytes(text, "token", encoding) == text.encode(encoding)
     else:
         with pytest.raises(ValueError, match="65536"):
-            checks.as_name(text, encoding)
+            arguments.as_name(text, encoding)
     with pytest.raises(ValueError, match=r"cannot be encoded as ascii.*bytes instead"):
-        checks.as_name("é", "ascii")
+        arguments.as_name("é", "ascii")
 
 
 def test_a_token_may_be_what_a_name_may_not() -> None:
-    assert checks.as_bytes("fastlock:x", "token") == b"fastlock:x"
+    assert arguments.as_bytes("fastlock:x", "token") == b"fastlock:x"
     with pytest.raises(TypeError, match=r"^token must be"):
-        checks.as_bytes(None, "token")
+        arguments.as_bytes(None, "token")
     with pytest.raises(ValueError, match=r"^token must not be empty"):
-        checks.as_bytes(b"", "token")
+        arguments.as_bytes(b"", "token")
 
 
 @seeded
@@ -128,10 +128,10 @@ def test_any_text_is_a_name_or_a_value_error(value: str | bytes) -> None:
     except UnicodeEncodeError:
         expected = b""
     if expected and not expected.startswith(b"fastlock:"):
-        assert checks.as_name(value) == expected
+        assert arguments.as_name(value) == expected
     else:
         with pytest.raises(ValueError, match="name"):
-            checks.as_name(value)
+            arguments.as_name(value)
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -145,7 +145,7 @@ MS: list[tuple[Any, int]] = [
 
 @pytest.mark.parametrize(("value", "ms"), MS)
 def test_seconds_are_whole_milliseconds(value: Any, ms: int) -> None:
-    found = checks.as_ms(value)
+    found = arguments.as_ms(value)
     assert found == ms
     assert type(found) is int
 
@@ -166,7 +166,7 @@ NO_MS: list[tuple[Any, type[Exception], str]] = [
 @pytest.mark.parametrize("what", ["timeout", "additional_time"])
 def test_what_can_be_no_lease_is_refused_by_name(value: Any, kind: type[Exception], words: str, what: str) -> None:
     with pytest.raises(kind, match=words) as caught:
-        checks.as_ms(value, what)
+        arguments.as_ms(value, what)
     assert str(caught.value).startswith(f"{what} must be ")
 
 
@@ -174,15 +174,15 @@ def test_a_lease_is_never_longer_than_asked_for_and_less_than_a_millisecond_shor
     dice = random.Random(5)
     for _ in range(20_000):
         ms = dice.randint(1, 10 ** dice.randint(1, 9))
-        assert checks.as_ms(ms / 1000) == ms
+        assert arguments.as_ms(ms / 1000) == ms
         asked = dice.uniform(0.001, 10 ** dice.randint(0, 9))
         exact = Fraction(asked) * 1000
-        assert exact - 1 - Fraction(1, 1000) < checks.as_ms(asked) < exact + Fraction(1, 100_000)
+        assert exact - 1 - Fraction(1, 1000) < arguments.as_ms(asked) < exact + Fraction(1, 100_000)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1, 0.1, 1e-9, 3600, 1e8, Seconds(2.0)])
 def test_waits_may_be_zero(value: Any) -> None:
-    assert checks.as_wait(value, "sleep") == value
+    assert arguments.as_wait(value, "sleep") == value
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_waits_may_be_zero(value: Any) -> None:
 @pytest.mark.parametrize("what", ["sleep", "blocking_timeout"])
 def test_what_can_be_no_wait_is_refused_by_name(value: Any, kind: type[Exception], what: str) -> None:
     with pytest.raises(kind, match=f"^{what} must be ") as caught:
-        checks.as_wait(value, what)
+        arguments.as_wait(value, what)
     assert len(str(caught.value)) < 200
 
 
@@ -204,7 +204,7 @@ def test_what_can_be_no_wait_is_refused_by_name(value: Any, kind: type[Exception
 @given(st.floats() | st.integers())
 def test_any_number_is_a_wait_that_can_be_added_to_a_clock_or_a_value_error(value: float) -> None:
     try:
-        seconds = checks.as_wait(value, "sleep")
+        seconds = arguments.as_wait(value, "sleep")
     except ValueError:
         return
     assert 0 <= 1e6 + seconds < math.inf

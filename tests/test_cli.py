@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from fastlock import __version__, _console, embedded
+from fastlock import __version__, embedded
+from fastlock._cli import console
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "s3cret-@/#:tail"
@@ -35,8 +36,8 @@ def fastlock(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def start(*args: str) -> subprocess.Popen[str]:
     """Start the command line and leave it running."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-m", "fastlock", *args], **_surroundings({}), **pipes)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "fastlock", *args], **_surroundings({}), **streams)
 
 
 def _surroundings(env: dict[str, str]) -> dict[str, object]:
@@ -45,7 +46,7 @@ def _surroundings(env: dict[str, str]) -> dict[str, object]:
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
     """The one line of a command that was refused."""
-    assert done.returncode == _console.REFUSED, done
+    assert done.returncode == console.REFUSED, done
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("fastlock")
@@ -193,12 +194,12 @@ class TestPasswords:
         ],
     )
     def test_mask(self, text: str, masked: str) -> None:
-        assert _console.mask(text) == masked
+        assert console.mask(text) == masked
 
     def test_scrub(self) -> None:
         url = f"redis://:{QUOTED}@h"
         said = f"bad {url},\n {SECRET} and {QUOTED}"
-        assert _console.scrub(said, url) == "bad redis://:***@h, *** and ***"
+        assert console.scrub(said, url) == "bad redis://:***@h, *** and ***"
 
 
 class TestServer:
@@ -247,8 +248,8 @@ class TestHelp:
 
     def test_loads_nothing_heavy(self) -> None:
         code = (
-            "import sys; from fastlock import _cli\n"
-            "try: _cli.main(['flash-sale', '--help'])\n"
+            "import sys; from fastlock._cli import main as cli\n"
+            "try: cli.main(['flash-sale', '--help'])\n"
             "except SystemExit: pass\n"
             "print([name for name in ('rich', 'hdrh', 'uvloop', 'fastlock.benches') if name in sys.modules])"
         )
@@ -257,9 +258,8 @@ class TestHelp:
 
 
 def test_benchmarks_that_are_not_installed() -> None:
-    code = (
-        "import sys; sys.modules['fastlock.benches'] = None; from fastlock import _cli; sys.exit(_cli.main(['bench']))"
-    )
+    code = "import sys; sys.modules['fastlock.benches'] = None; from fastlock._cli import main as cli; "
+    code += "sys.exit(cli.main(['bench']))"
     done = subprocess.run([sys.executable, "-c", code], **_surroundings({}), capture_output=True, timeout=40)
     assert "install fastlock[bench]" in refused(done)
 
@@ -280,7 +280,7 @@ class Terminal(io.StringIO):
 class TestProgress:
     def test_is_quiet_about_short_work(self) -> None:
         stream, now = Terminal(), [0.0]
-        progress = _console.Progress(stream, lambda: now[0])
+        progress = console.Progress(stream, lambda: now[0])
         now[0] = 1.9
         progress.show("at work")
         progress.clear()
@@ -288,7 +288,7 @@ class TestProgress:
 
     def test_rewrites_its_line_on_a_terminal(self) -> None:
         stream, now = Terminal(), [0.0]
-        progress = _console.Progress(stream, lambda: now[0])
+        progress = console.Progress(stream, lambda: now[0])
         now[0] = 2.0
         progress.show("three left")
         progress.show("one left")
@@ -301,14 +301,14 @@ class TestProgress:
             (io.StringIO(), "at work (25%)\n"),
         ):
             now = [0.0]
-            progress = _console.Progress(stream, lambda now=now: now[0])
+            progress = console.Progress(stream, lambda now=now: now[0])
             now[0] = 2.0
             progress.show("at work", 0.25)
             assert stream.getvalue() == shown
 
     def test_writes_a_line_now_and_then_elsewhere(self) -> None:
         stream, now = io.StringIO(), [0.0]
-        progress = _console.Progress(stream, lambda: now[0])
+        progress = console.Progress(stream, lambda: now[0])
         for second in range(13):
             now[0] = float(second)
             progress.show(f"second {second}")

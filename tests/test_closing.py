@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 import redis
+from support.child_client import NAME, QUEUE, fired, until
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
-from support.party import NAME, QUEUE, fired, until
 from support.tls import Authority, TlsFront
 
 import fastlock
-from fastlock import _steps
-from fastlock._link import Connection, queue
+from fastlock._protocol import steps
+from fastlock._transport.sync_connection import Connection, write_request
 from fastlock.embedded import Server
 
 MARK = b"\r\nsku\r\n"
@@ -101,7 +101,7 @@ async def test_no_socket_is_left_to_the_garbage_collector_by_an_error(
     client = fastlock.Client.from_url(proxy.url, reply_timeout=0.1)
     lock = client.lock(NAME)
     lock.acquire()
-    own = os.readlink(f"/proc/self/fd/{client._wire.connections[0].sock.fileno()}")
+    own = os.readlink(f"/proc/self/fd/{client._transport.connections[0].sock.fileno()}")
     assert own in sockets()
     proxy.refuse()
     proxy.cut()
@@ -118,7 +118,7 @@ async def test_what_cannot_be_undone_as_its_client_closes_is_told(
 ) -> None:
     client = face.client(proxy.url)
     await face.get(client.server_info())
-    client._wire.debts.append(_steps.Undo([b"sku:1", b"sku:2"], [b"one", b"two"]))
+    client._transport.pending_undos.append(steps.Undo([b"sku:1", b"sku:2"], [b"one", b"two"]))
     proxy.refuse()
     proxy.cut()
     await face.get(client.close())
@@ -139,7 +139,7 @@ async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
     await fired(face, armed.wait)
     await until(face, lambda: probe.exists(NAME), "it is executed")
     closing = face.start(client.close)
-    await until(face, lambda: client.retired, "it is being closed")
+    await until(face, lambda: client.closed, "it is being closed")
     proxy.cut()
     await closing.get()
     with pytest.raises(fastlock.ClientClosedError):
@@ -157,19 +157,19 @@ async def test_what_is_undone_while_another_thread_closes_the_client_is_undone(
     probe.set(NAME, TOKEN)
     real, chosen, closed = Connection.post, threading.Event(), threading.Event()
 
-    def post(connection: Connection, undo: _steps.Undo) -> None:
+    def post(connection: Connection, undo: steps.Undo) -> None:
         if undo.names and not chosen.is_set():
             chosen.set()
             assert closed.wait(20)
         real(connection, undo)
 
     monkeypatch.setattr(Connection, "post", post)
-    job = face.start(lambda: client._wire.undo(_steps.Undo([NAME.encode()], [TOKEN])))
+    job = face.start(lambda: client._transport.undo(steps.Undo([NAME.encode()], [TOKEN])))
     assert chosen.wait(20)
     client.close()
     closed.set()
     await job.get()
-    assert not probe.exists(NAME) and client._wire.debts == []
+    assert not probe.exists(NAME) and client._transport.pending_undos == []
 
 
 @two_servers
@@ -181,8 +181,8 @@ async def test_what_is_owed_is_said_until_it_is_done(
     await face.get(client.server_info())
     probe.set(NAME, TOKEN.replace(b":", b"+"))
     probe.script_flush()
-    (client._wire.link if face.is_async else client._wire.connections[0]).fail(EOFError("cut"))
-    client._wire.debts.append(_steps.Undo([NAME.encode()], [TOKEN]))
+    (client._transport.connection if face.is_async else client._transport.connections[0]).fail(EOFError("cut"))
+    client._transport.pending_undos.append(steps.Undo([NAME.encode()], [TOKEN]))
     await face.get(client.close())
     assert not probe.exists(NAME) and caplog.records == []
 
@@ -195,7 +195,7 @@ async def test_what_the_server_refuses_to_undo_as_its_client_closes_is_told(
     await face.get(client.server_info())
     probe.set(NAME, TOKEN)
     server_config(min_replicas_to_write="1")
-    client._wire.undo(_steps.Undo([NAME.encode()], [TOKEN]))
+    client._transport.undo(steps.Undo([NAME.encode()], [TOKEN]))
     await face.get(client.close())
     server_config(min_replicas_to_write="0")
     (record,) = caplog.records
@@ -209,32 +209,32 @@ async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed
     """The first is stopped in it; a third thread, which says what is owed, must not have it taken away."""
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
-    wire = client._wire
-    broken = wire.connections[0]
-    wire.idle.clear()
-    wire.idle.append(wire._more()[0])
+    transport = client._transport
+    broken = transport.connections[0]
+    transport.idle.clear()
+    transport.idle.append(transport._get_connection()[0])
     probe.set(NAME, TOKEN)
-    undo = _steps.Undo([NAME.encode()], [TOKEN])
-    undo.link = broken
-    queue(broken, undo, _steps.Said(undo))
+    undo = steps.Undo([NAME.encode()], [TOKEN])
+    undo.connection = broken
+    write_request(broken, undo, steps.UndoReply(undo))
     finding, saying, go_on = threading.Event(), threading.Event(), threading.Event()
-    outlived, calls = _steps.Undo.outlived, vars(_steps.Undo)["calls"]
+    outlived, calls = steps.Undo.outlived_by, vars(steps.Undo)["calls"]
 
-    def stopped(undo: _steps.Undo, session: Any) -> None:
+    def stopped(undo: steps.Undo, session: Any) -> None:
         if not finding.is_set():
             finding.set()
             go_on.wait(20)
         outlived(undo, session)
 
-    def slow(undo: _steps.Undo) -> Any:
+    def slow(undo: steps.Undo) -> Any:
         if undo.names and not saying.is_set():
             saying.set()
             go_on.wait(20)
             first.finished.wait(20)
         return calls.fget(undo)
 
-    monkeypatch.setattr(_steps.Undo, "outlived", stopped)
-    monkeypatch.setattr(_steps.Undo, "calls", property(slow))
+    monkeypatch.setattr(steps.Undo, "outlived_by", stopped)
+    monkeypatch.setattr(steps.Undo, "calls", property(slow))
     first = face.start(lambda: broken.fail(EOFError("first")))
     assert finding.wait(20)
     second = face.start(lambda: broken.fail(EOFError("second")))
@@ -244,9 +244,9 @@ async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed
     go_on.set()
     for job in (first, second, third):
         await job.get()
-    monkeypatch.setattr(_steps.Undo, "calls", calls)
+    monkeypatch.setattr(steps.Undo, "calls", calls)
     client.close()
-    assert not probe.exists(NAME) and wire.debts == [] and probe.delete("other") == 1
+    assert not probe.exists(NAME) and transport.pending_undos == [] and probe.delete("other") == 1
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
@@ -257,7 +257,7 @@ async def test_closing_waits_for_the_end_of_a_connection_that_is_being_made(
     client = face.client(proxy.url)
     await client.server_info()
     proxy.cut()
-    await until(face, lambda: client._wire.link is None, "it is cut")
+    await until(face, lambda: client._transport.connection is None, "it is cut")
     armed = proxy.arm(stall(), new_only=True)
     job = face.start(client.lock(NAME).acquire)
     await fired(face, armed.wait)
@@ -302,7 +302,7 @@ async def test_a_release_after_closing_that_is_given_up_is_carried_out(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not probe.exists(NAME) and client._wire.debts == []
+    assert not probe.exists(NAME) and client._transport.pending_undos == []
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)

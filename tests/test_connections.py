@@ -18,21 +18,20 @@ from typing import Any
 
 import pytest
 import redis
+from support.child_client import fired, until
 from support.faces import Face
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, replace, stall, swallow
-from support.party import fired, until
-from support.wire import Wire
+from support.raw_client import RawClient
 
 import fastlock.asyncio
-from fastlock import _commands as say
-from fastlock import _law as law
-from fastlock import _session as sessions
-from fastlock import _steps, _wire
-from fastlock._aio_link import Link
-from fastlock._broken import Broken
-from fastlock._lease import now
-from fastlock._link import Connection, removed
+from fastlock._protocol import extension, handshake, steps
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.lease import now
+from fastlock._stream_errors import Broken
+from fastlock._transport import sync
+from fastlock._transport.aio_connection import AsyncConnection
+from fastlock._transport.sync_connection import Connection, removed
 from fastlock.embedded import Server
 
 NAME = "sku"
@@ -54,13 +53,13 @@ def test_a_connection_that_ends_with_the_last_word_of_its_handshake_fails_at_onc
     async def body() -> None:
         with FakeServer(version=version) as fake:
             client = fastlock.asyncio.Client.from_url(fake.url)
-            client._wire.begin()
-            link = Link(client._wire, asyncio.get_running_loop())
-            link.connection_made(SimpleNamespace(write=lambda data: None, abort=lambda: None))  # type: ignore[arg-type]
-            greeting = asyncio.create_task(link.greet(client._settings, (None, None)))
+            client._transport.begin()
+            connection = AsyncConnection(client._transport, asyncio.get_running_loop())
+            connection.connection_made(SimpleNamespace(write=lambda data: None, abort=lambda: None))  # type: ignore[arg-type]
+            greeting = asyncio.create_task(connection.do_handshake(client._settings, (None, None)))
             await asyncio.sleep(0)
-            link.received(fake.greeted(sessions.greeting(client._settings, (None, None))))
-            link.connection_lost(None)
+            connection.received(fake.greeted(handshake.greeting(client._settings, (None, None))))
+            connection.connection_lost(None)
             with pytest.raises(redis.exceptions.ConnectionError):
                 await asyncio.wait_for(greeting, 20)
             await client.close()
@@ -78,14 +77,14 @@ async def idle_connections(face: Face, client: Any, proxy: FaultProxy, count: in
     await fired(face, armed.wait) if face.is_async else armed.wait(count)
     armed.resume()
     assert [await job.get() for job in jobs] == [False] * count
-    assert len(proxy.links) == (1 if face.is_async else count)
+    assert len(proxy.connections) == (1 if face.is_async else count)
 
 
 async def closed_by_the_server(face: Face, client: Any, proxy: FaultProxy) -> None:
     """End all connections; return when the client's sockets have heard of it (and asyncio has, which is told)."""
     proxy.cut()
-    proxy.wait_for(lambda proxy: all(link.pumps == 0 for link in proxy.links))
-    while face.is_async and client._wire.link is not None:
+    proxy.wait_for(lambda proxy: all(connection.pumps == 0 for connection in proxy.connections))
+    while face.is_async and client._transport.connection is not None:
         await asyncio.sleep(0)
 
 
@@ -96,8 +95,8 @@ def note_pauses(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         found.append(seconds)
 
-    is_async = inspect.iscoroutinefunction(client._wire._sleep)
-    monkeypatch.setattr(client._wire, "_sleep", sleep if is_async else found.append)
+    is_async = inspect.iscoroutinefunction(client._transport._sleep)
+    monkeypatch.setattr(client._transport, "_sleep", sleep if is_async else found.append)
     return found
 
 
@@ -128,9 +127,11 @@ async def test_connections_that_the_server_closed_while_they_were_idle_are_repla
         assert await face.get(client.release_many([lease])) == [True]
     assert pauses == []
     assert proxy.accepted == made + 1, "one for them all: the others are needed by nobody"
-    assert sum(MARK in link.requests for link in proxy.links[:made]) <= 1, "nothing was sent on any that had ended"
+    assert sum(MARK in connection.requests for connection in proxy.connections[:made]) <= 1, (
+        "nothing was sent on any that had ended"
+    )
     if not face.is_async:
-        assert client._wire.connections == client._wire.idle and len(client._wire.idle) == 1
+        assert client._transport.connections == client._transport.idle and len(client._transport.idle) == 1
     proxy.arm(swallow(), after=b"\r\nother\r\n")
     assert await face.get(client.lock("other").locked()) is False
     assert pauses == [0.0], "a reply that was lost is another matter, or this test sees no pause"
@@ -149,14 +150,14 @@ def test_what_is_owed_outlives_the_connection_that_was_to_carry_it(
     probe.set(NAME, "abandoned")
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
-    wire = client._wire
-    wire.debts += [_steps.Undo([name], [b"abandoned"]) for name in (b"other", NAME.encode())]
-    connection = wire.idle.pop()
+    transport = client._transport
+    transport.pending_undos += [steps.Undo([name], [b"abandoned"]) for name in (b"other", NAME.encode())]
+    connection = transport.idle.pop()
     connection.fail(Broken("by another thread"))
-    wire._pay(connection)
-    assert sorted(undo.names for undo in wire.debts) == [[b"other"], [NAME.encode()]]
+    transport._flush_undos_over(connection)
+    assert sorted(undo.names for undo in transport.pending_undos) == [[b"other"], [NAME.encode()]]
     assert not client.lock("barrier").locked()
-    assert not probe.exists(NAME) and wire.debts == []
+    assert not probe.exists(NAME) and transport.pending_undos == []
 
 
 @threads_only
@@ -177,9 +178,9 @@ def test_who_finds_the_last_idle_connection_taken_looks_again(
         idle.clear()
         raise ValueError
 
-    monkeypatch.setattr(_wire, "POP", popped)
-    monkeypatch.setattr(_wire, "REMOVE", removed)
-    assert client._wire.drive(law.inspect(say.EXISTS, NAME.encode(), now)) == 0
+    monkeypatch.setattr(sync, "POP", popped)
+    monkeypatch.setattr(sync, "REMOVE", removed)
+    assert client._transport.drive(extension.inspect(Opcode.EXISTS, NAME.encode(), now)) == 0
     assert came == [1, 1] and proxy.accepted == 1
 
 
@@ -188,37 +189,37 @@ def test_a_debt_is_paid_by_one_thread(face: Face, impl: str, server: Server, pro
     """Another pays as well, between one's taking a debt and its saying it, and between two of them."""
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
-    wire = client._wire
-    connection = wire.idle[0]
-    real, said = connection.post, list[_steps.Undo]()
+    transport = client._transport
+    connection = transport.idle[0]
+    real, said = connection.post, list[steps.Undo]()
 
     class Paying(Connection):
-        def post(self, undo: _steps.Undo) -> None:
+        def post(self, undo: steps.Undo) -> None:
             said.append(undo)
-            wire._pay(self)
+            transport._flush_undos_over(self)
             real(undo)
 
-    wire.debts += [_steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
-    owed = list(wire.debts)
+    transport.pending_undos += [steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
+    owed = list(transport.pending_undos)
     connection.__class__ = Paying
-    wire._pay(connection)
-    assert said == owed and wire.debts == []
+    transport._flush_undos_over(connection)
+    assert said == owed and transport.pending_undos == []
 
 
 @threads_only
 def test_a_debt_that_a_dead_connection_cannot_pay_stays_once(face: Face, impl: str, server: Server) -> None:
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
-    wire = client._wire
-    wire.debts += [_steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
-    owed = set(wire.debts)
-    connection = wire.idle[0]
+    transport = client._transport
+    transport.pending_undos += [steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
+    owed = set(transport.pending_undos)
+    connection = transport.idle[0]
     connection.fail(Broken("by another thread"))
     for _ in range(3):
-        wire._pay(connection)
-    assert len(wire.debts) == 4 and set(wire.debts) == owed
-    assert sorted(len(undo.stale) for undo in wire.debts) == [0, 1, 1, 1]
-    wire.debts.clear()
+        transport._flush_undos_over(connection)
+    assert len(transport.pending_undos) == 4 and set(transport.pending_undos) == owed
+    assert sorted(len(undo.stale) for undo in transport.pending_undos) == [0, 1, 1, 1]
+    transport.pending_undos.clear()
 
 
 def test_what_another_thread_took_out_of_a_list_is_not_there() -> None:
@@ -259,7 +260,7 @@ def test_a_quiet_time_before_a_command_counts_for_no_reply_timeout(
                     await asyncio.sleep(0.001)
                 loop.later += 1
                 await ticks()
-                assert not task.done() and client._wire.link is not None
+                assert not task.done() and client._transport.connection is not None
                 armed.resume()
                 assert await task is True and proxy.accepted == 1
                 await lock.release()
@@ -300,13 +301,15 @@ def test_who_connects_before_a_failed_try_is_repeated_connects_for_it(
             for call in (lock.acquire, client.server_info):  # the other one joins the first try for what is owed
                 with pytest.raises(LookupError, match="the vault"):
                     await call()
-            assert client._wire.debts and client._wire._failures == 2, "nothing is owed, so nothing is tried"
+            assert client._transport.pending_undos and client._transport._failures == 2, (
+                "nothing is owed, so nothing is tried"
+            )
             assert await lock.acquire()
             await lock.release()
             loop.later += 100  # the time of the next try has come
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert client._wire._connecting is None
+            assert client._transport._connecting is None
             assert await lock.acquire() and proxy.accepted == 2
             await lock.release()
 
@@ -374,7 +377,7 @@ async def test_a_broken_connection_is_ended_on_its_own_server_only(
     what broke is somebody else's."""
     before, after = start_server(), start_server()
     for _ in range(30):
-        Wire(before.unix_url).socket.close()
+        RawClient(before.unix_url).socket.close()
     with FaultProxy(before.unix_url) as proxy:
         client = face.client(proxy.url, reply_timeout=PATIENT, max_connections=1)
         await face.get(client.server_info())
@@ -383,16 +386,16 @@ async def test_a_broken_connection_is_ended_on_its_own_server_only(
         lock = client.lock(NAME, timeout=60)
         assert await face.get(lock.acquire(blocking=False)) is True
         armed.wait()
-        assert len(proxy.links) == 2
-        calls = killed(proxy.links[1].commands)
+        assert len(proxy.connections) == 2
+        calls = killed(proxy.connections[1].commands)
         assert (calls == []) if restarted else (len(calls) == 1 and calls[0][2] == b"ID" and calls[0][4] == b"ADDR")
         await face.get(lock.release())
         await face.get(client.close())
 
 
-def session(number: int, serial: int, run: bytes = b"", *, unix: bool = False) -> sessions.Session:
+def session(number: int, serial: int, run: bytes = b"", *, unix: bool = False) -> handshake.Session:
     address = b"/tmp/s:0" if unix else b"10.0.0.7:51234"
-    return sessions.Session({}, frozenset(), b"%d" % number if number else b"", address, "", serial, run)
+    return handshake.Session({}, frozenset(), b"%d" % number if number else b"", address, "", serial, run)
 
 
 @pytest.mark.parametrize(
@@ -417,15 +420,15 @@ def session(number: int, serial: int, run: bytes = b"", *, unix: bool = False) -
         (session(7, 1, b"", unix=True), session(8, 2, b"", unix=True), False),
     ],
 )
-def test_who_ends_whom(broken: sessions.Session, current: sessions.Session, is_ended: bool) -> None:
+def test_who_ends_whom(broken: handshake.Session, current: handshake.Session, is_ended: bool) -> None:
     call = (b"CLIENT", b"KILL", b"ID", broken.id, b"ADDR", broken.address)
-    assert sessions.end(broken, current) == (call if is_ended else None)
+    assert handshake.end(broken, current) == (call if is_ended else None)
 
 
 def test_nobody_ends_himself() -> None:
     """What he left behind on this connection comes before what he says now."""
     mine = session(7, 1, b"one")
-    assert sessions.end(mine, mine) is None
+    assert handshake.end(mine, mine) is None
 
 
 @threads_only
@@ -437,12 +440,12 @@ async def test_a_connection_that_is_just_failing_is_left_at_once(
     client = face.client(server.unix_url, max_connections=1)
     lock = client.lock(NAME)
     await face.get(lock.locked())
-    (failing,) = client._wire.connections
-    client._wire.idle.clear()
-    failing.dead = ConnectionError("found by another thread")
+    (failing,) = client._transport.connections
+    client._transport.idle.clear()
+    failing.error = ConnectionError("found by another thread")
     calls = {"acquire": lock.acquire, "acquire with": lambda: lock.acquire(blocking_timeout=PATIENT)}
     assert await face.get(calls.get(operation, lock.locked)()) is (operation != "locked")
-    assert failing not in client._wire.connections and client._wire.idle == client._wire.connections
+    assert failing not in client._transport.connections and client._transport.idle == client._transport.connections
     if lock.lease is not None:
         await face.get(lock.release())
 
@@ -454,7 +457,7 @@ async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
 ) -> None:
     """Those that are busy are told from the others by counting; and who waits next has messages again."""
     client, holder = face.client(server.unix_url), face.client(server.unix_url).lock(NAME)
-    wire = client._wire
+    transport = client._transport
 
     def listening() -> set[str]:
         return {each["id"] for each in probe.client_list(_type="pubsub")}
@@ -470,18 +473,18 @@ async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
         await face.get(lock.release())
 
     # so that none that listens is needed for other commands
-    wire.idle += [wire._open(object(), wire.settings.connect_timeout) for _ in range(3)]
+    transport.idle += [transport._open_connection(object(), transport.settings.connect_timeout) for _ in range(3)]
     await face.get(holder.acquire())
     waiting = face.start(take_turn)
     await until(face, listening, "somebody who listens")
-    broken = wire.ear
+    broken = transport.push_connection
     await cut()
-    await until(face, lambda: wire.ear not in (None, broken), "somebody who listens again")
+    await until(face, lambda: transport.push_connection not in (None, broken), "somebody who listens again")
     await face.get(holder.release())
     await waiting.get(PATIENT)
-    assert wire.away == 1 and wire.ear not in wire.idle
-    wire.ear.fail(ConnectionError("found by who leaves a queue"))
-    assert wire.away == 0 and wire.connections == wire.idle
+    assert transport.push_connection_lent == 1 and transport.push_connection not in transport.idle
+    transport.push_connection.fail(ConnectionError("found by who leaves a queue"))
+    assert transport.push_connection_lent == 0 and transport.connections == transport.idle
 
 
 # ---------------------------------------------------------------------------------------- more threads than connections
@@ -515,10 +518,10 @@ async def test_no_command_is_stranded_and_no_reply_goes_astray_in_a_crowd(
             dice = random.Random(f"{seed}/{number}")
             for count in range(500):
                 key = b"%d:%d:" % (number, count) + b"x" * dice.choice((0, 0, 0, 50, 3000))
-                assert client._wire.drive(law.inspect(say.GET, key, now)) == key
+                assert client._transport.drive(extension.inspect(Opcode.GET, key, now)) == key
             return number
 
         assert await face.together([lambda n=n: work(n) for n in range(8)]) == list(range(8))
-        assert fake.accepted <= limit and len(client._wire.idle) == fake.accepted
+        assert fake.accepted <= limit and len(client._transport.idle) == fake.accepted
         asked = [words for words in fake.commands if words[0] == b"GET"]
         assert len(asked) == 8 * 500, "each command was sent once"

@@ -15,7 +15,7 @@ import redis
 from support.faces import Face
 from support.redispy import ending, module
 
-from fastlock._steps import Undo
+from fastlock._protocol.steps import Undo
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("impl")
@@ -86,13 +86,13 @@ async def test_a_client_is_closed_though_its_provider_fails(
     client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
     await face.get(client.server_info())
     cut(probe)
-    while noticed and face.is_async and client._wire.link is not None:
+    while noticed and face.is_async and client._transport.connection is not None:
         await asyncio.sleep(0.001)
     if noticed and not face.is_async:
-        client._wire.idle[0].fail(EOFError("gone"))
-    client._wire.owe(Undo([b"a"], [b"fl:" + b"0" * 32]))
+        client._transport.idle[0].fail(EOFError("gone"))
+    client._transport.defer(Undo([b"a"], [b"fl:" + b"0" * 32]))
     await face.get(client.close())
-    assert client.retired
+    assert client.closed
     assert "b'a'" in caplog.text, "what may stay is told"
 
 
@@ -104,11 +104,11 @@ async def test_a_provider_s_error_takes_nobody_s_exception(
     client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
     await face.get(client.server_info())
     cut(probe)
-    wire = client._wire
-    wire.idle[0].fail(EOFError("gone"))
-    wire.owe(Undo([b"a"], [b"fl:" + b"0" * 32]))
-    wire.say_debts()
-    assert len(wire.debts) == 1, "owed still"
+    transport = client._transport
+    transport.idle[0].fail(EOFError("gone"))
+    transport.defer(Undo([b"a"], [b"fl:" + b"0" * 32]))
+    transport.flush_pending_undos()
+    assert len(transport.pending_undos) == 1, "owed still"
 
 
 async def test_each_new_connection_asks_the_provider(

@@ -25,7 +25,7 @@ from redis.retry import Retry
 from support.faces import Face
 from support.redispy import ending, module, theirs
 
-from fastlock._commands import proves
+from fastlock._protocol.commands import token_matches
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("impl")
@@ -130,7 +130,7 @@ class Walk:
         assert (left[0] < 0 and left[0] == left[1]) or abs(left[0] - left[1]) < NEAR, (self.log, left)
         known = [lock.local.token for lock in self.locks]
         assert (known[0] is None) == (known[1] is None), (self.log, known)
-        mine = [not isinstance(token, str) and token is not None and proves(self.probe.get(key), bytes(token))
+        mine = [not isinstance(token, str) and token is not None and token_matches(self.probe.get(key), bytes(token))
                 for key, token in zip(self.keys(), known, strict=True)]  # fmt: skip
         assert mine[0] == mine[1] or isinstance(known[0], str), (self.log, mine)
 
@@ -516,10 +516,10 @@ def test_the_table_and_the_scenes_name_the_same_rows() -> None:
 
 @pytest.mark.parametrize("row", SCENES)
 async def test_what_differs_differs_as_the_table_says(face: Face, server: Server, probe: redis.Redis, row: str) -> None:
-    play, *expected = SCENES[row]
+    run_steps, *expected = SCENES[row]
     async with ending(face, module(face).Redis(port=server.port)) as client:
         said = []
         for kind in (theirs(face), face.module.Lock):
-            said.append(await outcome(face, lambda kind=kind: play(Scene(face, client, probe, kind))))  # type: ignore[misc]
+            said.append(await outcome(face, lambda kind=kind: run_steps(Scene(face, client, probe, kind))))  # type: ignore[misc]
             probe.delete("a")
     assert said == expected

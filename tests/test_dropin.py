@@ -21,14 +21,15 @@ import redis.asyncio
 import redis.asyncio.lock
 import redis.lock
 import redis.sentinel
+from support.child_client import until
 from support.faces import Face
 from support.faultproxy import FaultProxy
-from support.party import until
 from support.redispy import Inner, end, ending, theirs
 
 import fastlock
 import fastlock.asyncio
-from fastlock import _topology as topology
+from fastlock._locks import redis_py
+from fastlock._transport.settings import settings_from_pool
 from fastlock.embedded import Server
 
 ROOT = Path(fastlock.__file__).parent.parent
@@ -57,7 +58,7 @@ async def test_one_may_be_made_in_a_handler_of_signals_while_one_is_made(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread has begun with the client of a pool: of the same one, or of another."""
-    real, made = topology.from_pool, list[Any]()
+    real, made = settings_from_pool, list[Any]()
     async with redis_client(face, server) as one, redis_client(face, server) as other:
 
         def interrupted(pool: Any) -> Any:
@@ -66,7 +67,7 @@ async def test_one_may_be_made_in_a_handler_of_signals_while_one_is_made(
                 made.extend(face.module.Lock(each, "a") for each in (one, other))
             return real(pool)
 
-        monkeypatch.setattr(topology, "from_pool", interrupted)
+        monkeypatch.setattr(redis_py, "settings_from_pool", interrupted)
         made.append(face.module.Lock(one, "a"))
         same, another, outer = made[1:]
         assert same._client is outer._client is Inner.of(one) is not another._client is Inner.of(other)
@@ -311,7 +312,7 @@ async def test_all_locks_of_a_pool_share_one_client_which_ends_with_the_pool(
         await face.get(lock.acquire())
         await face.get(lock.release())
     assert count() == 1 + extra and Inner.of(client) is Inner.of(same_pool)
-    wire = Inner.of(client)._wire
+    transport = Inner.of(client)._transport
     async with redis_client(face, server) as another:
         lock = face.module.Lock(another, "a", timeout=5)
         assert await face.get(lock.acquire()) and count() == 2 + extra
@@ -323,7 +324,7 @@ async def test_all_locks_of_a_pool_share_one_client_which_ends_with_the_pool(
     while count() and time.monotonic() < deadline:
         await asyncio.sleep(0.005) if face.is_async else time.sleep(0.005)
     left = probe.client_list() if count() else []
-    await face.get(wire.close())
+    await face.get(transport.close())
     assert left == [], "a pool that is gone leaves its connection of fastlock behind"
 
 

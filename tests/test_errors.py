@@ -24,10 +24,10 @@ from support.faces import Face
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, replace, stall
 from support.listener import Listener
-from support.pipes import LONG
+from support.streams import LONG
 
 import fastlock
-from fastlock import _aio_link
+from fastlock._transport import aio_connection
 from fastlock.embedded import Server
 
 PROMISE = b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"  # COMMAND INFO DELIFEQ DELEX of a server that has the first
@@ -282,17 +282,17 @@ async def test_no_room_is_said_though_the_server_closed_before_it_was_greeted(
     """As where the event loop is busy between the connect and the first write; its words were read by then, or not."""
     server, probe = own()
     probe.config_set("maxclients", "1")
-    greet = _aio_link.Link.greet
+    greet = aio_connection.AsyncConnection.do_handshake
 
-    async def late(link: _aio_link.Link, *arguments: Any) -> None:
+    async def late(connection: aio_connection.AsyncConnection, *arguments: Any) -> None:
         poller = select.poll()
-        poller.register(link.transport.get_extra_info("socket").fileno(), 0)
+        poller.register(connection.byte_transport.get_extra_info("socket").fileno(), 0)
         assert poller.poll(LONG * 1000), "the server has not closed"
         for _ in range(ticks):
             await asyncio.sleep(0)
-        await greet(link, *arguments)
+        await greet(connection, *arguments)
 
-    monkeypatch.setattr(_aio_link.Link, "greet", late)
+    monkeypatch.setattr(aio_connection.AsyncConnection, "do_handshake", late)
     with pytest.raises(exceptions.ConnectionError, match="max number of clients"):
         await face.client(server.url).lock("sku").acquire()
 

@@ -9,13 +9,12 @@ import itertools
 from typing import Any
 
 import pytest
-from support.play import Clock, lease_of
+from support.run_steps import Clock, lease_of
 
-import fastlock._law as law
-from fastlock import _extension
-from fastlock._extension import Outcome
-from fastlock._lease import ENDED
-from fastlock._steps import Ask
+from fastlock._protocol import extension
+from fastlock._protocol.extension import Outcome
+from fastlock._protocol.lease import ENDED
+from fastlock._protocol.steps import Command
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 SHORT, LONGER = 2_000, 60_000  # milliseconds
@@ -25,7 +24,7 @@ class Extension:
     """One that was sent and not answered yet."""
 
     def __init__(self, clock: Clock, lease: Any, ms: int) -> None:
-        self.steps = law.prolong(lease, ms, True, clock)
+        self.steps = extension.extend(lease, ms, True, clock)
         self.ask = next(self.steps)
         self.ask.sent = clock()
 
@@ -50,7 +49,7 @@ def test_of_several_at_once_the_earliest_end_holds(clock: Clock, lengths: Any, o
         assert lease.deadline == start + SHORT / 1000
     alone = Extension(clock, lease, LONGER)
     assert alone.answer() is True and lease.deadline == start + LONGER / 1000, "the others are over"
-    assert _extension._MOVES == []
+    assert extension._UNDER_WAY == []
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["struck first", "answered first"])
@@ -61,7 +60,7 @@ def test_one_that_is_struck_holds_the_other_back(clock: Clock, first: bool) -> N
     for each in (short.strike, longer.answer) if first else (longer.answer, short.strike):
         each()
         assert lease.deadline == start + SHORT / 1000
-    assert _extension._MOVES == []
+    assert extension._UNDER_WAY == []
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -69,27 +68,27 @@ def test_what_is_let_go_of_as_the_answer_comes_stays_so(
     clock: Clock, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another thread, at the last moment: who has the name next may hold it by the same token."""
-    lease, to = lease_of(clock, 10), _extension._Move.to
+    lease, to = lease_of(clock, 10), extension._Extension.to
     sent = [Extension(clock, lease, LONGER) for _ in range(1 if alone else 2)]
 
     def let_go(move: Any, end: float) -> None:
         lease.deadline = ENDED
         to(move, end)
 
-    monkeypatch.setattr(_extension._Move, "to", let_go)
+    monkeypatch.setattr(extension._Extension, "to", let_go)
     assert sent[0].answer() is False and (lease.deadline, lease.valid) == (ENDED, False)
 
 
-@pytest.mark.parametrize("parting", [True, False])
-def test_what_the_server_knows_no_more_is_lost_unless_it_is_being_released(clock: Clock, parting: bool) -> None:
+@pytest.mark.parametrize("releasing", [True, False])
+def test_what_the_server_knows_no_more_is_lost_unless_it_is_being_released(clock: Clock, releasing: bool) -> None:
     lease = lease_of(clock, 10)
     sent = Extension(clock, lease, LONGER)
-    lease.parting = parting
-    assert isinstance(sent.steps.send(None), Ask), "whether somebody waits"
+    lease.releasing = releasing
+    assert isinstance(sent.steps.send(None), Command), "whether somebody waits"
     with pytest.raises(StopIteration) as end:
         sent.steps.send(0)
-    assert end.value.value is (Outcome.GONE if parting else Outcome.LOST)
-    assert not lease.valid and (lease.deadline == ENDED) is not parting
+    assert end.value.value is (Outcome.GONE if releasing else Outcome.LOST)
+    assert not lease.valid and (lease.deadline == ENDED) is not releasing
 
 
 def test_those_of_two_leases_are_each_alone(clock: Clock) -> None:

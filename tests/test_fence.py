@@ -207,7 +207,7 @@ async def test_with_a_fence_no_lease_passes_on_without_asking(face: Face, server
     jobs = []
     for waiting, lock in enumerate((second, third)):
         jobs.append(face.start(lock.acquire))
-        while sum(gate.waiters.count for gate in list(client._wire.crowd.values())) <= waiting:
+        while sum(queue.waiters.count for queue in list(client._transport.queued_keys.values())) <= waiting:
             await asyncio.sleep(0.0005) if face.is_async else time.sleep(0.0005)
     await face.get(first.release())
     assert await jobs[0].get() is True

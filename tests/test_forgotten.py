@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import redis
+from support.child_client import LONG, NAME, QUEUE, SOON, ChildClient, either, held, queued, until, wait_with
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall, swallow
-from support.party import LONG, NAME, QUEUE, SOON, Party, either, held, queued, until, wait_with
 
 import fastlock
-from fastlock._commands import QUEUE_KEPT_MS, proves
+from fastlock._protocol.commands import QUEUE_KEPT_MS, token_matches
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -57,14 +57,14 @@ async def test_who_waits_follows_a_holder_that_was_killed_when_its_lease_ends(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     """Whenever the server gets round to expiring that key, among many others."""
-    with Party(face, server.unix_url, timeout=1.0) as party:
-        await party.hears("ready")
+    with ChildClient(face, server.unix_url, timeout=1.0) as child:
+        await child.hears("ready")
         probe.eval(CROWD, 0, "SET")
-        token = (await party.ask("acquire", "got")).split()[1]
+        token = (await child.ask("acquire", "got")).split()[1]
         lock, job = wait_with(face, face.client(server.unix_url))
         await until(face, lambda: probe.zcard(QUEUE) or job.finished.is_set(), "a waiter")
-        assert job.finished.is_set() or proves(probe.get(NAME), token.encode())
-        party.kill()
+        assert job.finished.is_set() or token_matches(probe.get(NAME), token.encode())
+        child.kill()
         await served(face, (lock, job))
     probe.eval(CROWD, 0, "DEL")
 
@@ -74,11 +74,11 @@ async def test_who_waits_is_served_though_those_before_it_were_killed(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     """The server knows who is still there, and passes over those who are not."""
-    with Party(face, server.unix_url) as first, Party(face, server.unix_url) as second:
+    with ChildClient(face, server.unix_url) as first, ChildClient(face, server.unix_url) as second:
         holder = await held(face, face.client(server.unix_url))
-        for number, party in enumerate((first, second)):
-            await party.hears("ready")
-            party.tell("acquire")
+        for number, child in enumerate((first, second)):
+            await child.hears("ready")
+            child.tell("acquire")
             await queued(face, probe, number + 1)
         waiting = [wait_with(face, face.client(server.unix_url))]
         await queued(face, probe, 3)
@@ -95,9 +95,9 @@ async def test_where_all_were_killed_the_next_who_comes_is_served(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     """And where nobody comes, the server forgets the queue by itself."""
-    with Party(face, server.unix_url, timeout=1.0) as holder, Party(face, server.unix_url) as waiter:
-        for party in (holder, waiter):
-            await party.hears("ready")
+    with ChildClient(face, server.unix_url, timeout=1.0) as holder, ChildClient(face, server.unix_url) as waiter:
+        for child in (holder, waiter):
+            await child.hears("ready")
         await holder.ask("acquire", "got")
         waiter.tell("acquire")
         await until(face, lambda: probe.zcard(QUEUE) or "got" in str(waiter.said), "a waiter")
@@ -113,27 +113,27 @@ async def test_where_all_were_killed_the_next_who_comes_is_served(
 @two_servers
 async def test_a_waiter_that_is_frozen_holds_up_nobody_for_long(face: Face, server: Server, probe: redis.Redis) -> None:
     """Its grant is for a moment; when it goes on it is no holder, and waits behind those who are there."""
-    with Party(face, server.unix_url, timeout=LONG) as party:
-        await party.hears("ready")
+    with ChildClient(face, server.unix_url, timeout=LONG) as child:
+        await child.hears("ready")
         holder = await held(face, face.client(server.unix_url))
-        party.tell("acquire")
-        (place,) = await queued(face, probe, 1)
+        child.tell("acquire")
+        (entry,) = await queued(face, probe, 1)
         lock, job = wait_with(face, face.client(server.unix_url))
         await queued(face, probe, 2)
-        party.stop()
+        child.stop()
         await face.get(holder.release())
-        assert place.endswith(probe.get(NAME)), "it is there, as far as the server can know"
+        assert entry.endswith(probe.get(NAME)), "it is there, as far as the server can know"
         assert await job.get(TWO_LOOKS) is True
         behind = wait_with(face, face.client(server.unix_url))
         await queued(face, probe, 1)
-        party.go_on()
-        assert (await queued(face, probe, 2))[1] == place, "behind those who are there"
+        child.go_on()
+        assert (await queued(face, probe, 2))[1] == entry, "behind those who are there"
         await face.get(lock.release())
         await served(face, behind)
-        token = (await party.hears("got")).split()[1]
-        assert proves(probe.get(NAME), token.encode()) and party.said == ["ready", f"got {token}"]
-        assert await party.ask("release", "released") == "released"
-        assert await party.ask("gates", "gates") == "gates 0"
+        token = (await child.hears("got")).split()[1]
+        assert token_matches(probe.get(NAME), token.encode()) and child.said == ["ready", f"got {token}"]
+        assert await child.ask("release", "released") == "released"
+        assert await child.ask("gates", "gates") == "gates 0"
 
 
 # ------------------------------------------------------------------------------------------- connections that are gone
@@ -149,14 +149,14 @@ async def test_who_waits_keeps_its_place_when_its_connections_are_killed(
     waiting = []
     for number, (client, fair) in enumerate([(one, False), (two, False), (one, True)]):
         waiting.append(wait_with(face, client, fair=fair))
-        places = await queued(face, probe, number + 1)
+        entries = await queued(face, probe, number + 1)
     for _ in range(3):
         killed = hearing(probe)
         assert len(killed) == 2
         for kind in kinds:
             probe.client_kill_filter(_type=kind, skipme=True)
         await until(face, lambda killed=killed: len(hearing(probe) - killed) == 2, "new connections for messages")
-    assert await queued(face, probe, 3) == places
+    assert await queued(face, probe, 3) == entries
     await face.get(holder.release())
     await served(face, *waiting)
 
@@ -235,13 +235,13 @@ async def test_a_server_that_comes_back_empty_finds_all_who_wait(
         with redis.Redis(unix_socket_path=new.path) as raw:
             while left:
                 ((lock, job),) = await either(face, left)
-                assert await job.get() is True and proves(raw.get(NAME), lock.lease.proof)
+                assert await job.get() is True and token_matches(raw.get(NAME), lock.lease.raw_token)
                 left.remove((lock, job))
                 if not left:
                     assert holder.lease.valid
                     with pytest.raises(fastlock.LockNotOwnedError):
                         await face.get(holder.release())
-                    assert proves(raw.get(NAME), lock.lease.proof)
+                    assert token_matches(raw.get(NAME), lock.lease.raw_token)
                 await face.get(lock.release())
             assert raw.keys() == []
 
@@ -311,7 +311,7 @@ async def test_a_waiter_without_rights_gets_the_lock_by_looking(
     await face.get(holder.release())
     while pairs:
         ((lock, job),) = await either(face, pairs)
-        assert await job.get() is True and proves(probe.get(NAME), lock.lease.proof)
+        assert await job.get() is True and token_matches(probe.get(NAME), lock.lease.raw_token)
         pairs.remove((lock, job))
         await face.get(lock.release())
 

@@ -29,13 +29,13 @@ from typing import Any
 
 import pytest
 import redis
+from support.child_client import fired
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
-from support.party import fired
 
 import fastlock
 import fastlock.asyncio
-from fastlock._commands import proves
+from fastlock._protocol.commands import token_matches
 
 NAME = "sku"
 MARK = b"\r\nsku\r\n"
@@ -152,7 +152,7 @@ def _driven(body: Awaitable[Any]) -> Any:
 
 def traffic(proxy: FaultProxy) -> list[tuple[int, int, bool]]:
     """What went over each connection so far, and whether it has ended."""
-    return [(len(link.requests), len(link.replies), link.dead) for link in proxy.links]
+    return [(len(connection.requests), len(connection.replies), connection.dead) for connection in proxy.connections]
 
 
 # -------------------------------------------------------------------------------------------------------- what is owned
@@ -175,7 +175,7 @@ async def test_child_owns_no_lock_of_its_parent(
                 await face.get(operation())
                 continue
             refused.append(True)
-        quiet = len(proxy.links) == len(before)
+        quiet = len(proxy.connections) == len(before)
         return [lease.valid, lease.remaining, refused, quiet, await face.get(lock.owned())]
 
     assert await in_child(face, work) == [False, 0.0, [True] * 3, True, False]
@@ -260,7 +260,7 @@ async def test_child_uses_the_same_client_over_connections_of_its_own(
         return done
 
     assert await in_child(face, work) == [True] * 3
-    assert len(proxy.links) > len(before) and traffic(proxy)[: len(before)] == before
+    assert len(proxy.connections) > len(before) and traffic(proxy)[: len(before)] == before
     lock = client.lock(NAME)
     assert await face.get(lock.acquire(blocking=False)) and await face.get(lock.owned())
     await face.get(lock.release())
@@ -279,7 +279,7 @@ async def test_many_children_and_their_parent_at_once(
         for _ in range(10):
             lock = client.lock(NAME, sleep=0.001)
             assert await face.get(lock.acquire())
-            assert proves(probe_of(proxy).get(NAME), lock.lease.token)
+            assert token_matches(probe_of(proxy).get(NAME), lock.lease.token)
             tokens.append(lock.lease.token.decode())
             await face.get(lock.release())
         return tokens
@@ -304,8 +304,8 @@ async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, prob
     lock = client.lock(NAME, thread_local=False)
     armed = proxy.arm(stall(), after=MARK, times=1)
     waiter = face.start(lambda: lock.acquire(blocking=False))
-    (link,) = proxy.links
-    await fired(face, lambda: proxy.wait_for(lambda proxy: link.held and MARK in link.requests))
+    (connection,) = proxy.connections
+    await fired(face, lambda: proxy.wait_for(lambda proxy: connection.held and MARK in connection.requests))
     before = traffic(proxy)
 
     async def work() -> list[Any]:
@@ -540,11 +540,11 @@ async def test_what_is_counted_and_closed_in_the_child_is_its_own(
 
     async def close() -> int:
         await face.get(client.close())
-        return len(proxy.links)
+        return len(proxy.connections)
 
     async def drop() -> int:
         client.__del__()
-        return len(proxy.links)
+        return len(proxy.connections)
 
     assert await in_child(face, count) == 0
     assert await in_child(face, close) == await in_child(face, drop) == len(before)

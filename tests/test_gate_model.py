@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.play import Clock, joined
+from support.run_steps import Clock, joined
 
-from fastlock._gate import HAND_OVER, LOOK, PASSED, PLAIN, Gates, Waiter
-from fastlock._lease import ENDED, Lease
+from fastlock._protocol.lease import ENDED, Lease
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, ReleaseRoute, Waiter
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 MS = 10_000
@@ -27,14 +27,14 @@ class Crowd(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.gates = Gates(contextlib.nullcontext())
+        self.queues = LocalQueues(contextlib.nullcontext())
         self.waiting: list[Waiter] = []  # in order of arrival
         self.holder: Waiter | None = None
         self.lease: Lease | None = None
         self.late: list[Lease] = []  # that ran out before they were released
         self.passed: list[Waiter] = []  # to whom a lease passed, and whose callers have not run since
         self.returned: set[Waiter] = set()  # whose lease was over when they did
-        self.elsewhere = 0  # others who wait for it
+        self.remote_waiters = 0  # others who wait for it
         self.known = False  # whether the server said so
         self.taken = False  # by one of them
         self.served: list[int] = []
@@ -49,7 +49,7 @@ class Crowd(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([MS, MS, MS, 1000, 0]), fenced=st.booleans())
     def arrive(self, ms: int, fenced: bool) -> None:
-        waiter = joined(self.gates, "name", b"name", ms, fenced, None)
+        waiter = joined(self.queues, "name", b"name", ms, fenced, None)
         self.numbers[waiter] = len(self.numbers)
         self.waiting.append(waiter)
 
@@ -70,47 +70,50 @@ class Crowd(RuleBasedStateMachine):
         return any(waiter.lease.deadline > self.clock() for waiter in self.passed if waiter.lease is not None)
 
     @precondition(lambda self: self.waiting)
-    @rule(place=st.integers(0, 5))
-    def look(self, place: int) -> None:
+    @rule(entry=st.integers(0, 5))
+    def look(self, entry: int) -> None:
         """Somebody wakes, for whatever reason, and may ask."""
-        waiter = self.waiting[place % len(self.waiting)]
-        waiter.called = False
-        if not self.gates.ask(waiter, self.clock()):
+        waiter = self.waiting[entry % len(self.waiting)]
+        waiter.woken = False
+        knows = waiter.queue.circulating is not None  # else it asks the server, whoever holds
+        if not self.queues.may_enter_now(waiter, self.clock()):
             return
         busy = self.holder is not None or self.underway()
-        assert waiter is self.waiting[0] and (not busy or waiter.fenced or (self.known and self.passes == 0))
+        assert waiter is self.waiting[0] and (
+            not (busy and knows) or waiter.fenced or (self.known and self.passes == 0)
+        )
         if self.taken or busy:  # or it asks ahead of its turn
-            waiter.gate.queued(5.0, True, self.clock())
+            waiter.queue.note_queued(5.0, True, self.clock())
             return
         end = self.clock() + waiter.ms / 1000 if waiter.ms else math.inf
         fence = self.last_fence + 1 if waiter.fenced else None
-        lease = Lease("name", b"name", waiter.gate.place, end, fence)
-        waiter.gate.granted(waiter, lease, self.elsewhere, self.clock())
-        self.known = self.elsewhere > 0
+        lease = Lease("name", b"name", waiter.queue.entry, end, fence)
+        waiter.queue.note_granted(waiter, lease, self.remote_waiters, self.clock())
+        self.known = self.remote_waiters > 0
         assert waiter is self.waiting.pop(0), "somebody was overtaken"
         self.now_holds(waiter, lease)
-        self.passes = len(self.waiting) if self.elsewhere else math.inf
+        self.passes = len(self.waiting) if self.remote_waiters else math.inf
 
     @precondition(lambda self: self.holder is not None)
     @rule()
     def release(self) -> None:
         lease, self.holder, self.lease = self.lease, None, None
         assert lease is not None
-        what = self.gates.release(lease, self.clock())
-        if what == PASSED:
+        what = self.queues.release(lease, self.clock())
+        if what == ReleaseRoute.LOCAL:
             assert lease.deadline == ENDED
             self.passes_to_the_first(lease)
             return
         assert all(waiter.lease is None for waiter in self.waiting)
-        assert what == (HAND_OVER if self.waiting or self.known else PLAIN)
-        if self.elsewhere:
-            self.elsewhere, self.taken = self.elsewhere - 1, True
-        elif self.waiting and self.waiting[0].gate.asked:  # it asked ahead, and is first of all
-            self.gates.hear(self.waiting[0].gate.place)
+        assert what == (ReleaseRoute.SCRIPT if self.waiting or self.known else ReleaseRoute.DELETE)
+        if self.remote_waiters:
+            self.remote_waiters, self.taken = self.remote_waiters - 1, True
+        elif self.waiting and self.waiting[0].queue.entry_sent:  # it asked ahead, and is first of all
+            self.queues.on_grant_message(self.waiting[0].queue.entry)
 
     def passes_to_the_first(self, lease: Lease) -> None:
         first = self.waiting.pop(0)
-        assert first.called and not first.fenced and first.lease is not None and first.lease.proof == lease.proof
+        assert first.woken and not first.fenced and first.lease is not None and first.lease.raw_token == lease.raw_token
         self.passed.append(first)
         self.passes -= 1
 
@@ -121,18 +124,20 @@ class Crowd(RuleBasedStateMachine):
         waiter = self.passed.pop(at % len(self.passed))
         assert waiter.lease is not None
         over = waiter.lease.deadline <= self.clock()
-        found = self.gates.returned(waiter, self.clock())
+        found = self.queues.take_back_expired(waiter, self.clock())
         assert (found is not None) is over
         if over:
-            asks = self.waiting and self.waiting[0].gate.asked
+            asks = self.waiting and self.waiting[0].queue.entry_sent
             self.waiting.insert(1 if asks else 0, waiter)
             self.returned.add(waiter)
             return
         lease, waiter.lease = waiter.lease, None
         self.now_holds(waiter, lease)
-        self.gates.taken(waiter)
+        self.queues.handover_completed(waiter)
         first = self.waiting[0] if self.waiting else None
-        assert first is None or first.called or not (first.fenced or (self.known and not self.passes))
+        # or its queue was forgotten meanwhile, or the first has entered already
+        apart = first is None or first.queue is not waiter.queue or first.queue.entry_sent
+        assert apart or first.woken or not (first.fenced or (self.known and not self.passes))
 
     @precondition(lambda self: self.passed)
     @rule()
@@ -140,28 +145,28 @@ class Crowd(RuleBasedStateMachine):
         """It goes before it has seen that it was handed the lease."""
         gone = self.passed.pop()
         handed = gone.lease
-        given_back, place = self.gates.leave(gone, self.clock())
-        assert gone.lease is None and place is None and handed is not None
+        given_back, entry = self.queues.dequeue(gone, self.clock())
+        assert gone.lease is None and entry is None and handed is not None
         if given_back is None:
             self.passes_to_the_first(handed)
         else:
             assert given_back is handed
-            if self.elsewhere and handed.deadline > self.clock():
-                self.elsewhere, self.taken = self.elsewhere - 1, True
-            elif self.waiting and self.waiting[0].gate.asked:
-                self.gates.hear(self.waiting[0].gate.place)
+            if self.remote_waiters and handed.deadline > self.clock():
+                self.remote_waiters, self.taken = self.remote_waiters - 1, True
+            elif self.waiting and self.waiting[0].queue.entry_sent:
+                self.queues.on_grant_message(self.waiting[0].queue.entry)
 
     @precondition(lambda self: self.waiting)
-    @rule(place=st.integers(0, 5))
-    def leave(self, place: int) -> None:
-        gone = self.waiting.pop(place % len(self.waiting))
-        gate = gone.gate
-        asked = gate.asked
-        handed, place_left = self.gates.leave(gone, self.clock())
+    @rule(entry=st.integers(0, 5))
+    def give_up(self, entry: int) -> None:
+        gone = self.waiting.pop(entry % len(self.waiting))
+        queue = gone.queue
+        asked, knows = queue.entry_sent, queue.circulating is not None
+        handed, entry_left = self.queues.dequeue(gone, self.clock())
         assert handed is None
-        held = self.holder is not None or self.underway()
-        assert (place_left is not None) is (not self.waiting and asked)
-        assert not held or place_left is None or place_left != gate.place
+        held = knows and (self.holder is not None or self.underway())
+        assert (entry_left is not None) is (not self.waiting and asked)
+        assert not held or entry_left is None or entry_left != queue.entry
 
     @precondition(lambda self: self.holder is not None and self.lease is not None and self.lease.deadline < math.inf)
     @rule(released=st.booleans())
@@ -172,61 +177,67 @@ class Crowd(RuleBasedStateMachine):
         if released:
             self.late.append(self.lease)
         self.holder = self.lease = None
-        self.gates.lapsed(self.clock())
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Now and then queues are looked through; one in which nobody waits is forgotten, and what it knew."""
+        self.queues.expire(self.clock())
+        if b"name" not in self.queues.by_key:
+            self.known, self.passes = False, math.inf
 
     @precondition(lambda self: self.late)
     @rule()
     def release_too_late(self) -> None:
-        assert self.gates.release(self.late.pop(), self.clock()) != PASSED
+        assert self.queues.release(self.late.pop(), self.clock()) != ReleaseRoute.LOCAL
 
     @rule(seconds=st.sampled_from([0.0001, 0.001, 0.02, 0.3, 11]))
     def wait(self, seconds: float) -> None:
         self.clock.go(seconds)
         if self.lease is not None and self.lease.deadline <= self.clock():
             self.holder = self.lease = None
-        self.gates.lapsed(self.clock())
+        self.sweep()
 
-    @precondition(lambda self: self.elsewhere < 3)
+    @precondition(lambda self: self.remote_waiters < 3)
     @rule()
     def come_elsewhere(self) -> None:
-        self.elsewhere += 1
+        self.remote_waiters += 1
 
     @precondition(lambda self: self.taken)
     @rule(heard=st.booleans())
     def free_elsewhere(self, heard: bool) -> None:
         self.taken = False
         if heard and self.waiting:
-            self.gates.hear(self.waiting[0].gate.place)
+            self.queues.on_grant_message(self.waiting[0].queue.entry)
 
     @rule()
     def reconnect(self) -> None:
-        self.gates.reconnected()
+        self.queues.on_reconnect()
 
     @invariant()
     def order_is_that_of_arrival(self) -> None:
-        gate = self.gates.by_key.get(b"name")
-        assert (list(gate.waiters) if gate is not None else []) == self.waiting
+        queue = self.queues.by_key.get(b"name")
+        assert (list(queue.waiters) if queue is not None else []) == self.waiting
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
         if self.waiting and self.holder is None and not self.underway():
             first, now = self.waiting[0], self.clock()
-            at = first.gate.wake_at(first)
-            assert first.called or at <= now + LOOK, "nobody would ever look"
-            assert self.taken or first.called or at <= now or first.gate.asked
+            at = first.queue.recheck_time(first)
+            assert first.woken or at <= now + RECHECK_SECONDS, "nobody would ever look"
+            assert self.taken or first.woken or at <= now or first.queue.entry_sent
 
     @invariant()
     def nothing_is_left_when_all_are_gone(self) -> None:
-        assert set(self.gates.by_place.values()) <= set(self.gates.by_key.values())
-        for place, gate in self.gates.by_place.items():
-            assert gate.place == place
+        assert set(self.queues.by_entry.values()) <= set(self.queues.by_key.values())
+        for entry, queue in self.queues.by_entry.items():
+            assert queue.entry == entry
         if not self.waiting and self.holder is None and not self.passed:
-            assert not self.gates.by_key and not self.gates.by_place
+            assert not self.queues.by_key and not self.queues.by_entry
 
     def teardown(self) -> None:
         while self.waiting or self.holder is not None or self.passed:
-            self.leave(0) if self.waiting else self.release() if self.holder is not None else self.resume_to_leave()
-        assert not self.gates.by_key and not self.gates.by_place
+            self.give_up(0) if self.waiting else self.release() if self.holder is not None else self.resume_to_leave()
+        assert not self.queues.by_key and not self.queues.by_entry
         assert self.served == sorted(self.served)
 
 

@@ -102,7 +102,7 @@ together([holder])
 for fair in (False, True):
     with client.lock("sku", fair=fair, timeout=30):  # what is free can be had
         pass
-assert client._wire.gates.by_key == {} == client._wire.gates.by_place
+assert client._transport.queues.by_key == {} == client._transport.queues.by_entry
 client.close()
 print("well")
 """

@@ -15,14 +15,14 @@ from support.replay import Drift, Walk
 from support.scripts import in_scripts
 from support.servers import KINDS
 
-import fastlock._law as law
-from fastlock import _commands as say
-from fastlock import _gate as gate
+from fastlock._protocol import commands, local_queue, steps
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.release import Release
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 WALKS, LENGTH = 250, 60
-ENOUGH = 3000  # walks, among which one must find a planted mistake
+MANY_WALKS = 3000  # walks, among which one must find a planted mistake
 EVENTS = {
     *("asks", "executes", "hears", "looks", "lets go", "lets go in a batch", "lets go late"),
     *("resumes", "resumes to leave", "the first gives up", "the last gives up", "is cut", "dies", "expires"),
@@ -50,10 +50,10 @@ def in_code(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
 
 
 def passing_what_lapsed(release: Any) -> Any:
-    def mistaken(self: gate.Gate, lease: Any, now: float) -> int:
-        if self.held is lease and self.waiters and lease.deadline <= now:
+    def mistaken(self: local_queue.LocalQueue, lease: Any, now: float) -> int:
+        if self.circulating is lease and self.waiters and lease.deadline <= now:
             lease.deadline = now + 1000
-            self.since = now
+            self.confirmed_at = now
             for waiter in self.waiters:
                 waiter.ms = 1_000_000
         return release(self, lease, now)
@@ -62,20 +62,20 @@ def passing_what_lapsed(release: Any) -> Any:
 
 
 def undoing_what_is_unmarked_first(undo: Any) -> Any:
-    def mistaken(*args: Any) -> list[say.Call]:
+    def mistaken(*args: Any) -> list[commands.RawCommand]:
         calls = undo(*args)
         return [call for pair in zip(calls[1::2], calls[::2], strict=True) for call in pair]
 
     return mistaken
 
 
-def not_seeing_that_it_has_asked(next_for: Any) -> Any:
-    def mistaken(self: gate.Gate, *args: Any) -> Any:
-        before, self.asked = self.asked, False
+def not_seeing_that_it_has_asked(successor_for: Any) -> Any:
+    def mistaken(self: local_queue.LocalQueue, *args: Any) -> Any:
+        before, self.entry_sent = self.entry_sent, False
         try:
-            return next_for(self, *args)
+            return successor_for(self, *args)
         finally:
-            self.asked = before
+            self.entry_sent = before
 
     return mistaken
 
@@ -84,7 +84,7 @@ def doing(nothing: Any) -> Callable[[Any], Any]:
     return lambda _: lambda *args: nothing
 
 
-ENTER, LEAVE, HAND_OVER = say.ENTER_LUA, say.LEAVE_LUA, say.HAND_OVER_LUA
+ENTER, LEAVE, HAND_OVER = commands.ENTER_LUA, commands.LEAVE_LUA, commands.HAND_OVER_LUA
 GRANTING = (ENTER, LEAVE, HAND_OVER)
 PLANTED: dict[str, Plant] = {
     "enter does not mark the holder": in_scripts("if markable(held) then", "if false then", ENTER),
@@ -106,32 +106,38 @@ PLANTED: dict[str, Plant] = {
     "leave keeps the place": in_scripts("redis.call('ZREM', KEYS[2], ARGV[2] .. ARGV[1])", "", LEAVE),
     "leave keeps the grant": in_scripts("or not mine(held, ARGV[1])", "or true", LEAVE),
     "leave deletes": in_scripts("if not grant() then", "if true then", LEAVE),
-    "an undo deletes first": in_code(say, "undo", undoing_what_is_unmarked_first),
-    "the law does not leave": in_code(law.Acquire, "leave", doing(None)),
+    "an undo deletes first": in_code(commands, "undo_commands", undoing_what_is_unmarked_first),
+    "the law does not leave": in_code(Acquire, "leave", doing(None)),
     "the law undoes nothing": in_code(
-        law.Acquire, "undo", lambda _: lambda self: law.Undo([self.key], [b"fl:" + b"0" * 32])
+        Acquire, "undo", lambda _: lambda self: steps.Undo([self.key], [b"fl:" + b"0" * 32])
     ),
     "a SET in doubt waits by another place": in_code(
-        law.Acquire, "waiter", lambda _: lambda self: gate.Waiter(self.name, self.key, self.ms, False)
+        Acquire, "waiter", lambda _: lambda self: local_queue.Waiter(self.name, self.key, self.ms, False)
     ),
-    "a release does not hand over": in_code(law.Release, "hand_over", doing(None)),
+    "a release does not hand over": in_code(Release, "hand_over", doing(None)),
 }
 IN_GATES: dict[str, Plant] = {
-    "a lease that lapsed is passed on": in_code(gate.Gate, "release", passing_what_lapsed),
-    "a lease that is over when its taker runs counts": in_code(gate.Gates, "returned", doing(None)),
+    "a lease that lapsed is passed on": in_code(local_queue.LocalQueue, "release", passing_what_lapsed),
+    "a lease that is over when its taker runs counts": in_code(
+        local_queue.LocalQueues, "take_back_expired", doing(None)
+    ),
     "who comes back asks for the place for which another asks": in_code(
-        gate.Line, "insert", lambda insert: lambda self, waiter, before: insert(self, waiter, None)
+        local_queue.WaiterList, "insert", lambda insert: lambda self, waiter, before: insert(self, waiter, None)
     ),
-    "a lease passes though its first has asked": in_code(gate.Gate, "next_for", not_seeing_that_it_has_asked),
-    "a gate lets those behind it sleep": in_code(gate.Waiter, "call", doing(None)),
-    "a gate keeps its place": in_code(gate.Gate, "renew", doing(None)),
+    "a lease passes though its first has asked": in_code(
+        local_queue.LocalQueue, "successor_for", not_seeing_that_it_has_asked
+    ),
+    "a gate lets those behind it sleep": in_code(local_queue.Waiter, "wake", doing(None)),
+    "a gate keeps its place": in_code(local_queue.LocalQueue, "new_entry", doing(None)),
     "a gate believes in a lease that is over": in_code(
-        gate.Gate, "may_look", lambda _: lambda self, waiter, now: self.held is None and self.first() is waiter
+        local_queue.LocalQueue,
+        "may_enter",
+        lambda _: lambda self, waiter, now: self.circulating is None and self.first() is waiter,
     ),
-    "gates do not hear": in_code(gate.Gates, "hear", doing(None)),
-    "gates do not look after a cut": in_code(gate.Gates, "reconnected", doing(None)),
+    "gates do not hear": in_code(local_queue.LocalQueues, "on_grant_message", doing(None)),
+    "gates do not look after a cut": in_code(local_queue.LocalQueues, "on_reconnect", doing(None)),
 }
-COMPILED = not isinstance(gate.Gate.release, FunctionType)
+COMPILED = not isinstance(local_queue.LocalQueue.release, FunctionType)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -141,11 +147,11 @@ def test_drift_is_found(server: Server, monkeypatch: pytest.MonkeyPatch, mistake
     if COMPILED and mistake in IN_GATES:
         pytest.skip("what is compiled cannot be changed")
     (PLANTED | IN_GATES)[mistake](monkeypatch)
-    for seed in range(ENOUGH):
+    for seed in range(MANY_WALKS):
         try:
             Walk(server.path, seed, LENGTH).go(monkeypatch)
         except Drift as drift:
             assert f"seed {seed}:" in str(drift)
             assert isinstance(drift.__cause__, AssertionError), "seen, and not stumbled over"
             return
-    raise AssertionError(f"{ENOUGH} walks have not seen it")
+    raise AssertionError(f"{MANY_WALKS} walks have not seen it")

@@ -17,11 +17,11 @@ import pytest
 import redis
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
-from support.play import joined
+from support.run_steps import joined
 
 import fastlock.asyncio
-from fastlock import _commands as say
-from fastlock._lease import now
+from fastlock._protocol import commands
+from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 NAME = "sku"
@@ -47,7 +47,7 @@ async def until(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-def commands(proxy: FaultProxy) -> int:
+def commands_sent(proxy: FaultProxy) -> int:
     """How many commands about the lock were sent."""
     return sum(NAME.encode() in words for words in proxy.commands)
 
@@ -75,9 +75,9 @@ async def test_what_is_never_awaited_sends_nothing(
         lock.release()
         lock.__aexit__(None, None, None)  # nothing is held
         gc.collect()
-    assert commands(proxy) == 0 and len(proxy.links) == connected
+    assert commands_sent(proxy) == 0 and len(proxy.connections) == connected
     await in_step(client)
-    assert commands(proxy) == 0
+    assert commands_sent(proxy) == 0
     async with lock:
         lock.release()
         gc.collect()
@@ -113,7 +113,7 @@ async def test_a_with_that_is_left_late_lets_go_of_no_later_lease(
     with pytest.raises(fastlock.LockError, match="not owned"):
         await late
     assert await failed is None and "not owned" in body.__notes__[0], "as what goes wrong with any release there"
-    assert lock.lease is lease and probe.get(NAME) == lease.proof
+    assert lock.lease is lease and probe.get(NAME) == lease.raw_token
     await lock.release()
 
 
@@ -143,7 +143,7 @@ async def test_an_enter_can_be_waited_for_as_any_awaitable(
     ]
     for way in ways:
         lease = await way(lock.__aenter__())
-        assert lease.valid and probe.get(NAME) == lease.proof
+        assert lease.valid and probe.get(NAME) == lease.raw_token
         assert await way(lock.__aexit__(None, None, None)) is None
         assert not lease.valid and not probe.exists(NAME) and lock.lease is None
         assert await way(lock.acquire())
@@ -190,7 +190,7 @@ async def test_an_enter_that_runs_out_of_time_leaves_nothing(
                 await lock.__aenter__()
     armed.resume()
     await in_step(client)
-    assert not probe.exists(NAME) and lock.lease is None and len(proxy.links) == 1
+    assert not probe.exists(NAME) and lock.lease is None and len(proxy.connections) == 1
 
 
 @both_loops
@@ -199,7 +199,7 @@ async def test_locks_in_an_exit_stack(face: Face, server: Server, probe: redis.R
     with pytest.raises(ZeroDivisionError) as caught:
         async with contextlib.AsyncExitStack() as stack:
             leases = [await stack.enter_async_context(client.lock(name)) for name in names]
-            assert [probe.get(name) for name in names] == [lease.proof for lease in leases]
+            assert [probe.get(name) for name in names] == [lease.raw_token for lease in leases]
             probe.delete("b")
             raise ZeroDivisionError
     assert not probe.exists(*names)
@@ -265,7 +265,7 @@ async def test_a_coroutine_ended_by_hand_while_it_waits_leaves_nothing(
     gc.collect()
     assert not probe.exists(NAME)
     if operation == "release":
-        assert lock.lease is not None and lock.lease.release_doubted
+        assert lock.lease is not None and lock.lease.release_unknown
         await lock.release()
     assert lock.lease is None
 
@@ -291,7 +291,7 @@ async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
             assert not steps.send(None).done(), "it asks for a place among those who wait"
         end_by_hand(how, [steps])
         await in_step(client)
-        assert not probe.exists(say.queue_key(NAME.encode())) and client._wire.crowd == {}
+        assert not probe.exists(commands.queue_key(NAME.encode())) and client._transport.queued_keys == {}
         assert probe.get(NAME) == (b"another" if held else None) and lock.lease is None
     probe.delete(NAME)
 
@@ -304,10 +304,12 @@ async def test_what_is_contended_tasks_leave_to_the_law(
 ) -> None:
     client = face.client(server.unix_url)
     await client.server_info()
-    lock, wire, ran = client.lock(NAME), client._wire, list[Any]()
-    monkeypatch.setattr(wire, "run", lambda op, answer=None, run=wire.run: ran.append(op.key) or run(op, answer))
+    lock, transport, ran = client.lock(NAME), client._transport, list[Any]()
+    monkeypatch.setattr(
+        transport, "run", lambda op, answer=None, run=transport.run: ran.append(op.key) or run(op, answer)
+    )
     if why == "somebody waits":
-        waiter = joined(wire.gates, "whatever", b"whatever", 0, False, None)
+        waiter = joined(transport.queues, "whatever", b"whatever", 0, False, None)
     for taken in (lambda: lock.__aenter__(), lambda: lock.acquire()):
         ran.clear()
         await taken()
@@ -317,13 +319,13 @@ async def test_what_is_contended_tasks_leave_to_the_law(
         assert len(ran) == (0 if why == "neither" else 1)
         assert lock.lease is None and not probe.exists(NAME)
     if why == "somebody waits":
-        wire.gates.leave(waiter, now())
-    assert not wire.crowd
+        transport.queues.dequeue(waiter, now())
+    assert not transport.queued_keys
 
 
-def sleepers(client: Any) -> list[Any]:
+def waiters(client: Any) -> list[Any]:
     """Who is to be called when its time is over, by the timers that tasks share."""
-    return [sleeper for alarm in client._wire.alarms.values() for sleeper in alarm.sleepers]
+    return [sleeper for alarm in client._transport.shared_timeouts.values() for sleeper in alarm.waiters]
 
 
 @valkey
@@ -342,23 +344,23 @@ async def test_each_limited_wait_ends_whatever_the_limits_of_others(
     locks = [client.lock(NAME, blocking_timeout=limit) for limit in limits]
     tasks = [asyncio.ensure_future(lock.acquire()) for lock in locks]
     await until(lambda: client.get_stats()["waits"] == len(tasks))
-    assert len(client._wire.alarms) == (16 if fastlock.IMPLEMENTATION == "cython" else 0)
+    assert len(client._transport.shared_timeouts) == (16 if fastlock.IMPLEMENTATION == "cython" else 0)
     for task in tasks[5:10]:
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(each) for each in outcomes[5:10]] == [asyncio.CancelledError] * 5
     assert outcomes[:5] + outcomes[10:] == [False] * (len(tasks) - 5)
-    assert not client._wire.crowd and not sleepers(client)
+    assert not client._transport.queued_keys and not waiters(client)
     probe.delete(NAME)
     served = [client.lock(NAME, blocking_timeout=60) for _ in range(8)]
 
-    async def turn(lock: Any) -> None:
+    async def wakeup(lock: Any) -> None:
         assert await lock.acquire()
         await lock.release()
 
     for _ in range(5):
-        await asyncio.gather(*(turn(lock) for lock in served))
-        assert not sleepers(client)
+        await asyncio.gather(*(wakeup(lock) for lock in served))
+        assert not waiters(client)
 
 
 @valkey
@@ -372,11 +374,11 @@ async def test_shared_timers_end_with_the_client_and_go_to_others_when_nobody_us
         lock = client.lock(NAME, blocking_timeout=limit)
         assert await lock.acquire()
         await lock.release()
-    alarms = dict(client._wire.alarms)
+    alarms = dict(client._transport.shared_timeouts)
     await client.close()
     if fastlock.IMPLEMENTATION == "cython":
         assert list(alarms) == list(range(1024, 1040)), "the latest"
-    assert [alarm.timer for alarm in alarms.values()] == [None] * len(alarms) and not sleepers(client)
+    assert [alarm.timer for alarm in alarms.values()] == [None] * len(alarms) and not waiters(client)
 
 
 @valkey
@@ -398,14 +400,14 @@ async def test_who_comes_late_into_a_line_of_waits_is_called_in_its_own_time(
     early, started = asyncio.ensure_future(wait("early")), now()
     await asyncio.to_thread(stalled.wait)
     await until(lambda: now() > started + 0.05)  # a loop may count in milliseconds only
-    before = joined(client._wire.gates, NAME, NAME.encode(), 0, False, None)
+    before = joined(client._transport.queues, NAME, NAME.encode(), 0, False, None)
     late = asyncio.ensure_future(wait("late"))
-    await until(lambda: len(client._wire.crowd[NAME.encode()].waiters) == 2)
+    await until(lambda: len(client._transport.queued_keys[NAME.encode()].waiters) == 2)
     stalled.resume()
-    await until(lambda: len(client._wire.crowd[NAME.encode()].waiters) == 3)
+    await until(lambda: len(client._transport.queued_keys[NAME.encode()].waiters) == 3)
     await asyncio.gather(early, late)
     assert ended == ["early", "late"]
-    client._wire.gates.leave(before, now())
+    client._transport.queues.dequeue(before, now())
     probe.delete(NAME)
 
 
@@ -448,7 +450,7 @@ async def test_who_was_cancelled_is_forgotten_though_the_reply_is_still_to_come(
     tasks.clear()
     await asyncio.sleep(0)
     gc.collect()
-    assert client._wire.link.pipe.pending >= 5 and [each() for each in gone] == [None] * 5
+    assert client._transport.connection.stream.pending >= 5 and [each() for each in gone] == [None] * 5
     stalled.resume()
     await in_step(client)
     assert not probe.exists(NAME)

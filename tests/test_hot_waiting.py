@@ -18,13 +18,16 @@ from typing import Any
 
 import pytest
 import redis
+from support.child_client import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
 from support.faces import Face
 from support.faultproxy import FaultProxy, replace, stall, swallow
-from support.party import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
 
-from fastlock import _gate, _hot, _law, _wire
 from fastlock._errors import LockNotOwnedError, ResponseError
-from fastlock._lease import now
+from fastlock._fastpath import fastpath
+from fastlock._protocol import local_queue
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.lease import now
+from fastlock._transport import sync
 from fastlock.embedded import Server
 
 pytestmark = [
@@ -32,7 +35,7 @@ pytestmark = [
     pytest.mark.parametrize("face", ["threads"], indirect=True),
     pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True),
 ]
-COMPILED: Any = _hot  # which shows more than its twin in Python
+COMPILED: Any = fastpath  # which shows more than its twin in Python
 FAULTS = {
     "lost": swallow(),
     "forgotten": replace(b"-NOSCRIPT No matching script.\r\n"),
@@ -46,8 +49,8 @@ FAULTS = {
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was asked the long way, of any client."""
     steps: list[Any] = []
-    ask = _wire.Wire._ask
-    monkeypatch.setattr(_wire.Wire, "_ask", lambda wire, step: steps.append(step) or ask(wire, step))
+    ask = sync.SyncTransport._ask
+    monkeypatch.setattr(sync.SyncTransport, "_ask", lambda transport, step: steps.append(step) or ask(transport, step))
     return steps
 
 
@@ -76,7 +79,7 @@ async def test_who_waits_asks_and_is_granted_in_two_looks(
     await face.get(holder.release())
     assert await job.get(SOON) is True
     assert client.get_stats()["commands"] == before + 3, "SET, and two looks"
-    longer = len([ask for ask in asked if ask.hears])  # the second look, if it was called before it began to sleep
+    longer = len([ask for ask in asked if ask.needs_push])  # the second look, if it was called before it began to sleep
     assert longer == 0 if impl == "cython" else longer in (1, 2)
     await face.get(lock.release())
     assert client.get_stats()["remote_handovers"] == 2
@@ -108,13 +111,13 @@ async def test_a_look_that_meets_a_fault_is_for_the_law_to_judge(
         await face.get(holder.release())
     if fault != "refused":
         assert await job.get(SOON) is True and lock.lease.valid
-        assert probe.get(NAME) == lock.lease.proof
+        assert probe.get(NAME) == lock.lease.raw_token
         await face.get(lock.release())
     if fault in ("lost", "odd", "odd list"):  # what broke is ended before the same place is asked for again
         ((_, then),) = [
             pair
-            for link in proxy.links
-            for pair in itertools.pairwise(link.commands)
+            for connection in proxy.connections
+            for pair in itertools.pairwise(connection.commands)
             if pair[0][:2] == [b"CLIENT", b"KILL"]
         ]
         assert then[0] == b"EVALSHA" and NAME.encode() in then
@@ -167,15 +170,15 @@ async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
     holder, client = await held(face, face.client(server.unix_url)), face.client(server.unix_url)
     first, job = wait_with(face, client)
     await queued(face, probe, 1)
-    (gate,) = client._wire.gates.by_key.values()
+    (queue,) = client._transport.queues.by_key.values()
     main, hits, slept, hurt = threading.get_ident(), list[int](), list[bool](), threading.Event()
     deadline = now() + SOON
 
     def strike() -> None:
         for hit in range(2):
             while now() < deadline and len(hits) == hit:
-                with client._wire.gates.mutex:
-                    asleep = [waiter.wake is not None for waiter in gate.waiters]
+                with client._transport.queues.mutex:
+                    asleep = [waiter.on_wake is not None for waiter in queue.waiters]
                 if len(asleep) == 2 and all(asleep):
                     slept.append(True)
                     hurt.clear()
@@ -196,9 +199,9 @@ async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
     finally:
         thread.join(SOON)
         signal.signal(signal.SIGUSR1, before)
-    assert len(hits) == 2 <= len(slept) and len(gate.waiters) == 1
+    assert len(hits) == 2 <= len(slept) and len(queue.waiters) == 1
     await face.get(holder.release())
-    assert await job.get(SOON) is True and not gate.waiters
+    assert await job.get(SOON) is True and not queue.waiters
     await face.get(first.release())
 
 
@@ -224,10 +227,10 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
     other, client = face.client(server.unix_url), face.client(server.unix_url)
     told, inside, most = threading.Event(), list[str](), 0
     ticks = Ticks(0.005)
-    make, hand_over = _law.Acquire._look, _hot.hand_over
+    make, hand_over = Acquire._look, fastpath.hand_over
 
-    def look(op: Any, gate: Any) -> Any:
-        made = make(op, gate)
+    def look(op: Any, queue: Any) -> Any:
+        made = make(op, queue)
         if threading.current_thread().name == "second" and not told.is_set():
             told.wait(SOON)
         return made
@@ -240,7 +243,7 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
                     break
         return hand_over(*words)
 
-    def turn(who: str, own: Any, timeout: float) -> None:
+    def wakeup(who: str, own: Any, timeout: float) -> None:
         nonlocal most
         with own.lock(NAME, timeout=timeout):
             inside.append(who)
@@ -253,16 +256,16 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
     holder = await held(face, other)
     threads = []
     for number, (who, own, timeout) in enumerate([("first", client, 10), ("second", client, 20), ("third", other, 20)]):
-        threads.append(threading.Thread(target=turn, args=(who, own, timeout), name=who, daemon=True))
+        threads.append(threading.Thread(target=wakeup, args=(who, own, timeout), name=who, daemon=True))
         threads[-1].start()
         if who == "second":
-            await until(face, lambda: len(client._wire.gates.by_key[NAME.encode()].waiters) == 2, "the second")
+            await until(face, lambda: len(client._transport.queues.by_key[NAME.encode()].waiters) == 2, "the second")
         else:
             await queued(face, probe, 1 + (who == "third"))
         if number == 0:
-            monkeypatch.setattr(_law.Acquire, "_look", look)
-            monkeypatch.setattr(_hot, "hand_over", slow_hand_over)
-            monkeypatch.setattr(_wire, "LOOK", ticks)
+            monkeypatch.setattr(Acquire, "_look", look)
+            monkeypatch.setattr(fastpath, "hand_over", slow_hand_over)
+            monkeypatch.setattr(sync, "RECHECK_SECONDS", ticks)
     await until(face, lambda: ticks.asked > 20, "some ticks")
     await face.get(holder.release())
     for thread in threads:
@@ -272,7 +275,7 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
 
 def waiting_in(client: Any) -> int:
     """How many of its threads are in line for the name."""
-    return sum(len(gate.waiters) for gate in client._wire.gates.by_key.values())
+    return sum(len(queue.waiters) for queue in client._transport.queues.by_key.values())
 
 
 @pytest.fixture
@@ -282,8 +285,8 @@ def naps(impl: str) -> Iterator[Any]:
         yield lambda: None
         return
     COMPILED._forget_stalls()
-    before, _ = COMPILED._naps()
-    yield lambda: COMPILED._naps()[0] - before
+    before, _ = COMPILED._prewakes()
+    yield lambda: COMPILED._prewakes()[0] - before
     COMPILED._forget_stalls()
 
 
@@ -293,7 +296,7 @@ async def test_each_has_its_turn_alone_however_it_is_woken(
 ) -> None:
     """Of two clients, with holds of any length, and fences for some."""
     no_leaks.allow("fastlock:fence:*")
-    monkeypatch.setattr(_gate, "BRISK", brisk)
+    monkeypatch.setattr(local_queue, "RAPID_SECONDS", brisk)
     clients = [face.client(server.unix_url) for _ in range(2)]
     inside, most, fences = list[int](), 0, list[int]()
 
@@ -332,7 +335,7 @@ async def test_who_was_woken_early_sleeps_on_where_the_one_before_it_takes_its_t
     limit: float | None,
 ) -> None:
     """Until the lease passes to it, or its own time is over."""
-    monkeypatch.setattr(_gate, "BRISK", 1e9)
+    monkeypatch.setattr(local_queue, "RAPID_SECONDS", 1e9)
     client = face.client(server.unix_url)
     holder, waiting = await held(face, client), list[Any]()
     for number, end in enumerate((None, None, limit)):
@@ -356,12 +359,12 @@ async def test_who_was_woken_early_sleeps_on_where_the_one_before_it_takes_its_t
 
 def test_after_a_stall_nobody_is_woken_early_for_twice_as_long_each_time(impl: str, naps: Any) -> None:
     if impl == "python":
-        assert not hasattr(_hot, "_stalled"), "in Python nobody is woken early"
+        assert not hasattr(fastpath, "_stalled"), "in Python nobody is woken early"
         return
     pauses = []
     for late in (499_999, *[500_001] * 12):
         COMPILED._stalled(late)
-        pauses.append(COMPILED._naps()[1])
+        pauses.append(COMPILED._prewakes()[1])
     assert pauses == [0, *(min(10.0, 0.01 * 2**number) for number in range(12))]
 
 
@@ -390,16 +393,16 @@ async def test_who_listens_beside_another_reads_on_after_it(
 ) -> None:
     draw, other, client = random.Random(5), face.client(server.unix_url), face.client(server.unix_url)
     before = 0
-    for turn in range(30):
+    for wakeup in range(30):
         holders = await both_held(face, other)
         for lock, job in draw.sample(await listeners(face, client, probe), 2):
             await face.get(holders[lock.name].release())
             assert await job.get(SOON) is True
             await face.get(lock.release())
         gc.collect()
-        tickets = sum(type(each) is client._wire.impl.Ticket for each in gc.get_objects())
-        before = before or tickets
-        assert tickets <= before, f"who has gone is listened for still, after {turn} turns"
+        pending_replies = sum(type(each) is client._transport.impl.PendingReply for each in gc.get_objects())
+        before = before or pending_replies
+        assert pending_replies <= before, f"who has gone is listened for still, after {wakeup} turns"
     assert not probe.exists(*QUEUES)
 
 

@@ -19,19 +19,20 @@ import pytest
 import redis
 
 import fastlock
-from fastlock._sources import PYTHON
+from fastlock._build import PYTHON
 
 PACKAGE = Path(fastlock.__file__).resolve().parent
-CHOSEN = (*PYTHON, "_hot")  # compiled, or run as Python
+CHOSEN = (*PYTHON, "_fastpath.fastpath")  # compiled, or run as Python
 EXTENSIONS = (*CHOSEN, "_core")
 REPORT = """
 import json, sys
 import fastlock, fastlock.asyncio
-from fastlock import _impl
-ours = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if name.startswith("fastlock.")}
+from fastlock import _implementation
+ours = {name.partition(".")[2]: module for name, module in sys.modules.items() if name.startswith("fastlock.")}
 client = fastlock.Client()
 print(json.dumps({
-    "implementation": fastlock.IMPLEMENTATION, "layer": _impl.default.__name__, "pipes": client._wire.impl.__name__,
+    "implementation": fastlock.IMPLEMENTATION, "layer": _implementation.default.__name__,
+    "streams": client._transport.impl.__name__,
     "files": {name: module.__file__ for name, module in ours.items()},
     "declared": not isinstance(fastlock.Lease.remaining, property),
 }))
@@ -58,7 +59,7 @@ def assert_whole(found: dict[str, Any], implementation: str) -> None:
     """All of it is of this implementation."""
     compiled = implementation == "cython"
     assert found["implementation"] == implementation
-    assert found["layer"] == found["pipes"] == ("fastlock._core" if compiled else "fastlock._fallback")
+    assert found["layer"] == found["streams"] == ("fastlock._core" if compiled else "fastlock._fallback")
     suffixes = {name: Path(file).suffix for name, file in found["files"].items() if name in CHOSEN}
     assert suffixes == dict.fromkeys(CHOSEN, ".so" if compiled else ".py")
     assert found["declared"] is compiled, "a compiled class declares its attributes"
@@ -66,7 +67,7 @@ def assert_whole(found: dict[str, Any], implementation: str) -> None:
 
 
 def extension(package: Path, name: str) -> Path:
-    (found,) = package.glob(f"{name}.*.so")
+    (found,) = package.glob(f"{name.replace('.', '/')}.*.so")
     return found
 
 
@@ -103,13 +104,23 @@ def test_one_module_that_is_not_compiled_makes_all_of_it_python_unless_it_was_as
 
 
 def test_falling_back_is_noted_for_who_wants_to_know(copy: Path) -> None:
-    extension(copy, "_hot").unlink()
+    extension(copy, "_fastpath.fastpath").unlink()
     found, said = imported(None, copy.parent, "import logging\nlogging.basicConfig(level=logging.INFO)\n" + REPORT)
-    assert found and "fastlock._hot is not compiled" in said
+    assert found and "fastlock._fastpath.fastpath is not compiled" in said
     assert imported(None, copy.parent)[1] == ""
 
 
-@pytest.mark.parametrize("changed", ["_core.pyx", "_core.pxd", "_template.pxi", "_hot.pyx", "_terms.py", "_terms.pxd"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "_core.pyx",
+        "_core.pxd",
+        "_template.pxi",
+        "_fastpath/fastpath.pyx",
+        "_protocol/base_lock.py",
+        "_protocol/base_lock.pxd",
+    ],
+)
 @pytest.mark.parametrize("asked", ["cython", None])
 def test_a_build_of_other_sources_is_refused(copy: Path, asked: str | None, changed: str) -> None:
     """Compiled before the last change: to go on without it would hide that for ever."""
@@ -121,7 +132,7 @@ def test_a_build_of_other_sources_is_refused(copy: Path, asked: str | None, chan
 
 
 def test_an_installation_without_sources_trusts_its_build(copy: Path) -> None:
-    for source in [*copy.glob("*.pyx"), *copy.glob("*.px?")]:
+    for source in [*copy.rglob("*.pyx"), *copy.rglob("*.px?")]:
         source.unlink()
     assert_whole(imported("cython", copy.parent)[0], "cython")
 

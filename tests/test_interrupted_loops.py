@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 import redis
 import uvloop
-from support.pipes import raise_at
 from support.servers import leftovers
+from support.streams import raise_at
 from support.strikes import STACK, Struck, StruckIn, strike_everywhere
 
 import fastlock
 import fastlock.asyncio
-from fastlock._broken import Broken
-from fastlock._turns import Turn, Turns
+from fastlock._stream_errors import Broken
+from fastlock._transport.wakeups import Wakeup, WakeupQueue
 from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,9 +56,9 @@ def test_replies_that_were_read_and_lost_are_nobody_elses(
     with asyncio.Runner() as runner:
         client = fastlock.asyncio.Client.from_url(server.unix_url)
         runner.run(client.server_info())
-        link: Any = client._wire.link
+        connection: Any = client._transport.connection
         probe.set("held", "another")
-        monkeypatch.setattr(link, "buffer_updated", Struck(KeyboardInterrupt, link.buffer_updated))
+        monkeypatch.setattr(connection, "buffer_updated", Struck(KeyboardInterrupt, connection.buffer_updated))
         held, free = client.lock("held"), client.lock("free")
         refused = runner.get_loop().create_task(held.acquire(blocking=False))
         with pytest.raises(KeyboardInterrupt):
@@ -82,14 +82,14 @@ def test_a_connection_whose_end_is_struck_is_replaced(
     async def attempt(step: int) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=1) as client:
             await client.server_info()
-            link: Any = client._wire.link
+            connection: Any = client._transport.connection
             asked = asyncio.ensure_future(client.lock("asked").acquire(blocking=False)) if in_flight else None
             await asyncio.sleep(0)
-            link.transport.abort()
-            struck = raise_at(step, STACK, lambda: link.connection_lost(None))
+            connection.byte_transport.abort()
+            struck = raise_at(step, STACK, lambda: connection.connection_lost(None))
             async with asyncio.timeout(20):
                 async with client.lock(NAME):
-                    assert client._wire.link is not link, f"point {step}"
+                    assert client._transport.connection is not connection, f"point {step}"
                 if asked is not None and await asked:
                     probe.delete("asked")
             return struck
@@ -126,7 +126,9 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
             strike = StruckIn(lock.acquire(), step, point, cancelled=cancelled)
 
             async def let_go() -> None:
-                while not strike.over and not (client._wire.crowd if another is client else probe.exists(QUEUE)):
+                while not strike.over and not (
+                    client._transport.queued_keys if another is client else probe.exists(QUEUE)
+                ):
                     await asyncio.sleep(0)
                 await holder.release()
 
@@ -144,7 +146,7 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
                 async with client.lock(NAME, thread_local=False):  # behind whatever was to be undone
                     pass
             assert not probe.exists(NAME), where
-            assert not client._wire.crowd, f"{where}: somebody waits still"
+            assert not client._transport.queued_keys, f"{where}: somebody waits still"
             if another is not client:
                 await another.close()
             return strike.struck, strike.reached
@@ -169,7 +171,9 @@ def test_a_task_may_be_struck_at_any_point_of_its_release(
             next_one = another.lock(NAME, timeout=None, thread_local=False)
             await (asyncio.create_task(lock.acquire()) if ended else lock.acquire())
             waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
-            while waiting is not None and not (another._wire.crowd if another is client else probe.exists(QUEUE)):
+            while waiting is not None and not (
+                another._transport.queued_keys if another is client else probe.exists(QUEUE)
+            ):
                 await asyncio.sleep(0.001)
             strike = StruckIn(lock.release() if how == "release" else lock.__aexit__(None, None, None), step, point)
             entered = (step, point) == (0, 1)  # the coroutine has not begun, as if it had not been called
@@ -205,7 +209,9 @@ def test_a_task_may_be_struck_at_any_point_of_a_release_of_many(
             leases = await client.acquire_many([NAME, "b"], timeout=None)
             next_one = another.lock(NAME, timeout=None, thread_local=False)
             waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
-            while waiting is not None and not (another._wire.crowd if another is client else probe.exists(QUEUE)):
+            while waiting is not None and not (
+                another._transport.queued_keys if another is client else probe.exists(QUEUE)
+            ):
                 await asyncio.sleep(0.001)
             strike = StruckIn(client.release_many(leases), step, point)
             async with asyncio.timeout(20):
@@ -256,9 +262,9 @@ def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             await client.server_info()
             lock = client.lock(NAME, timeout=None)
-            link: Any = client._wire.link
+            connection: Any = client._transport.connection
             broken = behind == "a connection that broke"
-            body = Body(lambda: link.fail(EOFError("gone")) if broken else None)
+            body = Body(lambda: connection.fail(EOFError("gone")) if broken else None)
             strike = StruckIn(space["block"](lock, body), step, point, {"<with>"} if broken else {*STACK, "<with>"})
             async with asyncio.timeout(20):
                 waiting = asyncio.create_task(client.lock(NAME, thread_local=False).acquire())
@@ -284,35 +290,35 @@ def test_a_client_outlives_a_strike_as_its_connecting_ends(server: Server, impl:
     async def noted(step: int) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.1) as client:
             await client.server_info()
-            wire: Any = client._wire
+            transport: Any = client._transport
             task = asyncio.get_running_loop().create_future()
             task.set_exception(Broken("refused"))
-            wire.link.fail(EOFError("gone"))
-            wire._connecting = task
-            struck = raise_at(step, STACK, lambda: wire._connect_done(task))
+            transport.connection.fail(EOFError("gone"))
+            transport._connecting = task
+            struck = raise_at(step, STACK, lambda: transport._connect_done(task))
             assert not await asyncio.wait_for(client.lock(NAME).locked(), 20), f"point {step}"
             return struck
 
     async def opened(step: int) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             await client.server_info()
-            wire: Any = client._wire
-            link, real = wire.link, wire._opened
+            transport: Any = client._transport
+            connection, real = transport.connection, transport._on_connected
             links: list[Any] = []
             struck = False
 
-            def strike(link: Any) -> None:
+            def strike(connection: Any) -> None:
                 nonlocal struck
-                links.append(link)
-                if len(links) == 1 and (struck := raise_at(step, STACK, lambda: real(link))):
+                links.append(connection)
+                if len(links) == 1 and (struck := raise_at(step, STACK, lambda: real(connection))):
                     raise TimeoutError("struck")
                 if len(links) > 1:
-                    real(link)
+                    real(connection)
 
-            wire._opened = strike
-            link.fail(EOFError("gone"))
+            transport._on_connected = strike
+            connection.fail(EOFError("gone"))
             async with asyncio.timeout(20), client.lock(NAME):
-                assert links[0].dead is not None or wire.link is links[0], f"point {step}"
+                assert links[0].error is not None or transport.connection is links[0], f"point {step}"
             return struck
 
     for attempt in (noted, opened):
@@ -333,8 +339,8 @@ def test_what_was_to_be_sent_is_sent_though_a_handler_raises(
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context["exception"]))
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             await client.server_info()
-            link: Any = client._wire.link
-            monkeypatch.setattr(link, "flush", Struck(TimeoutError, link.flush))
+            connection: Any = client._transport.connection
+            monkeypatch.setattr(connection, "flush", Struck(TimeoutError, connection.flush))
             async with asyncio.timeout(20), client.lock(NAME):
                 assert [type(error) for error in heard] == [TimeoutError]
 
@@ -351,8 +357,8 @@ def test_a_task_whose_reply_has_come_is_woken_though_a_handler_raises(
         loop = asyncio.get_running_loop()
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=1) as client:
             await client.server_info()
-            link: Any = client._wire.link
-            real = link.received
+            connection: Any = client._transport.connection
+            real = connection.received
 
             def received(data: bytes) -> None:
                 with monkeypatch.context() as patch:
@@ -363,9 +369,9 @@ def test_a_task_whose_reply_has_come_is_woken_though_a_handler_raises(
                         struck_in.append(struck.calls)
 
             struck_in: list[int] = []
-            monkeypatch.setattr(link, "received", received)
+            monkeypatch.setattr(connection, "received", received)
             assert await asyncio.wait_for(client.lock(NAME).locked(), 20) is False
-            assert struck_in[0] > 1 and client._wire.link is not link
+            assert struck_in[0] > 1 and client._transport.connection is not connection
 
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(lambda loop, context: None)
@@ -378,20 +384,20 @@ def test_tasks_are_woken_though_a_handler_raises_as_their_waking_begins(
     async def work() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: None)
-        turns = Turns(loop)
-        two = [Turn().begin(turns) for _ in range(2)]
+        wakeups = WakeupQueue(loop)
+        two = [Wakeup().arm(wakeups) for _ in range(2)]
 
-        async def wait(turn: Turn) -> Any:
-            return await turn
+        async def wait(wakeup: Wakeup) -> Any:
+            return await wakeup
 
-        waiting = [asyncio.create_task(wait(turn)) for turn in two]
+        waiting = [asyncio.create_task(wait(wakeup)) for wakeup in two]
         await asyncio.sleep(0)
         two[0].set_result(5)
         two[1].set_result(6)
         with monkeypatch.context() as patch:
             patch.setattr(loop, "call_soon", Struck(TimeoutError, loop.call_soon))
             with pytest.raises(TimeoutError, match="struck"):
-                turns.run()
+                wakeups.run()
         assert await asyncio.wait_for(asyncio.gather(*waiting), 20) == [5, 6]
 
     asyncio.run(work())
@@ -405,15 +411,15 @@ def test_what_an_event_loop_forgets_is_asked_for_again(server: Server, impl: str
         loop: Any = asyncio.get_running_loop()
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.2) as client:
             await client.server_info()
-            turns = client._wire.open_pipe.turns
+            wakeups = client._transport.open_stream.wakeups
             task = asyncio.create_task(client.lock(NAME).acquire())
             await asyncio.sleep(0)
             if what == "flush":
                 loop._ready.remove(next(handle for handle in loop._ready if "tick" in repr(handle)))
             else:
-                while turns.soon is None:
+                while wakeups.scheduled is None:
                     await asyncio.sleep(0)
-                turns.soon.cancel()
+                wakeups.scheduled.cancel()
             if what.endswith("cancelled"):
                 await asyncio.sleep(0)
                 task.cancel()
@@ -433,17 +439,17 @@ def test_a_task_whose_wait_is_over_is_woken_though_a_handler_raises(impl: str, m
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        turn = Turn().begin(Turns(loop))
+        wakeup = Wakeup().arm(WakeupQueue(loop))
 
         async def wait() -> Any:
-            return await turn
+            return await wakeup
 
         waiting = asyncio.create_task(wait())
         await asyncio.sleep(0)
         with monkeypatch.context() as patch:
             patch.setattr(loop, "call_soon", Struck(TimeoutError, loop.call_soon))
             with pytest.raises(TimeoutError, match="struck"):
-                turn.set_result(5)
+                wakeup.set_result(5)
         assert await asyncio.wait_for(waiting, 20) == 5
 
     asyncio.run(work())
@@ -453,14 +459,14 @@ def test_a_task_can_be_cancelled_though_a_handler_raised_as_its_wait_ended(impl:
     """Its wait counts as over, and it is not among those who are to be woken: as of who was struck in between."""
 
     async def work() -> None:
-        turn = Turn().begin(Turns(asyncio.get_running_loop()))
+        wakeup = Wakeup().arm(WakeupQueue(asyncio.get_running_loop()))
 
         async def wait() -> Any:
-            return await turn
+            return await wakeup
 
         waiting = asyncio.create_task(wait())
         await asyncio.sleep(0)
-        turn.answer, turn.ready = 5, True
+        wakeup.answer, wakeup.ready = 5, True
         waiting.cancel()
         await asyncio.wait([waiting], timeout=20)
         assert waiting.cancelled()
@@ -482,8 +488,8 @@ def test_a_task_that_is_woken_twice_waits_on(
             await client.server_info()
             holder = another.lock(NAME, timeout=None)
             await holder.acquire()
-            link: Any = client._wire.link
-            real, heard, waiting = link.received, itertools.count(1), []
+            connection: Any = client._transport.connection
+            real, heard, waiting = connection.received, itertools.count(1), []
             struck = Struck(TimeoutError, loop.call_soon)
 
             async def use() -> None:
@@ -498,7 +504,7 @@ def test_a_task_that_is_woken_twice_waits_on(
                         patch.setattr(loop, "call_soon", struck)
                     real(data)
 
-            monkeypatch.setattr(link, "received", received)
+            monkeypatch.setattr(connection, "received", received)
             waiting.append(loop.create_task(use()))
             async with asyncio.timeout(20):
                 while not struck.calls:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.pipes import raise_at
+from support.streams import raise_at
 from support.strikes import STACK, Struck
 
 import fastlock
@@ -56,8 +56,8 @@ def test_whose_times_are_over_are_called_though_the_first_is_struck(
                 waiting.append(asyncio.create_task(wait(client)))
                 await asyncio.sleep(apart)  # the next one's time ends later
             loop: Any = asyncio.get_running_loop()
-            wire: Any = client._wire
-            ours = [wire.turns.run, *wire.alarms.values()]
+            transport: Any = client._transport
+            ours = [transport.wakeups.run, *transport.shared_timeouts.values()]
             with monkeypatch.context() as patch:
                 asked = getattr(loop, asked_for)
                 struck = Struck(TimeoutError, asked, lambda *what: any(each in ours for each in what))
@@ -80,14 +80,14 @@ def test_who_looks_whether_the_server_answers_may_be_struck(
     async def attempt(strike: Strike) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.5) as client:
             await client.server_info()
-            link: Any = client._wire.link
+            connection: Any = client._transport.connection
             probe.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
             try:
                 asked = asyncio.create_task(client.lock(NAME).acquire(blocking=False))
-                await until(lambda: link.pipe.pending and not link._quiet)
-                link._watch.cancel()
-                struck = strike(link._look)
-                await until(lambda: link.dead is not None)
+                await until(lambda: connection.stream.pending and not connection._quiet)
+                connection._watch.cancel()
+                struck = strike(connection._check_progress)
+                await until(lambda: connection.error is not None)
             finally:
                 probe.execute_command("CLIENT", "UNPAUSE")
             if await asyncio.wait_for(asked, 20):
@@ -100,13 +100,13 @@ def test_who_looks_whether_the_server_answers_may_be_struck(
 def test_who_looks_whether_a_lease_has_lapsed_may_be_struck(server: Server, impl: str, no_leaks: Any) -> None:
     async def attempt(strike: Strike) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client, client.lock(NAME, timeout=None):
-            wire: Any = client._wire
+            transport: Any = client._transport
             waiting = asyncio.create_task(client.lock(NAME, thread_local=False).acquire())
-            await until(lambda: wire.ticks is not None)
-            before = wire.ticks
+            await until(lambda: transport.sweep_timer is not None)
+            before = transport.sweep_timer
             before.cancel()
-            struck = strike(lambda: wire.tick(True))
-            assert wire.ticks not in (None, before) and not wire.ticks.cancelled()
+            struck = strike(lambda: transport.tick(True))
+            assert transport.sweep_timer not in (None, before) and not transport.sweep_timer.cancelled()
             waiting.cancel()
             await asyncio.wait([waiting])
             return struck

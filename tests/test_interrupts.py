@@ -35,13 +35,13 @@ from support import interrupted
 from support.faces import Face
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, stall
-from support.pipes import LONG, Interrupt, raise_at
 from support.servers import leftovers
+from support.streams import LONG, Interrupt, raise_at
 
 import fastlock
 import fastlock.asyncio
-from fastlock import _broken, _fallback, _native
-from fastlock._broken import Broken, by_handler
+from fastlock import _fallback, _native, _stream_errors
+from fastlock._stream_errors import Broken, by_handler
 from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,10 +79,10 @@ async def test_ctrl_c_on_the_way_into_the_queue_leaves_nobody_there(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(client._wire, step, interrupted)
+        patch.setattr(client._transport, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.lock(NAME).acquire()
-    assert not client._wire.crowd and not client._wire.gates.by_place
+    assert not client._transport.queued_keys and not client._transport.queues.by_entry
     holder.release()
     lock = client.lock(NAME)
     assert lock.acquire(blocking=False)
@@ -149,31 +149,35 @@ def test_what_strikes_as_the_grant_comes_is_raised_where_that_is_undone(impl: st
 
 # By name: the mode that finds it, and a program that makes it. In both implementations what it changes is Python.
 MISTAKES = {
-    "what is struck is not undone": ("with", "wire.Wire.interrupted = lambda self, op, error: None"),
+    "what is struck is not undone": ("with", "sync.SyncTransport.undo_interrupted = lambda self, op, error: None"),
     "an Exception is taken for an error of its own": (
         "with",
-        "common.own = hot.own = lambda error: isinstance(error, Exception)",
+        "base.is_own = fastpath.is_own = lambda error: isinstance(error, Exception)",
     ),
     "a second strike ends the undoing": (
         "twice",
-        "real, seen = wire.Wire.interrupted, set()\n"
+        "real, seen = sync.SyncTransport.undo_interrupted, set()\n"
         "def once(self, op, error):\n"
         "    if op.token not in seen:\n"
         "        seen.add(op.token)\n"
         "        real(self, op, error)\n"
-        "wire.Wire.interrupted = once",
+        "sync.SyncTransport.undo_interrupted = once",
     ),
-    "a batch is not undone": ("many", "law.AcquireMany.abandon = lambda self, gates, clock: []"),
+    "a batch is not undone": ("many", "batch_operations.AcquireMany.abandon = lambda self, queues, clock: []"),
     # a fair lock's release takes a script: one strike in thirty is found there, of the other modes one in 300 or none
-    "a release is not carried out": ("fair", "law.Release.abandon = lambda self, gates, clock: []"),
-    "a connection is taken and not kept": ("fence", "wire.POP = lambda idle: (idle.pop(), sum(range(500)))[0]"),
-    "nobody leaves the queue": ("wait", "law.Acquire.leave = lambda self, waiter, lease, clock: None"),
+    "a release is not carried out": ("fair", "release.Release.abandon = lambda self, queues, clock: []"),
+    "a connection is taken and not kept": ("fence", "sync.POP = lambda idle: (idle.pop(), sum(range(500)))[0]"),
+    "nobody leaves the queue": ("wait", "acquire.Acquire.leave = lambda self, waiter, lease, clock: None"),
     "an OSError is taken for the connection's": (
         "connect",
         "sockets.by_handler = lambda error: False",
     ),
 }
-IMPORTS = "\n".join(f"import fastlock._{name} as {name}" for name in ("common", "hot", "law", "sockets", "wire"))
+IMPORTS = """
+from fastlock._fastpath import fastpath
+from fastlock._protocol import acquire, batch_operations, release
+from fastlock._transport import base, sockets, sync
+"""
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -188,7 +192,7 @@ def test_the_program_finds_a_mistake(server: Server, impl: str, mistake: str) ->
 
 
 EXPECTED = (IndexError, ValueError, RuntimeError, BlockingIOError, redis.exceptions.ConnectionError, fastlock.LockError)
-STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # what is compiled cannot be interrupted
+STACK = {str(path) for path in Path(fastlock.__file__).parent.rglob("*.py")}  # what is compiled cannot be interrupted
 
 
 def _alone_or_shared(value: Any) -> str:
@@ -225,12 +229,14 @@ def test_interrupted_at_any_point(
                 lock.acquire()
             else:
                 client.server_info()
-            borrowed = client._wire.idle.pop() if shared else None  # as if another thread had it for now
+            borrowed = client._transport.idle.pop() if shared else None  # as if another thread had it for now
             struck = raise_at(step, STACK, calls.get(operation, lock.acquire), kind)
-            if borrowed is not None and borrowed.dead is None:
-                client._wire.idle.append(borrowed)
-            assert all(nobody_reads(each) for each in client._wire.connections), f"point {step}"
-            assert client._wire.connections == client._wire.idle, f"point {step}: one is nobody's, and not to be had"
+            if borrowed is not None and borrowed.error is None:
+                client._transport.idle.append(borrowed)
+            assert all(nobody_reads(each) for each in client._transport.connections), f"point {step}"
+            assert client._transport.connections == client._transport.idle, (
+                f"point {step}: one is nobody's, and not to be had"
+            )
             # of a `with` that is struck as the method that leaves it is entered, the lease runs out
             if lock.lease is not None and (operation != "leave" or (impl == "python" and step == 1)):
                 lock.release()
@@ -251,12 +257,12 @@ def test_interrupted_at_any_point_of_the_wait_for_a_connection(impl: str, server
     """While another thread connects: the mutex is free, and nobody is counted as one who connects."""
     for step in itertools.count(1):
         with fastlock.Client.from_url(server.unix_url, max_connections=1, connect_timeout=0.001) as client:
-            wire: Any = client._wire
-            wire._opening.add("another")
+            transport: Any = client._transport
+            transport._opening.add("another")
             struck = False
             with contextlib.suppress(Broken):
-                struck = raise_at(step, STACK, wire._more)
-            assert not wire._mutex._is_owned() and wire._opening == {"another"}, f"point {step}"
+                struck = raise_at(step, STACK, transport._get_connection)
+            assert not transport._mutex._is_owned() and transport._opening == {"another"}, f"point {step}"
         if not struck:
             break
     assert step > 10
@@ -338,7 +344,7 @@ def test_an_error_of_a_wrapper_of_sockets_is_the_connections() -> None:
 
 def test_to_look_for_a_handler_swallows_nothing_of_another() -> None:
     """`signal` makes enums of what it returns, and takes a ValueError for a number that is none."""
-    assert not raise_at(1, {signal.__file__, enum.__file__}, _broken._codes)
+    assert not raise_at(1, {signal.__file__, enum.__file__}, _stream_errors._codes)
 
 
 def test_a_handler_may_raise_what_a_lock_raises_that_was_released_before() -> None:
@@ -352,16 +358,16 @@ def test_a_handler_may_raise_what_a_lock_raises_that_was_released_before() -> No
     def handler(number: int, frame: types.FrameType) -> None:
         raise RuntimeError("struck")
 
-    pipe = _fallback.Pipe()
-    ticket, sleeps = _fallback.Ticket(), _fallback.Ticket()
-    ticket.wake = Wake()
+    stream = _fallback.Stream()
+    pending_reply, sleeps = _fallback.PendingReply(), _fallback.PendingReply()
+    pending_reply.wake = Wake()
     with pytest.raises(RuntimeError, match="struck"):
-        ticket.set_result(None)
-    assert pipe.lead(ticket, None)
+        pending_reply.set_result(None)
+    assert stream.lead(pending_reply, None)
     sleeps.wake = Wake()
-    pipe.watch(sleeps)
+    stream.listen(sleeps)
     with pytest.raises(RuntimeError, match="struck"):
-        pipe.resign(ticket)
+        stream.resign(pending_reply)
     changes = _native.Changes()
     changes._expected.append(Wake())
     with pytest.raises(RuntimeError, match="struck"):
@@ -370,10 +376,10 @@ def test_a_handler_may_raise_what_a_lock_raises_that_was_released_before() -> No
 
 def nobody_reads(connection: Any) -> bool:
     """Whether anybody may become the one who reads there."""
-    ticket, wake = connection.impl.Ticket(), threading.Lock()
+    pending_reply, wake = connection.impl.PendingReply(), threading.Lock()
     wake.acquire()
-    free: bool = connection.pipe.lead(ticket, wake)
-    connection.pipe.resign(ticket)
+    free: bool = connection.stream.lead(pending_reply, wake)
+    connection.stream.resign(pending_reply)
     return free
 
 
@@ -492,7 +498,7 @@ async def test_a_release_that_is_cancelled_as_it_connects_is_carried_out(
 ) -> None:
     """As in a task group that fails while the server restarts: its task will not try again."""
     client = face.client(server.unix_url)
-    lock, wire, reachable = client.lock(NAME, None, thread_local=False), client._wire, asyncio.Event()
+    lock, transport, reachable = client.lock(NAME, None, thread_local=False), client._transport, asyncio.Event()
     leases = await client.acquire_many([NAME, "b"], timeout=None) if operation == "release many" else []
     calls = {
         "leave": lambda: lock.__aexit__(None, None, None),
@@ -506,11 +512,11 @@ async def test_a_release_that_is_cancelled_as_it_connects_is_carried_out(
         await reachable.wait()
         return await real(*args, **keywords)
 
-    real = wire._connect
-    monkeypatch.setattr(wire, "_connect", connect)
-    wire.link.fail(Broken("cut"))
+    real = transport._connect
+    monkeypatch.setattr(transport, "_connect", connect)
+    transport.connection.fail(Broken("cut"))
     task = asyncio.ensure_future(calls[operation]())
-    while wire._connecting is None:
+    while transport._connecting is None:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -549,7 +555,7 @@ async def test_cancelled_caller_gets_away_at_once_and_the_rest_stay_in_step(
         for lock in locks:
             await lock.release()
         assert not probe.exists(NAME)
-    assert len(proxy.links) == 1
+    assert len(proxy.connections) == 1
 
 
 @asyncio_only
@@ -663,7 +669,7 @@ def test_loop_that_is_closed_under_a_client(server: Server, impl: str) -> None:
 
     async def connect() -> asyncio.BaseTransport:
         await client.server_info()
-        return client._wire.link.transport  # type: ignore[no-any-return,union-attr]
+        return client._transport.connection.byte_transport  # type: ignore[no-any-return,union-attr]
 
     transport = loop.run_until_complete(connect())
     transport.abort()  # type: ignore[attr-defined]

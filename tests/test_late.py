@@ -21,9 +21,9 @@ from support.redispy import ending
 from support.servers import standstill
 
 import fastlock
-from fastlock import _gate
-from fastlock import _lease as leases
-from fastlock._lease import now
+from fastlock._protocol import lease as leases
+from fastlock._protocol import local_queue
+from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 NAME, SHORT = "sku", 0.1  # seconds: of a lease that ends before its caller runs
@@ -72,8 +72,8 @@ async def test_a_lease_that_is_over_before_its_taker_runs_is_not_acquired(
         job = face.start(take)
         await joined(face, client)
         deadline = holder.lease.deadline
-        for gate in client._wire.crowd.values():
-            gate.handed = now() + 1  # as if it had passed a moment ago: the next one is not let run first
+        for queue in client._transport.queued_keys.values():
+            queue.handed_over_at = now() + 1  # as if it had passed a moment ago: the next one is not let run first
         with alone():  # before the taker is told
             await face.get(holder.release())
             while now() < deadline + 0.005:
@@ -103,7 +103,7 @@ async def wait_as_two(face: Face, client: Any, lock: Any) -> None:
 async def joined(face: Face, client: Any) -> None:
     """Return when somebody waits in the client."""
     end = time.monotonic() + 10
-    while not any(gate.waiters.count for gate in list(client._wire.crowd.values())):
+    while not any(queue.waiters.count for queue in list(client._transport.queued_keys.values())):
         assert time.monotonic() < end
         await pause(face, 0.0002)
 
@@ -144,10 +144,10 @@ async def test_what_tasks_left_is_undone_though_nobody_uses_the_client_again(
         with standstill(server):
             with pytest.raises(redis.exceptions.TimeoutError):
                 await client.lock(NAME, timeout=None).acquire(blocking=False)
-            while client._wire._failures < 3:
+            while client._transport._failures < 3:
                 await asyncio.sleep(0.01)
         end = now() + 20
-        while probe.exists(NAME) or not client._wire.link:
+        while probe.exists(NAME) or not client._transport.connection:
             assert now() < end
             await asyncio.sleep(0.01)
 
@@ -197,7 +197,7 @@ async def test_a_release_by_a_token_from_elsewhere_knows_its_own_work(
     client = face.client(proxy.url, reply_timeout=HASTY)
     r = face_redis(face, probe)
     lock = face.module.Lock(r, NAME, timeout=30, thread_local=False)
-    lock._wire = client._wire
+    lock._transport = client._transport
     for how in (swallow(), stall()):
         probe.set(NAME, b"fl:" + b"7" * 32, px=30_000)
         lock.local.token = b"fl:" + b"7" * 32
@@ -224,7 +224,7 @@ def test_a_lease_from_another_boot_is_over(impl: str, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(leases, "boot_id", lambda: b"another")
         other = pickle.loads(told)
-        assert not other.valid and other.remaining == 0.0 and other.token == lease.proof and other.foreign
+        assert not other.valid and other.remaining == 0.0 and other.token == lease.raw_token and other.expiry_unknown
         assert pickle.loads(forever).valid
 
 
@@ -244,7 +244,7 @@ def test_a_lease_from_a_container_whose_clock_begins_elsewhere(impl: str, monkey
 def slow_rounds() -> Iterator[None]:
     """A lease goes round however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_gate, "ROUND", 3600.0)
+        patch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)
         yield
 
 
@@ -264,7 +264,7 @@ async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_hol
     await wait_as_two(face, client, first)
     job = face.start(second.acquire)
     await joined(face, client)
-    lease, drive = first.lease, client._wire.drive
+    lease, drive = first.lease, client._transport.drive
 
     async def as_task(steps: Any) -> Any:
         monkeypatch.undo()
@@ -276,11 +276,11 @@ async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_hol
         first.release()
         return drive(steps)
 
-    monkeypatch.setattr(client._wire, "drive", as_task if face.is_async else as_thread)
+    monkeypatch.setattr(client._transport, "drive", as_task if face.is_async else as_thread)
     assert await face.get(client.release_many([lease])) == [False]
     assert not caplog.records and not client.get_stats()["losses"]
     assert await job.get() is True
-    assert second.lease.proof == lease.proof and await face.get(second.owned())
+    assert second.lease.raw_token == lease.raw_token and await face.get(second.owned())
     await face.get(second.release())
 
 
@@ -326,7 +326,7 @@ async def test_a_token_that_is_read_after_its_release_is_not_that_of_the_next_ho
     await joined(face, client)
     await face.get(first.release())
     assert await job.get() is True and client.get_stats()["local_handovers"] == 1
-    assert second.lease.proof == lease.proof != lease.token
+    assert second.lease.raw_token == lease.raw_token != lease.token
     kind = redis.asyncio.Redis if face.is_async else redis.Redis
     async with ending(face, kind(unix_socket_path=server.path)) as other:
         stranger = face.module.Lock(other, NAME)

@@ -13,33 +13,37 @@ from typing import Any
 
 import pytest
 from redis import exceptions
-from support.play import (
+from support.run_steps import (
+    CONTENDED,
     GIVEN,
-    MARKED,
     MINE,
     OTHER,
     After,
     Clock,
-    Played,
     Raise,
+    Ran,
     acquire,
     error,
     joined,
     lease_of,
     lost,
-    play,
+    opcodes,
+    run_steps,
     undone,
-    verbs,
 )
 
-import fastlock._law as law
-from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock import _steps
-from fastlock._extension import Outcome
-from fastlock._lease import ENDED, Lease
-from fastlock._session import Session
-from fastlock._stats import Stats
+from fastlock._protocol import commands, extension, steps
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.batch_operations import AcquireMany
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.extension import Outcome
+from fastlock._protocol.handshake import Session
+from fastlock._protocol.lease import ENDED, Lease
+from fastlock._protocol.release import Release
+from fastlock._protocol.retry import RetryState, get_session
+from fastlock._protocol.stats import Stats
+from fastlock._protocol.steps import Answer
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
@@ -49,44 +53,44 @@ pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
 def test_free_is_granted_from_the_time_it_was_sent(clock: Clock) -> None:
     sent = clock()
-    played = play(clock, acquire(), After(3.0, None))
+    played = run_steps(clock, acquire(), After(3.0, None))
     assert played.outcome.deadline == sent + 10
     assert (played.outcome.name, played.outcome.key, played.outcome.token) == ("name", b"name", MINE)
     assert played.outcome.remaining == 7
-    assert [type(step) for step in played.steps] == [law.Acquire]
+    assert [type(step) for step in played.steps] == [Acquire]
 
 
 def test_without_end_there_is_no_deadline(clock: Clock) -> None:
-    played = play(clock, acquire(ms=0), After(1e9, None))
+    played = run_steps(clock, acquire(ms=0), After(1e9, None))
     assert played.outcome.deadline == math.inf
-    assert verbs(played) == [say.ACQUIRE_ENDLESS]
+    assert opcodes(played) == [Opcode.ACQUIRE_ENDLESS]
 
 
 @pytest.mark.parametrize("holder", [OTHER, MINE, b""])
 def test_held_is_not_granted(clock: Clock, holder: bytes) -> None:
     """Its own token, where no reply was lost, is somebody else's use of the same token."""
-    played = play(clock, acquire(), holder)
+    played = run_steps(clock, acquire(), holder)
     assert (played.outcome, played.raised, played.undos, len(played.asks)) == (None, None, [], 1)
 
 
 def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(clock: Clock) -> None:
-    played = play(clock, acquire(ms=50, blocking=True), After(0.06, None), 1, None)
-    assert verbs(played) == [say.ACQUIRE, say.RELEASE, say.ACQUIRE]
+    played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 1, None)
+    assert opcodes(played) == [Opcode.ACQUIRE, Opcode.RELEASE, Opcode.ACQUIRE]
     assert played.outcome.deadline == clock() + 0.05
-    played = play(clock, acquire(ms=50), After(0.05, None), 1)
-    assert (played.outcome, verbs(played)) == (None, [say.ACQUIRE, say.RELEASE])
+    played = run_steps(clock, acquire(ms=50), After(0.05, None), 1)
+    assert (played.outcome, opcodes(played)) == (None, [Opcode.ACQUIRE, Opcode.RELEASE])
 
 
 @pytest.mark.parametrize("reply", [0, 1])
 def test_a_grant_that_comes_after_its_lease_is_handed_over_where_somebody_waits(clock: Clock, reply: int) -> None:
-    played = play(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
-    assert played.asks[2].calls == [say.hand_over(b"name", MINE)] and played.asks[1] is played.asks[2]
+    played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
+    assert played.asks[2].calls == [commands.hand_over(b"name", MINE)] and played.asks[1] is played.asks[2]
     assert played.outcome.deadline == clock() + 0.05 and played.undos == []
 
 
 @pytest.mark.parametrize("problem", [lost(final=True), lost(sent=False, final=True), error("ERR"), Raise(SystemExit())])
 def test_a_late_grant_that_cannot_be_let_go_leaves_an_undo(clock: Clock, problem: Any) -> None:
-    played = play(clock, acquire(ms=50), After(0.06, None), problem)
+    played = run_steps(clock, acquire(ms=50), After(0.06, None), problem)
     assert played.raised is not None
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
@@ -105,27 +109,27 @@ def test_after_a_late_grant_the_next_try_has_another_token(clock: Clock, given: 
         return answer
 
     op = acquire(ms=50, fenced=fenced, blocking=True, polls=True, given=given)
-    played = play(clock, op, lost(), note(0.06), lost(), 1, note(0.0))
+    played = run_steps(clock, op, lost(), note(0.06), lost(), 1, note(0.0))
     assert tokens[0] == MINE and (tokens[1] == MINE) is given and played.outcome.token == op.token == tokens[1]
-    assert played.undos == [] and say.markable(op.token)
+    assert played.undos == [] and commands.can_be_marked(op.token)
 
 
 def test_the_wires_late_is_no_lease(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
-    played = play(clock, op, After(1.0, _steps.LATE))
+    played = run_steps(clock, op, After(1.0, Answer.DEADLINE_EXCEEDED))
     assert (played.outcome, played.undos, played.raised) == (None, [], None)  # the wire undoes what it gave up on
 
 
 def test_after_a_lost_reply_free_means_granted_from_the_second_send(clock: Clock) -> None:
-    played = play(clock, acquire(), After(2.0, lost(session="one")), After(1.0, None))
+    played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(1.0, None))
     assert played.outcome.deadline == clock() - 1 + 10
     assert played.stales == [(), ("one",)]
     assert played.undos == []
 
 
 def test_after_a_lost_reply_the_own_token_is_extended_and_counts_from_then(clock: Clock) -> None:
-    played = play(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
-    assert verbs(played) == [say.ACQUIRE, say.ACQUIRE, say.EXTEND]
+    played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
+    assert opcodes(played) == [Opcode.ACQUIRE, Opcode.ACQUIRE, Opcode.EXTEND]
     assert (played.asks[2].key, played.asks[2].token, played.asks[2].ms) == (b"name", MINE, 10_000)
     assert played.outcome.deadline == clock() - 1 + 10
     assert played.undos == []
@@ -133,43 +137,43 @@ def test_after_a_lost_reply_the_own_token_is_extended_and_counts_from_then(clock
 
 @pytest.mark.parametrize("replies", [[None, 0], [0]], ids=["native", "script"])
 def test_after_a_lost_reply_the_own_token_that_cannot_be_extended_is_not_held(clock: Clock, replies: Any) -> None:
-    played = play(clock, acquire(), lost(), MINE, *replies)
+    played = run_steps(clock, acquire(), lost(), MINE, *replies)
     assert played.outcome is None
 
 
 def test_after_a_lost_reply_the_own_token_is_known_though_somebody_waits(clock: Clock) -> None:
-    played = play(clock, acquire(), lost(session="one"), MARKED, None, After(1.0, 1))
-    assert verbs(played)[2:] == [say.EXTEND_SCRIPT] * 2 and played.outcome.deadline == clock() - 1 + 10
+    played = run_steps(clock, acquire(), lost(session="one"), CONTENDED, None, After(1.0, 1))
+    assert opcodes(played)[2:] == [Opcode.EXTEND_SCRIPT] * 2 and played.outcome.deadline == clock() - 1 + 10
     assert played.outcome.token == MINE and played.undos == []
-    assert play(clock, acquire(fenced=True), lost(), [[MARKED, 79]], None, 1).outcome.fence == 79
-    assert play(clock, acquire(), MARKED).outcome is None
+    assert run_steps(clock, acquire(fenced=True), lost(), [[CONTENDED, 79]], None, 1).outcome.fence == 79
+    assert run_steps(clock, acquire(), CONTENDED).outcome is None
     op = acquire()
     op.token = GIVEN
-    assert play(clock, op, lost(), b"fl+" + GIVEN[3:]).outcome is None, "nobody can mark what is not of our form"
+    assert run_steps(clock, op, lost(), b"fl+" + GIVEN[3:]).outcome is None, "nobody can mark what is not of our form"
 
 
 def test_without_end_the_own_token_is_enough(clock: Clock) -> None:
-    played = play(clock, acquire(ms=0), lost(), MINE)
+    played = run_steps(clock, acquire(ms=0), lost(), MINE)
     assert played.outcome.deadline == math.inf
 
 
 def test_after_a_lost_reply_another_holder_ends_no_doubt(clock: Clock) -> None:
     """What was lost may still be executed, where the server would not end the connection: an undo stays behind."""
-    played = play(clock, acquire(), lost(), OTHER)
+    played = run_steps(clock, acquire(), lost(), OTHER)
     assert played.outcome is None
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
 
 def test_nothing_sent_is_nothing_doubted(clock: Clock) -> None:
-    played = play(clock, acquire(), lost(sent=False), MINE)
+    played = run_steps(clock, acquire(), lost(sent=False), MINE)
     assert (played.outcome, played.undos) == (None, [])
-    played = play(clock, acquire(), lost(sent=False, final=True))
+    played = run_steps(clock, acquire(), lost(sent=False, final=True))
     assert isinstance(played.raised, errors.ConnectionError)
     assert played.undos == []
 
 
 def test_who_gives_up_in_doubt_leaves_an_undo_and_every_broken_session(clock: Clock) -> None:
-    played = play(clock, acquire(), lost(session="one"), lost(session="two"), After(6.0, lost(sent=False)))
+    played = run_steps(clock, acquire(), lost(session="one"), lost(session="two"), After(6.0, lost(sent=False)))
     assert isinstance(played.raised, errors.ConnectionError)
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
     assert set(played.undos[0].stale) >= {"one", "two"}
@@ -179,31 +183,31 @@ def test_who_gives_up_in_doubt_leaves_an_undo_and_every_broken_session(clock: Cl
 
 @pytest.mark.parametrize("gone", [KeyboardInterrupt(), SystemExit(), ValueError("cancelled")])
 def test_who_is_gone_in_doubt_leaves_an_undo(clock: Clock, gone: BaseException) -> None:
-    played = play(clock, acquire(), lost(session="one"), Raise(gone))
+    played = run_steps(clock, acquire(), lost(session="one"), Raise(gone))
     assert played.raised is gone
     assert [(undone(undo), undo.stale) for undo in played.undos] == [(([b"name"], [MINE]), ("one",))]
 
 
 def test_who_runs_out_of_time_in_doubt_leaves_an_undo(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
-    played = play(clock, op, After(1.5, lost(session="one")))
+    played = run_steps(clock, op, After(1.5, lost(session="one")))
     assert played.outcome is None
     assert isinstance(played.raised, errors.ConnectionError)  # and not None: nobody said that another one holds it
     assert [undo.stale for undo in played.undos] == [("one",)]
     op = acquire(blocking=True, until=clock() + 1)
-    played = play(clock, op, lost(session="one"), After(2.0, _steps.LATE))
+    played = run_steps(clock, op, lost(session="one"), After(2.0, Answer.DEADLINE_EXCEEDED))
     assert played.outcome is None
     assert len(played.undos) == 1
 
 
 def test_an_error_after_a_lost_reply_leaves_an_undo(clock: Clock) -> None:
-    played = play(clock, acquire(), lost(), error("READONLY You can't write against a read only replica."))
+    played = run_steps(clock, acquire(), lost(), error("READONLY You can't write against a read only replica."))
     assert isinstance(played.raised, errors.from_reply(error("READONLY x")).__class__)
     assert len(played.undos) == 1
 
 
 def test_an_extension_that_is_given_up_leaves_an_undo(clock: Clock) -> None:
-    played = play(clock, acquire(), lost(), MINE, lost(final=True, session="two"))
+    played = run_steps(clock, acquire(), lost(), MINE, lost(final=True, session="two"))
     assert isinstance(played.raised, errors.ConnectionError)
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
@@ -212,61 +216,61 @@ def test_an_extension_that_is_given_up_leaves_an_undo(clock: Clock) -> None:
 
 
 def test_forgotten_scripts_are_loaded_and_the_command_asked_again(clock: Clock) -> None:
-    played = play(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 7, None)
+    played = run_steps(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 7, None)
     assert played.outcome is not None
-    assert played.asks[1].calls == [script.load for script in say.SCRIPTS]
-    assert verbs(played)[0] == verbs(played)[2]
+    assert played.asks[1].calls == [script.load for script in commands.SCRIPTS]
+    assert opcodes(played)[0] == opcodes(played)[2]
 
 
 def test_scripts_that_do_not_stay_are_not_loaded_for_ever(clock: Clock) -> None:
     again = [error("NOSCRIPT No matching script."), [b"sha"] * 7]
-    played = play(clock, acquire(), *again * _steps.RELOADS, error("NOSCRIPT No matching script."))
+    played = run_steps(clock, acquire(), *again * steps.RELOADS, error("NOSCRIPT No matching script."))
     assert isinstance(played.raised, errors.ResponseError)
-    assert len(played.asks) == 1 + 2 * _steps.RELOADS
+    assert len(played.asks) == 1 + 2 * steps.RELOADS
 
 
 def test_scripts_that_must_not_be_loaded_are_the_error_that_is_raised(clock: Clock) -> None:
-    played = play(clock, acquire(), error("NOSCRIPT x"), [error("NOPERM this user has no permissions")])
+    played = run_steps(clock, acquire(), error("NOSCRIPT x"), [error("NOPERM this user has no permissions")])
     assert isinstance(played.raised, errors.from_reply(error("NOPERM x")).__class__)
 
 
 def test_a_connection_that_breaks_while_scripts_are_loaded_is_healed_too(clock: Clock) -> None:
-    played = play(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 7, None)
+    played = run_steps(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 7, None)
     assert played.outcome is not None
 
 
 @pytest.mark.parametrize("text", ["ERR unknown command 'X', with args", "ERR syntax error", "NOPERM no permissions"])
-@pytest.mark.parametrize("verb", sorted(say.SCRIPTED))
-def test_a_native_form_that_is_refused_is_said_by_script(clock: Clock, verb: int, text: str) -> None:
+@pytest.mark.parametrize("opcode", sorted(commands.SCRIPTED))
+def test_a_native_form_that_is_refused_is_said_by_script(clock: Clock, opcode: int, text: str) -> None:
     operation: Any = {
-        say.ACQUIRE: lambda: acquire(),
-        say.ACQUIRE_ENDLESS: lambda: acquire(ms=0),
-        say.RELEASE: lambda: law.Release(lease_of(clock)),
-        say.EXTEND: lambda: law.extend(b"name", MINE, 5, clock),
-    }[verb]()
-    reply = None if verb in (say.ACQUIRE, say.ACQUIRE_ENDLESS) else 1
+        Opcode.ACQUIRE: lambda: acquire(),
+        Opcode.ACQUIRE_ENDLESS: lambda: acquire(ms=0),
+        Opcode.RELEASE: lambda: Release(lease_of(clock)),
+        Opcode.EXTEND: lambda: extension.set_expiry(b"name", MINE, 5, clock),
+    }[opcode]()
+    reply = None if opcode in (Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS) else 1
     asked: list[int] = []
 
     def note(answer: Any) -> Any:
-        return lambda ask: asked.append(ask.verb) or answer
+        return lambda ask: asked.append(ask.opcode) or answer
 
-    played = play(clock, operation, note(error(text)), note(reply))
+    played = run_steps(clock, operation, note(error(text)), note(reply))
     assert played.raised is None
     assert played.outcome
-    assert asked == [verb, say.SCRIPTED[verb]]
+    assert asked == [opcode, commands.SCRIPTED[opcode]]
 
 
 def test_a_full_server_extends_by_script(clock: Clock) -> None:
-    played = play(clock, law.extend(b"n", MINE, 5, clock), error("OOM command not allowed"), After(1, 1))
+    played = run_steps(clock, extension.set_expiry(b"n", MINE, 5, clock), error("OOM command not allowed"), After(1, 1))
     assert played.outcome == clock() - 1
-    assert verbs(played) == [say.EXTEND_SCRIPT] * 2  # one object, asked twice
-    played = play(clock, acquire(), error("OOM command not allowed when used memory > 'maxmemory'."))
+    assert opcodes(played) == [Opcode.EXTEND_SCRIPT] * 2  # one object, asked twice
+    played = run_steps(clock, acquire(), error("OOM command not allowed when used memory > 'maxmemory'."))
     assert isinstance(played.raised, errors.ResponseError)
 
 
 @pytest.mark.parametrize("text", ["ERR something else", "MISCONF x", "", "WRONGTYPE x", "MOVED 1"])
 def test_an_error_without_a_cure_is_raised_at_once(clock: Clock, text: str) -> None:
-    played = play(clock, acquire(), error(text))
+    played = run_steps(clock, acquire(), error(text))
     assert isinstance(played.raised, errors.RedisError)
     assert (len(played.asks), played.undos) == (1, [])
 
@@ -280,10 +284,10 @@ PASSING = {
 BORNE: dict[str, tuple[Callable[[Clock], Any], list[Any]]] = {  # and what is answered at last
     "acquire": (lambda clock: acquire(), [None]),
     "acquire, in the queue": (lambda clock: acquire(blocking=True, alone=True), [[[1, 0, 0]]]),
-    "acquire with a fence": (lambda clock: law.Acquire("name", b"name", MINE, 10_000, fenced=True), [[[None, 7]]]),
-    "release": (lambda clock: law.Release(lease_of(clock)), [1]),
-    "extend": (lambda clock: law.extend(b"name", MINE, 5, clock), [1]),
-    "look": (lambda clock: law.inspect(say.EXISTS, b"name", clock), [1]),
+    "acquire with a fence": (lambda clock: Acquire("name", b"name", MINE, 10_000, fenced=True), [[[None, 7]]]),
+    "release": (lambda clock: Release(lease_of(clock)), [1]),
+    "extend": (lambda clock: extension.set_expiry(b"name", MINE, 5, clock), [1]),
+    "look": (lambda clock: extension.inspect(Opcode.EXISTS, b"name", clock), [1]),
 }
 
 
@@ -294,17 +298,17 @@ def test_a_server_that_can_do_nothing_now_is_waited_for(clock: Clock, what: str,
     make, last = BORNE[what]
     refused = error(text) if not isinstance(last[0], list) else [error(text)]
     start = clock()
-    played = play(clock, make(clock), *[refused] * 9, *last)
+    played = run_steps(clock, make(clock), *[refused] * 9, *last)
     assert played.raised is None and played.outcome and len(played.asks) == 10
     assert played.undos == [] and clock() - start == pytest.approx(sum(played.sleeps)) and 0 < clock() - start < 5
-    played = play(clock, make(clock), refused, ...)
+    played = run_steps(clock, make(clock), refused, ...)
     assert type(played.raised) is PASSING[text] and played.undos == []
     assert len(played.asks) > 5 and max(played.sleeps) < 1
 
 
 def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) -> None:
     loading = error(next(iter(PASSING)))
-    played = play(
+    played = run_steps(
         clock, acquire(blocking=True, alone=True), [error("NOSCRIPT x")], [loading] * 8, [loading], [[1, 0, 0]]
     )
     assert played.outcome is not None and played.raised is None
@@ -312,23 +316,23 @@ def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) ->
 
 @pytest.mark.parametrize("reply", [0, 1, True, False, 1.5, [], {}, [None], "OK", (None,)])
 def test_a_reply_of_the_wrong_shape_is_never_a_grant(clock: Clock, reply: Any) -> None:
-    played = play(clock, acquire(), reply, None)
+    played = run_steps(clock, acquire(), reply, None)
     assert played.outcome is not None  # asked again over another connection
-    assert [(type(step.ask), step.reply) for step in played.of(_steps.Distrust)] == [(law.Acquire, reply)]
+    assert [(type(step.ask), step.reply) for step in played.of(steps.ProtocolViolation)] == [(Acquire, reply)]
     assert played.stales[1] == ("distrusted",)
-    played = play(clock, acquire(), reply, reply)
+    played = run_steps(clock, acquire(), reply, reply)
     assert isinstance(played.raised, errors.InvalidResponse)
     assert len(played.undos) == 1
-    played = play(clock, acquire(), reply, MINE, 1)
+    played = run_steps(clock, acquire(), reply, MINE, 1)
     assert played.outcome is not None
 
 
 WRONG: list[tuple[Any, list[Any]]] = [
-    (lambda clock: law.Release(lease_of(clock)), [None, b"OK", b"1", [1], 1.5, {}]),
-    (lambda clock: law.extend(b"n", MINE, 5, clock), [[1], 1.5, {}, "OK"]),
-    (lambda clock: law.inspect(say.PTTL, b"n", clock), [None, b"5", [], 1.5, True]),
-    (lambda clock: law.inspect(say.EXISTS, b"n", clock), [None, b"1", [], False]),
-    (lambda clock: law.inspect(say.GET, b"n", clock), [1, [], {}, False]),
+    (lambda clock: Release(lease_of(clock)), [None, b"OK", b"1", [1], 1.5, {}]),
+    (lambda clock: extension.set_expiry(b"n", MINE, 5, clock), [[1], 1.5, {}, "OK"]),
+    (lambda clock: extension.inspect(Opcode.PTTL, b"n", clock), [None, b"5", [], 1.5, True]),
+    (lambda clock: extension.inspect(Opcode.EXISTS, b"n", clock), [None, b"1", [], False]),
+    (lambda clock: extension.inspect(Opcode.GET, b"n", clock), [1, [], {}, False]),
     (lambda clock: acquire(fenced=True), [[None, None], [[None, b"1"]], [[None]], [[]], [[[None, 1]]], None, b"x", []]),
 ]
 
@@ -336,22 +340,22 @@ WRONG: list[tuple[Any, list[Any]]] = [
 @pytest.mark.parametrize(("made", "replies"), WRONG, ids=["release", "extend", "pttl", "exists", "get", "fenced"])
 def test_replies_of_the_wrong_shape_are_distrusted(clock: Clock, made: Any, replies: list[Any]) -> None:
     for reply in replies:
-        played = play(clock, made(clock), reply, reply)
+        played = run_steps(clock, made(clock), reply, reply)
         assert isinstance(played.raised, errors.InvalidResponse), reply
-        assert len(played.of(_steps.Distrust)) == 2, reply
+        assert len(played.of(steps.ProtocolViolation)) == 2, reply
 
 
 def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
-    played = play(clock, acquire(fenced=True), [[None, 77]])
+    played = run_steps(clock, acquire(fenced=True), [[None, 77]])
     assert (played.outcome.fence, played.outcome.deadline) == (77, clock() + 10)
-    assert played.asks[0].calls == [say.acquire_fenced(b"name", MINE, 10_000)]
-    played = play(clock, acquire(fenced=True), [[OTHER, 77]])
+    assert played.asks[0].calls == [commands.acquire_fenced(b"name", MINE, 10_000)]
+    played = run_steps(clock, acquire(fenced=True), [[OTHER, 77]])
     assert played.outcome is None
-    played = play(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 7, [[None, 78]])
+    played = run_steps(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 7, [[None, 78]])
     assert played.outcome.fence == 78
-    played = play(clock, acquire(fenced=True), lost(), [[MINE, 79]], 1)
+    played = run_steps(clock, acquire(fenced=True), lost(), [[MINE, 79]], 1)
     assert played.outcome.fence == 79
-    played = play(clock, acquire(fenced=True), [error("ERR no")])
+    played = run_steps(clock, acquire(fenced=True), [error("ERR no")])
     assert isinstance(played.raised, errors.ResponseError)
 
 
@@ -359,33 +363,33 @@ def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
 
 
 def test_release_says_whether_it_was_ours(clock: Clock) -> None:
-    assert play(clock, law.Release(lease_of(clock)), 1).outcome is True
-    assert play(clock, law.Release(lease_of(clock)), 0, [0]).outcome is False
+    assert run_steps(clock, Release(lease_of(clock)), 1).outcome is True
+    assert run_steps(clock, Release(lease_of(clock)), 0, [0]).outcome is False
 
 
-HAND_OVER = say.hand_over(b"name", MINE)
+HAND_OVER = commands.hand_over(b"name", MINE)
 
 
-def asked_for(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tuple[Any, list[Any], Played]:
+def asked_for(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tuple[Any, list[Any], Ran]:
     """The outcome of a release, and what it asked for: verbs, or calls."""
     asked: list[Any] = []
 
     def note(answer: Any) -> Any:
         def tell(ask: Any) -> Any:
-            asked.append(ask.calls[0] if ask.kind == _steps.CALLS else ask.verb)
+            asked.append(ask.calls[0] if ask.kind == steps.CALLS else ask.opcode)
             return answer
 
         return tell
 
-    played = play(clock, law.Release(lease), *[note(answer) for answer in answers], **terms)
+    played = run_steps(clock, Release(lease), *[note(answer) for answer in answers], **terms)
     return played.outcome, asked, played
 
 
 @pytest.mark.parametrize("outcome", [1, 0])
 def test_a_release_that_finds_another_value_hands_over(clock: Clock, outcome: int) -> None:
     """It may be its own, in the form which says that somebody waits."""
-    assert asked_for(clock, lease_of(clock), 0, [outcome])[:2] == (bool(outcome), [say.RELEASE, HAND_OVER])
-    assert play(clock, law.Release(lease_of(clock, token=GIVEN)), 0).outcome is False, "nobody can mark it"
+    assert asked_for(clock, lease_of(clock), 0, [outcome])[:2] == (bool(outcome), [Opcode.RELEASE, HAND_OVER])
+    assert run_steps(clock, Release(lease_of(clock, token=GIVEN)), 0).outcome is False, "nobody can mark it"
 
 
 def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
@@ -395,15 +399,15 @@ def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
     assert asked_for(clock, lease, [0])[:2] == (False, [HAND_OVER])
     outcome, asked, played = asked_for(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
     assert outcome is True and [call[0] for call in asked] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
-    assert say.HAND_OVER_LUA.load in played.asks[1].calls
+    assert commands.HAND_OVER_LUA.load in played.asks[1].calls
 
 
 @pytest.mark.parametrize("reply", [None, b"1", [1], 1.5, True, b"OK"])
 def test_a_reply_of_the_wrong_shape_hands_nothing_over(clock: Clock, reply: Any) -> None:
     lease = lease_of(clock)
     lease.contended = True
-    played = play(clock, law.Release(lease), [reply], [reply])
-    assert isinstance(played.raised, errors.InvalidResponse) and len(played.of(_steps.Distrust)) == 2
+    played = run_steps(clock, Release(lease), [reply], [reply])
+    assert isinstance(played.raised, errors.InvalidResponse) and len(played.of(steps.ProtocolViolation)) == 2
 
 
 FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' command")
@@ -412,110 +416,110 @@ FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' comm
 @pytest.mark.parametrize("held", [None, OTHER])
 def test_who_may_not_hand_over_asks_whether_there_is_anything_to_hand_over(clock: Clock, held: bytes | None) -> None:
     outcome, asked, _ = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held)
-    assert (outcome, asked) == (False, [say.RELEASE, HAND_OVER, say.GET])
+    assert (outcome, asked) == (False, [Opcode.RELEASE, HAND_OVER, Opcode.GET])
 
 
-@pytest.mark.parametrize("held", [MINE, MARKED])
+@pytest.mark.parametrize("held", [MINE, CONTENDED])
 def test_who_may_not_hand_over_lets_go_of_what_is_marked(clock: Clock, held: bytes) -> None:
     """Who waits comes to look by itself; nobody would, were it held until the lease ends."""
     outcome, asked, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held, 1)
-    assert (outcome, asked) == (True, [say.RELEASE, HAND_OVER, say.GET, say.RELEASE])
+    assert (outcome, asked) == (True, [Opcode.RELEASE, HAND_OVER, Opcode.GET, Opcode.RELEASE])
     assert played.asks[-1].token == held
 
 
 def test_who_may_not_hand_over_may_be_waited_for_while_it_asks(clock: Clock) -> None:
-    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, MARKED, 1)
-    assert outcome is True and [ask.token for ask in played.asks[-3::2]] == [MINE, MARKED]
+    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, CONTENDED, 1)
+    assert outcome is True and [ask.token for ask in played.asks[-3::2]] == [MINE, CONTENDED]
     outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, OTHER)
     assert outcome is False
 
 
 def test_who_may_not_let_go_at_all_is_told_so(clock: Clock) -> None:
-    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MARKED, FORBIDDEN, FORBIDDEN)
+    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, FORBIDDEN, FORBIDDEN)
     assert outcome is None and type(played.raised) is type(errors.from_reply(FORBIDDEN))
 
 
 def test_what_broke_under_a_release_without_rights_is_ended_with_its_undo(clock: Clock) -> None:
-    _, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MARKED, lost(session="it"), *[FORBIDDEN] * 2)
+    _, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, lost(session="it"), *[FORBIDDEN] * 2)
     assert played.raised is not None and played.undos[-1].stale == ("it",)
 
 
 def test_an_error_of_a_hand_over_is_raised(clock: Clock) -> None:
     _, asked, played = asked_for(clock, lease_of(clock), 0, [error("ERR broken")])
-    assert isinstance(played.raised, errors.ResponseError) and asked == [say.RELEASE, HAND_OVER]
+    assert isinstance(played.raised, errors.ResponseError) and asked == [Opcode.RELEASE, HAND_OVER]
 
 
 def test_a_lease_that_passes_to_another_of_the_client_needs_no_command(clock: Clock) -> None:
-    gates = Played().gates
-    one, two = (joined(gates, "name", b"name", 10_000, False, None) for _ in range(2))
-    gates.ask(one, clock())
-    lease = Lease("name", b"name", one.gate.place, clock() + 10)
-    one.gate.granted(one, lease, 0, clock())
+    queues = Ran().queues
+    one, two = (joined(queues, "name", b"name", 10_000, False, None) for _ in range(2))
+    queues.may_enter_now(one, clock())
+    lease = Lease("name", b"name", one.queue.entry, clock() + 10)
+    one.queue.note_granted(one, lease, 0, clock())
     clock.go(0.001)
-    op = law.Release(lease)
-    played = play(clock, op, gates=gates)
+    op = Release(lease)
+    played = run_steps(clock, op, queues=queues)
     assert (played.outcome, played.steps, lease.deadline) == (True, [], -math.inf)
-    assert two.lease is not None and two.lease.proof == lease.proof
+    assert two.lease is not None and two.lease.raw_token == lease.raw_token
     assert op.undo().names == [], "who is interrupted now must not undo what another has"
-    assert not lease.release_doubted
+    assert not lease.release_unknown
 
 
 def test_a_release_is_handed_over_to_those_who_wait_here(clock: Clock) -> None:
-    gates = Played().gates
-    waiter = joined(gates, "name", b"name", 10_000, True, None)
-    assert asked_for(clock, lease_of(clock), [1], gates=gates)[:2] == (True, [HAND_OVER])
+    queues = Ran().queues
+    waiter = joined(queues, "name", b"name", 10_000, True, None)
+    assert asked_for(clock, lease_of(clock), [1], queues=queues)[:2] == (True, [HAND_OVER])
     assert waiter.lease is None
-    other = Played().gates
+    other = Ran().queues
     joined(other, "x", b"x", 10_000, False, None)
-    assert asked_for(clock, lease_of(clock), 1, gates=other)[:2] == (True, [say.RELEASE])
+    assert asked_for(clock, lease_of(clock), 1, queues=other)[:2] == (True, [Opcode.RELEASE])
 
 
 def test_gone_after_a_lost_reply_is_the_work_of_the_lost_command(clock: Clock) -> None:
-    played = play(clock, law.Release(lease_of(clock)), lost(session="one"), 0, [0])
+    played = run_steps(clock, Release(lease_of(clock)), lost(session="one"), 0, [0])
     assert (played.outcome, played.stales[1], played.undos) == (True, ("one",), [])
-    assert play(clock, law.Release(lease_of(clock)), lost(), 1).outcome is True
-    assert play(clock, law.Release(lease_of(clock)), lost(sent=False), 0, [0]).outcome is False
-    played = play(clock, law.Release(lease_of(clock)), 0, lost(session="two"), [0])
+    assert run_steps(clock, Release(lease_of(clock)), lost(), 1).outcome is True
+    assert run_steps(clock, Release(lease_of(clock)), lost(sent=False), 0, [0]).outcome is False
+    played = run_steps(clock, Release(lease_of(clock)), 0, lost(session="two"), [0])
     assert (played.outcome, played.stales[2], played.undos) == (True, ("two",), [])
 
 
 def test_gone_after_a_lost_reply_is_not_ours_if_the_lease_was_over(clock: Clock) -> None:
-    assert play(clock, law.Release(lease_of(clock, -0.001)), lost(), 0, [0]).outcome is False
-    played = play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0, [0])
+    assert run_steps(clock, Release(lease_of(clock, -0.001)), lost(), 0, [0]).outcome is False
+    played = run_steps(clock, Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0, [0])
     assert played.outcome is False  # nothing left before the lease had ended
-    assert play(clock, law.Release(lease_of(clock, 1.0)), After(2.0, lost()), 0, [0]).outcome is True
+    assert run_steps(clock, Release(lease_of(clock, 1.0)), After(2.0, lost()), 0, [0]).outcome is True
 
 
 def test_a_release_given_up_is_undone_and_may_be_repeated(clock: Clock) -> None:
     lease = lease_of(clock)
-    played = play(clock, law.Release(lease), lost(session="one"), lost(final=True, session="two"))
+    played = run_steps(clock, Release(lease), lost(session="one"), lost(final=True, session="two"))
     assert isinstance(played.raised, errors.ConnectionError)
     assert [(undone(undo), set(undo.stale)) for undo in played.undos] == [(([b"name"], [MINE]), {"one", "two"})]
-    assert play(clock, law.Release(lease), 0, [0]).outcome is True
+    assert run_steps(clock, Release(lease), 0, [0]).outcome is True
 
 
 def test_a_release_interrupted_while_scripts_are_loaded_is_finished(clock: Clock) -> None:
     """Nobody is left to repeat it, and the server has not let go yet."""
     for gone in (KeyboardInterrupt(), asyncio.CancelledError()):
-        operation = law.Release(lease_of(clock))
-        played = play(clock, operation, error("NOSCRIPT No matching script."), Raise(gone))
+        operation = Release(lease_of(clock))
+        played = run_steps(clock, operation, error("NOSCRIPT No matching script."), Raise(gone))
         assert played.raised is gone and [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
 
 def test_a_release_interrupted_in_flight_may_be_repeated(clock: Clock) -> None:
     lease = lease_of(clock)
-    op = law.Release(lease)
-    played = play(clock, op, Raise(KeyboardInterrupt()))
+    op = Release(lease)
+    played = run_steps(clock, op, Raise(KeyboardInterrupt()))
     assert isinstance(played.raised, KeyboardInterrupt)
     assert undone(op.undo()) == ([b"name"], [MINE])  # as the wire asks for
-    assert play(clock, law.Release(lease), 0, [0]).outcome is True
+    assert run_steps(clock, Release(lease), 0, [0]).outcome is True
 
 
 def test_a_release_that_never_left_changes_nothing(clock: Clock) -> None:
     lease = lease_of(clock)
-    played = play(clock, law.Release(lease), lost(sent=False, final=True))
+    played = run_steps(clock, Release(lease), lost(sent=False, final=True))
     assert isinstance(played.raised, errors.ConnectionError)
-    assert (played.undos, lease.release_doubted) == ([], False)
+    assert (played.undos, lease.release_unknown) == ([], False)
 
 
 # -------------------------------------------------------------------------------------------------------------- extend
@@ -526,14 +530,14 @@ MOVED = Outcome.MOVED
 
 def test_replacing_counts_from_the_send(clock: Clock) -> None:
     lease, sent = lease_of(clock), clock()
-    played = play(clock, law.prolong(lease, 30_000, True, clock), After(2.0, b"OK"))
+    played = run_steps(clock, extension.extend(lease, 30_000, True, clock), After(2.0, b"OK"))
     assert (played.outcome, lease.deadline) == (MOVED, sent + 30)
-    assert verbs(played) == [say.EXTEND]
+    assert opcodes(played) == [Opcode.EXTEND]
 
 
 def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -> None:
     lease = lease_of(clock, 10)
-    played = play(clock, law.prolong(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
+    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
     assert [ask.ms for ask in played.asks] == [15_000, 15_000]
     assert (played.outcome, lease.deadline) == (MOVED, clock() - 1 + 15)
 
@@ -541,8 +545,8 @@ def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -
 @pytest.mark.parametrize(("left", "ms"), [(700, 5_700), (-1, 5_000), (-2, 5_000), (0, 5_000)])
 def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: Clock, left: int, ms: int) -> None:
     lease = lease_of(clock, -1)
-    played = play(clock, law.prolong(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
-    assert verbs(played) == [say.PTTL, say.EXTEND, say.EXTEND]
+    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
+    assert opcodes(played) == [Opcode.PTTL, Opcode.EXTEND, Opcode.EXTEND]
     assert [ask.ms for ask in played.asks[1:]] == [ms, ms]
     assert lease.deadline == clock() - 1 + ms / 1000
 
@@ -550,9 +554,9 @@ def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: C
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock: Clock, replace: bool) -> None:
     lease = lease_of(clock, math.inf)
-    played = play(clock, law.prolong(lease, 5_000, replace, clock), -1)
-    assert (played.outcome, lease.deadline, verbs(played)) == (Outcome.ENDLESS, math.inf, [say.PTTL])
-    played = play(clock, law.prolong(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
+    played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), -1)
+    assert (played.outcome, lease.deadline, opcodes(played)) == (Outcome.ENDLESS, math.inf, [Opcode.PTTL])
+    played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
     ms = 5_000 if replace else 5_700
     assert (played.outcome, played.asks[1].ms, lease.deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
 
@@ -560,9 +564,9 @@ def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock
 def test_a_lease_without_end_that_gets_one_passes_to_nobody(clock: Clock) -> None:
     """Before the server answered, the key may have none, and nobody had the name again, should the next one die."""
     lease, start = lease_of(clock, math.inf), clock()
-    played = play(clock, law.prolong(lease, 5_000, True, clock, anew=True), Raise(KeyboardInterrupt()))
-    assert isinstance(played.raised, KeyboardInterrupt) and verbs(played) == [say.EXTEND]
-    assert (lease.deadline, lease.exposed) == (start + 5, True)
+    played = run_steps(clock, extension.extend(lease, 5_000, True, clock, anew=True), Raise(KeyboardInterrupt()))
+    assert isinstance(played.raised, KeyboardInterrupt) and opcodes(played) == [Opcode.EXTEND]
+    assert (lease.deadline, lease.token_read) == (start + 5, True)
 
 
 def test_what_was_let_go_of_while_the_server_was_asked_is_not_extended(clock: Clock) -> None:
@@ -572,17 +576,17 @@ def test_what_was_let_go_of_while_the_server_was_asked_is_not_extended(clock: Cl
         lease.deadline = ENDED
         return 700
 
-    played = play(clock, law.prolong(lease, 5_000, False, clock), let_go)
-    assert (played.outcome, lease.deadline, verbs(played)) == (Outcome.GONE, ENDED, [say.PTTL])
+    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), let_go)
+    assert (played.outcome, lease.deadline, opcodes(played)) == (Outcome.GONE, ENDED, [Opcode.PTTL])
 
 
 def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
     """Else it may be carried out after the next extension, and shorten what that one promised."""
     for last in (lost(final=True, session="two"), Raise(KeyboardInterrupt()), error("ERR no")):
-        played = play(clock, law.prolong(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
+        played = run_steps(clock, extension.extend(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
         assert played.raised is not None
-        ended = [session for undo in played.of(_steps.Undo) for session in undo.stale]
-        assert ended == ["one", "two"] if isinstance(last, _steps.Lost) else ["one"]
+        ended = [session for undo in played.of(steps.Undo) for session in undo.stale]
+        assert ended == ["one", "two"] if isinstance(last, steps.ConnectionLost) else ["one"]
 
 
 @pytest.mark.parametrize(("ms", "replace", "held"), [(2_000, True, 2.0), (60_000, True, 10.0), (5_000, False, 10.0)])
@@ -593,7 +597,7 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
         seen.append(lease.deadline - start)
         return lost()
 
-    played = play(clock, law.prolong(lease, ms, replace, clock), note, note, Raise(KeyboardInterrupt()))
+    played = run_steps(clock, extension.extend(lease, ms, replace, clock), note, note, Raise(KeyboardInterrupt()))
     assert isinstance(played.raised, KeyboardInterrupt)
     assert seen == [held, held]
     assert lease.deadline - start == held
@@ -604,7 +608,7 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
 )
 def test_what_is_not_ours_is_not_extended(clock: Clock, token: bytes, replies: list[Any]) -> None:
     lease = lease_of(clock, 10, token=token)
-    played = play(clock, law.prolong(lease, 60_000, True, clock), *replies)
+    played = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
     assert (played.outcome, lease.valid, lease.remaining) == (Outcome.LOST, False, 0.0)
 
 
@@ -613,23 +617,30 @@ def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
     lease, asked = lease_of(clock, 10), list[int]()
 
     def note(answer: Any) -> Any:
-        return lambda ask: asked.append(ask.verb) or answer
+        return lambda ask: asked.append(ask.opcode) or answer
 
-    played = play(clock, law.prolong(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
+    played = run_steps(clock, extension.extend(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
     assert (played.outcome, lease.deadline) == (MOVED, clock() - 1 + 60)
-    played = play(clock, law.prolong(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1))
+    played = run_steps(
+        clock, extension.extend(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1)
+    )
     assert played.outcome is MOVED and played.stales == [(), (), ("one",)]
-    assert asked == [say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND, say.EXTEND_SCRIPT, say.EXTEND_SCRIPT]
+    assert asked == [Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND_SCRIPT]
 
 
 def test_who_may_run_no_scripts_extends_the_token_as_it_stands(clock: Clock) -> None:
-    for held, last, outcome in ((MARKED, b"OK", True), (MARKED, None, False), (OTHER, ..., False), (None, ..., False)):
+    for held, last, outcome in (
+        (CONTENDED, b"OK", True),
+        (CONTENDED, None, False),
+        (OTHER, ..., False),
+        (None, ..., False),
+    ):
         lease = lease_of(clock, 10)
         replies = [None, FORBIDDEN, held, *([] if last is ... else [last])]
-        played = play(clock, law.prolong(lease, 60_000, True, clock), *replies)
+        played = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
         assert (played.outcome, lease.valid) == (MOVED if outcome else Outcome.LOST, outcome)
-        assert verbs(played)[2] == say.GET and len(played.asks) == len(replies)
-        assert last is ... or (played.asks[0].verb, played.asks[0].token) == (say.EXTEND, MARKED)
+        assert opcodes(played)[2] == Opcode.GET and len(played.asks) == len(replies)
+        assert last is ... or (played.asks[0].opcode, played.asks[0].token) == (Opcode.EXTEND, CONTENDED)
 
 
 # ------------------------------------------------------------------------------------------------------------ patience
@@ -640,42 +651,44 @@ def test_the_first_retry_is_at_once_and_later_ones_back_off_up_to_a_second(clock
     for failures in range(2, 30):
         found = []
         for _ in range(100):
-            trial = _steps.Trial(clock)
-            trial.pause(lost(patience=100))
-            pauses = [trial.pause(lost(patience=100)) for _ in range(failures - 1)]
+            retry = RetryState(clock)
+            retry.pause(lost(retry_for=100))
+            pauses = [retry.pause(lost(retry_for=100)) for _ in range(failures - 1)]
             found.append(pauses[-1])
         assert all(0 <= pause <= 1.0 for pause in found)
         longest.append(max(found))
     assert longest[0] <= 0.04
     assert max(longest) > 0.9
-    assert _steps.Trial(clock).pause(lost()) == 0.0
+    assert RetryState(clock).pause(lost()) == 0.0
 
 
 def test_patience_ends_when_its_seconds_are_over(clock: Clock) -> None:
     start = clock()
-    played = play(clock, law.inspect(say.GET, b"n", clock), After(0.5, lost(sent=False, patience=5.0)), ...)
+    played = run_steps(
+        clock, extension.inspect(Opcode.GET, b"n", clock), After(0.5, lost(sent=False, retry_for=5.0)), ...
+    )
     assert isinstance(played.raised, errors.ConnectionError)
     assert 5.0 <= clock() - start <= 5.0 + 1.0 + 0.5 + 1.0
     assert len(played.asks) >= 5
 
 
 def test_a_failure_that_took_longer_than_patience_is_tried_once_more(clock: Clock) -> None:
-    played = play(clock, law.inspect(say.GET, b"n", clock), After(60.0, lost(patience=5.0)), b"x")
+    played = run_steps(clock, extension.inspect(Opcode.GET, b"n", clock), After(60.0, lost(retry_for=5.0)), b"x")
     assert played.outcome == b"x"
 
 
 def test_who_was_never_connected_gives_up_at_once(clock: Clock) -> None:
     for operation in (
         acquire(),
-        law.Release(lease_of(clock)),
-        law.look(clock),
-        law.AcquireMany(["n"], [b"n"], MINE, 0, Stats()),
+        Release(lease_of(clock)),
+        get_session(clock),
+        AcquireMany(["n"], [b"n"], MINE, 0, Stats()),
     ):
-        played = play(clock, operation, lost(sent=False, final=True))
+        played = run_steps(clock, operation, lost(sent=False, final=True))
         assert isinstance(played.raised, errors.ConnectionError)
         assert played.sleeps == []
 
 
 def test_look_waits_for_a_session(clock: Clock) -> None:
     session = Session({}, frozenset(), b"1", b"a", "")
-    assert play(clock, law.look(clock), lost(sent=False), lost(sent=False), session).outcome is session
+    assert run_steps(clock, get_session(clock), lost(sent=False), lost(sent=False), session).outcome is session

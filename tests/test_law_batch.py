@@ -10,28 +10,15 @@ import contextlib
 from typing import Any
 
 import pytest
-from support.play import (
-    MARKED,
-    MINE,
-    OTHER,
-    After,
-    Clock,
-    error,
-    joined,
-    lease_of,
-    lost,
-    play,
-    undone,
-)
+from support.run_steps import CONTENDED, MINE, OTHER, After, Clock, error, joined, lease_of, lost, run_steps, undone
 
-import fastlock._law as law
-from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock import _steps
-from fastlock._gate import Gates
-from fastlock._lease import Lease
-from fastlock._session import Session
-from fastlock._stats import Stats
+from fastlock._protocol import commands, steps
+from fastlock._protocol.batch_operations import AcquireMany, release_many
+from fastlock._protocol.handshake import Session
+from fastlock._protocol.lease import Lease
+from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.stats import Stats
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' command")
@@ -39,64 +26,64 @@ FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' comm
 
 def many(clock: Clock, count: int = 3, ms: int = 10_000) -> Any:
     keys = [b"n%d" % i for i in range(count)]
-    return law.AcquireMany([key.decode() for key in keys], keys, MINE, ms, Stats())
+    return AcquireMany([key.decode() for key in keys], keys, MINE, ms, Stats())
 
 
 def test_each_name_of_a_batch_has_its_own_outcome(clock: Clock) -> None:
     sent = clock()
-    played = play(clock, many(clock), After(1.0, [None, OTHER, None]))
+    played = run_steps(clock, many(clock), After(1.0, [None, OTHER, None]))
     assert [lease and lease.key for lease in played.outcome] == [b"n0", None, b"n2"]
     assert {lease.deadline for lease in played.outcome if lease} == {sent + 10}
     assert played.undos == []
 
 
 def test_an_error_in_a_batch_is_asked_again_alone_and_undoes_the_rest(clock: Clock) -> None:
-    played = play(clock, many(clock), [None, error("ERR no"), None], error("ERR no"))
+    played = run_steps(clock, many(clock), [None, error("ERR no"), None], error("ERR no"))
     assert isinstance(played.raised, errors.ResponseError)
     assert [undone(undo) for undo in played.undos] == [([b"n0", b"n1", b"n2"], [MINE] * 3)]
-    played = play(clock, many(clock), [None, error("NOSCRIPT x"), None], error("NOSCRIPT x"), [b"s"] * 7, None)
+    played = run_steps(clock, many(clock), [None, error("NOSCRIPT x"), None], error("NOSCRIPT x"), [b"s"] * 7, None)
     assert [lease and lease.key for lease in played.outcome] == [b"n0", b"n1", b"n2"]
 
 
 @pytest.mark.parametrize("odd", [error("ERR no"), 5, [], False])
 def test_the_own_token_in_a_batch_is_ours(clock: Clock, odd: Any) -> None:
     """Its token is made for this batch alone: whatever the first reply said, nobody else can have set it."""
-    played = play(clock, many(clock, 1), [odd], MINE, After(1.0, 1))
+    played = run_steps(clock, many(clock, 1), [odd], MINE, After(1.0, 1))
     assert [lease.deadline for lease in played.outcome] == [clock() - 1 + 10]
-    played = play(clock, many(clock, 2), lost(), [MINE, OTHER], MINE, After(1.0, 1))
+    played = run_steps(clock, many(clock, 2), lost(), [MINE, OTHER], MINE, After(1.0, 1))
     assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
 
 
 def test_the_own_token_in_a_batch_is_ours_though_somebody_waits(clock: Clock) -> None:
     """Else the key stays behind, and nobody knows that it is his."""
-    played = play(clock, many(clock, 2), lost(), [MARKED, OTHER], MARKED, None, After(1.0, 1))
+    played = run_steps(clock, many(clock, 2), lost(), [CONTENDED, OTHER], CONTENDED, None, After(1.0, 1))
     assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
-    played = play(clock, many(clock, 1), [error("ERR no")], MARKED, None, 1)
-    assert [lease.proof for lease in played.outcome] == [MINE]
+    played = run_steps(clock, many(clock, 1), [error("ERR no")], CONTENDED, None, 1)
+    assert [lease.raw_token for lease in played.outcome] == [MINE]
 
 
 def test_a_batch_given_up_in_doubt_is_undone_behind_all_that_broke(clock: Clock) -> None:
-    played = play(clock, many(clock, 2), lost(session="one"), lost(session="two", final=True))
+    played = run_steps(clock, many(clock, 2), lost(session="one"), lost(session="two", final=True))
     assert [set(undo.stale) for undo in played.undos] == [{"one", "two"}]
-    played = play(clock, many(clock, 2), [None, 5], lost(session="three"), lost(session="four", final=True))
+    played = run_steps(clock, many(clock, 2), [None, 5], lost(session="three"), lost(session="four", final=True))
     assert [set(undo.stale) for undo in played.undos] == [{"three", "four"}]
     assert undone(played.undos[0]) == ([b"n0", b"n1"], [MINE] * 2)
 
 
 def test_a_batch_that_comes_after_its_leases_is_undone(clock: Clock) -> None:
-    played = play(clock, many(clock, 2, ms=100), After(0.1, [None, OTHER]))
+    played = run_steps(clock, many(clock, 2, ms=100), After(0.1, [None, OTHER]))
     assert (played.outcome, len(played.undos)) == ([None, None], 1)
 
 
 def test_a_reply_to_a_batch_that_is_no_list_is_never_a_grant(clock: Clock) -> None:
     for answer in (b"OK", 5, None, {}):
-        played = play(clock, many(clock, 1), answer, answer)
+        played = run_steps(clock, many(clock, 1), answer, answer)
         assert isinstance(played.raised, errors.InvalidResponse)
         assert len(played.undos) == 1
 
 
 SESSION = Session({}, frozenset(), b"1", b"a", "")
-NATIVE = Session({}, frozenset({say.DELIFEQ, say.SET_NX_GET}), b"1", b"a", "")
+NATIVE = Session({}, frozenset({commands.DELIFEQ, commands.SET_NX_GET}), b"1", b"a", "")
 
 
 def held(clock: Clock, count: int) -> list[Lease]:
@@ -104,23 +91,23 @@ def held(clock: Clock, count: int) -> list[Lease]:
 
 
 def releasing(clock: Clock, leases: list[Lease]) -> Any:
-    return law.release_many(leases, Gates(contextlib.nullcontext()), clock)
+    return release_many(leases, LocalQueues(contextlib.nullcontext()), clock)
 
 
 def handed_over(count: int, start: int = 0) -> list[tuple[bytes, ...]]:
-    return [say.hand_over(b"n%d" % i, MINE) for i in range(start, start + count)]
+    return [commands.hand_over(b"n%d" % i, MINE) for i in range(start, start + count)]
 
 
 def test_releasing_many_natively_is_one_flush(clock: Clock) -> None:
-    played = play(clock, releasing(clock, held(clock, 250)), NATIVE, [1] * 249 + [0], [0])
+    played = run_steps(clock, releasing(clock, held(clock, 250)), NATIVE, [1] * 249 + [0], [0])
     assert played.outcome == [True] * 249 + [False]
     assert (played.asks[0].names, played.asks[0].tokens) == ([b"n%d" % i for i in range(250)], [MINE] * 250)
-    assert play(clock, releasing(clock, held(clock, 2)), NATIVE, [1, 1]).outcome == [True, True]
+    assert run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [1, 1]).outcome == [True, True]
 
 
 def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> None:
     answer, second = [[1] * 100, [0] * 100, [1] * 50], [0] * 99 + [1]
-    played = play(clock, releasing(clock, held(clock, 250)), SESSION, answer, second)
+    played = run_steps(clock, releasing(clock, held(clock, 250)), SESSION, answer, second)
     assert played.outcome == [True] * 100 + [False] * 99 + [True] * 51
     assert [ask.calls for ask in played.asks[1:]] == [handed_over(100, 100)], "those that are waited for: one flush too"
     assert [call[2] for call in played.asks[0].calls] == [b"100", b"100", b"50"]
@@ -132,52 +119,54 @@ def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> N
     "answer", [lost(), [[1, 1], error("NOSCRIPT x")], [error("ERR")] * 2, 5, [[1] * 99], [b"\1" * 120]]
 )
 def test_what_the_flush_did_not_settle_is_asked_in_a_second_one(clock: Clock, answer: Any) -> None:
-    played = play(clock, releasing(clock, held(clock, 120)), SESSION, answer, [1] * 119 + [0])
-    assert played.outcome == [True] * 119 + [isinstance(answer, _steps.Lost)]
+    played = run_steps(clock, releasing(clock, held(clock, 120)), SESSION, answer, [1] * 119 + [0])
+    assert played.outcome == [True] * 119 + [isinstance(answer, steps.ConnectionLost)]
     assert [ask.calls for ask in played.asks[1:]] == [handed_over(120)]
 
 
 @pytest.mark.parametrize("second", [lost(), [1], 5, [b"1", error("ERR x"), None]])
 def test_what_neither_settled_is_asked_one_by_one(clock: Clock, second: Any) -> None:
     """What is gone after a flush that was lost was let go by that, as with the first one."""
-    played = play(clock, releasing(clock, held(clock, 3)), NATIVE, [0, 0, 0], second, [1], [0], [1])
-    assert played.outcome == [True, isinstance(second, _steps.Lost), True]
+    played = run_steps(clock, releasing(clock, held(clock, 3)), NATIVE, [0, 0, 0], second, [1], [0], [1])
+    assert played.outcome == [True, isinstance(second, steps.ConnectionLost), True]
     assert [ask.calls for ask in played.asks[2:]] == [[call] for call in handed_over(3)]
 
 
 def test_a_lost_flush_releases_what_is_gone(clock: Clock) -> None:
-    played = play(clock, releasing(clock, held(clock, 3)), NATIVE, lost(), [0, 1, 0])
+    played = run_steps(clock, releasing(clock, held(clock, 3)), NATIVE, lost(), [0, 1, 0])
     assert played.outcome == [True] * 3
 
 
 def test_a_flush_that_was_never_sent_releases_nothing(clock: Clock) -> None:
-    played = play(clock, releasing(clock, held(clock, 3)), NATIVE, lost(sent=False), [0, 1, 0])
+    played = run_steps(clock, releasing(clock, held(clock, 3)), NATIVE, lost(sent=False), [0, 1, 0])
     assert played.outcome == [False, True, False]
-    second = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 0], lost(sent=False), [0], [1])
+    second = run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 0], lost(sent=False), [0], [1])
     assert second.outcome == [False, True]
 
 
 def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None:
     """As long as what stands there is not its own: else somebody waits, and it lets go of what is marked."""
-    played = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], OTHER)
+    played = run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], OTHER)
     assert played.outcome == [False, True]
-    played = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], MARKED, 1)
-    assert played.outcome == [True, True] and played.asks[-1].token == MARKED
+    played = run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], CONTENDED, 1)
+    assert played.outcome == [True, True] and played.asks[-1].token == CONTENDED
     refused = [FORBIDDEN] * 2
-    played = play(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], MARKED, *refused)
+    played = run_steps(
+        clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], CONTENDED, *refused
+    )
     assert type(played.raised) is type(errors.from_reply(FORBIDDEN))
 
 
 def test_a_batch_passes_to_those_who_wait_in_this_process(clock: Clock) -> None:
     """Without a word to the server; what goes round among them is not let go of twice."""
-    gates = Gates(contextlib.nullcontext())
-    first, second = (joined(gates, "n1", b"n1", 10_000, False, None) for _ in range(2))
-    assert gates.ask(first, clock())
+    queues = LocalQueues(contextlib.nullcontext())
+    first, second = (joined(queues, "n1", b"n1", 10_000, False, None) for _ in range(2))
+    assert queues.may_enter_now(first, clock())
     _, lease, _ = leases = held(clock, 3)
-    first.gate.granted(first, lease, 0, clock())
-    played = play(clock, law.release_many(leases, gates, clock), NATIVE, [1, 1])
+    first.queue.note_granted(first, lease, 0, clock())
+    played = run_steps(clock, release_many(leases, queues, clock), NATIVE, [1, 1])
     assert played.outcome == [True] * 3 and played.asks[0].names == [b"n0", b"n2"]
-    assert second.called and second.lease is not None and second.lease.proof == lease.proof
-    played = play(clock, law.release_many([lease, second.lease], gates, clock), NATIVE, [1])
-    assert played.asks[0].tokens == [lease.proof], "once: it is the other one's"
-    assert played.outcome == [None, True] and not gates.by_key, "None: it was let go of before, which is no loss"
+    assert second.woken and second.lease is not None and second.lease.raw_token == lease.raw_token
+    played = run_steps(clock, release_many([lease, second.lease], queues, clock), NATIVE, [1])
+    assert played.asks[0].tokens == [lease.raw_token], "once: it is the other one's"
+    assert played.outcome == [None, True] and not queues.by_key, "None: it was let go of before, which is no loss"

@@ -12,14 +12,16 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.world import MINE, Gone, World
+from support.server_simulator import MINE, Gone, ServerSimulator
 
-import fastlock._law as law
-import fastlock._lease as leases
-from fastlock import _commands as say
 from fastlock import _errors as errors
-from fastlock._lease import Lease
-from fastlock._stats import Stats
+from fastlock._protocol import commands, extension
+from fastlock._protocol import lease as leases
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.batch_operations import AcquireMany, release_many
+from fastlock._protocol.lease import Lease
+from fastlock._protocol.release import Release
+from fastlock._protocol.stats import Stats
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 RUNS = 3000
@@ -28,14 +30,14 @@ LITTLE = 1e-6
 
 
 @pytest.fixture
-def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[World]]:
+def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[ServerSimulator]]:
     """Worlds of all seeds; the leases live by each one's clock. A failure tells the seed and what was said."""
-    current: list[World] = []
+    current: list[ServerSimulator] = []
     monkeypatch.setattr(leases, "now", lambda: current[-1].clock())
 
-    def all_of_them() -> Iterator[World]:
+    def all_of_them() -> Iterator[ServerSimulator]:
         for seed in range(RUNS):
-            current.append(World(seed))
+            current.append(ServerSimulator(seed))
             yield current[-1]
 
     try:
@@ -44,131 +46,133 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[World]]:
         print(f"world {len(current) - 1}:", *current[-1].trace, sep="\n  ")
 
 
-def attempt(world: World, operation: Any, keys: list[bytes]) -> tuple[Any, bool]:
+def attempt(server: ServerSimulator, operation: Any, keys: list[bytes]) -> tuple[Any, bool]:
     """(outcome, whether there was one)."""
     with suppress(*EXPECTED):
-        return world.run(operation, keys), True
+        return server.run(operation, keys), True
     return None, False
 
 
-def check_lease(world: World, lease: Lease) -> None:
-    assert say.proves(world.holder(lease.key), lease.proof)
-    assert world.end(lease.key) >= lease.deadline - LITTLE
+def check_lease(server: ServerSimulator, lease: Lease) -> None:
+    assert commands.token_matches(server.holder(lease.key), lease.raw_token)
+    assert server.end(lease.key) >= lease.deadline - LITTLE
 
 
-def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease(worlds: Iterator[World]) -> None:
+def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease(
+    worlds: Iterator[ServerSimulator],
+) -> None:
     granted = refused = raised = waited = 0
-    for world in worlds:
-        dice = world.dice
+    for server in worlds:
+        dice = server.dice
         ms = dice.choice((50, 1000, 10_000, 0))
-        op = law.Acquire("k", b"k", MINE, ms, fenced=ms > 0 and dice.random() < 0.2)
+        op = Acquire("k", b"k", MINE, ms, fenced=ms > 0 and dice.random() < 0.2)
         op.blocking, op.sleep = dice.random() < 0.6, dice.choice((0, 0.1))
         op.alone, op.polls = dice.random() < 0.3, dice.random() < 0.2
         if dice.random() < 0.5:
-            op.until = world.clock() + dice.choice((0.05, 0.5, 5))
-        world.others_come([b"k"])
-        lease, ended = attempt(world, op, [b"k"])
+            op.until = server.clock() + dice.choice((0.05, 0.5, 5))
+        server.others_come([b"k"])
+        lease, ended = attempt(server, op, [b"k"])
         if lease is not None:
             granted += 1
             waited += lease.contended
-            assert lease.proof == op.token
-            assert lease.deadline > world.clock()
-            check_lease(world, lease)
-            world.settle_down()
-            check_lease(world, lease)
+            assert lease.raw_token == op.token
+            assert lease.deadline > server.clock()
+            check_lease(server, lease)
+            server.settle_down()
+            check_lease(server, lease)
         else:
             refused, raised = refused + ended, raised + (not ended)
-            world.settle_down()
-            assert not world.is_ours(b"k"), f"ended={ended}"
-            assert not world.ours & set(world.queues.get(b"k", [])), "it stands in the way of others"
-            assert not world.gates.by_key and not world.gates.by_place
+            server.settle_down()
+            assert not server.is_ours(b"k"), f"ended={ended}"
+            assert not server.ours & set(server.server_queues.get(b"k", [])), "it stands in the way of others"
+            assert not server.queues.by_key and not server.queues.by_entry
     assert min(granted, refused, raised) > RUNS / 20 and waited > RUNS / 100  # else the world is too kind, or too cruel
 
 
-def test_a_batch_holds_what_it_says_and_nothing_else(worlds: Iterator[World]) -> None:
+def test_a_batch_holds_what_it_says_and_nothing_else(worlds: Iterator[ServerSimulator]) -> None:
     outcomes = set()
-    for world in worlds:
-        keys, ms = [b"a", b"b", b"c"], world.dice.choice((50, 1000, 0))
-        world.others_come(keys)
-        found, ended = attempt(world, law.AcquireMany(keys, keys, MINE, ms, Stats()), keys)
-        world.settle_down()
+    for server in worlds:
+        keys, ms = [b"a", b"b", b"c"], server.dice.choice((50, 1000, 0))
+        server.others_come(keys)
+        found, ended = attempt(server, AcquireMany(keys, keys, MINE, ms, Stats()), keys)
+        server.settle_down()
         for key, lease in zip(keys, found or [None] * 3, strict=True):
-            if lease is not None and lease.deadline > world.clock():
-                check_lease(world, lease)
+            if lease is not None and lease.deadline > server.clock():
+                check_lease(server, lease)
             elif lease is None:
-                assert not world.is_ours(key)
+                assert not server.is_ours(key)
         outcomes.add((ended, sum(lease is not None for lease in found or [])))
     assert outcomes >= {(True, 3), (True, 1), (True, 0), (False, 0)}
 
 
-def held(world: World, key: bytes = b"k") -> Lease:
+def held(server: ServerSimulator, key: bytes = b"k") -> Lease:
     """A lease that holds its key; the server's end is a little later, as it is."""
-    seconds = world.dice.choice((0.05, 1, 60, math.inf))
-    world.keys[key] = MINE, world.clock() + seconds + 0.001
-    return Lease(key, key, MINE, world.clock() + seconds)
+    seconds = server.dice.choice((0.05, 1, 60, math.inf))
+    server.keys[key] = MINE, server.clock() + seconds + 0.001
+    return Lease(key, key, MINE, server.clock() + seconds)
 
 
-def check_release(world: World, lease: Lease, outcome: Any) -> None:
+def check_release(server: ServerSimulator, lease: Lease, outcome: Any) -> None:
     if outcome:
-        assert not world.is_ours(lease.key)
-    elif world.released_at is not None:
-        assert world.released_at >= lease.deadline  # else it was ours, and let go by us
+        assert not server.is_ours(lease.key)
+    elif server.released_at is not None:
+        assert server.released_at >= lease.deadline  # else it was ours, and let go by us
 
 
-def test_who_held_and_let_go_is_never_told_otherwise(worlds: Iterator[World]) -> None:
+def test_who_held_and_let_go_is_never_told_otherwise(worlds: Iterator[ServerSimulator]) -> None:
     seen = set()
-    for world in worlds:
-        lease = held(world)
+    for server in worlds:
+        lease = held(server)
         for _ in range(3):
-            outcome, ended = attempt(world, law.Release(lease), [b"k"])
+            outcome, ended = attempt(server, Release(lease), [b"k"])
             if ended:
-                check_release(world, lease, outcome)
+                check_release(server, lease, outcome)
                 break
-        world.settle_down()
-        if ended or world.doubted:
-            assert not world.is_ours(b"k")
+        server.settle_down()
+        if ended or server.outcome_unknown:
+            assert not server.is_ours(b"k")
         seen.add((ended, outcome))
     assert seen == {(True, True), (True, False), (False, None)}
 
 
-def test_a_batch_of_releases_tells_the_truth_of_each(worlds: Iterator[World]) -> None:
-    for world in worlds:
+def test_a_batch_of_releases_tells_the_truth_of_each(worlds: Iterator[ServerSimulator]) -> None:
+    for server in worlds:
         keys = [b"a", b"b"]
-        mine = [held(world, key) for key in keys]
-        gone = {key: world.dice.random() < 0.2 for key in keys}
+        mine = [held(server, key) for key in keys]
+        gone = {key: server.dice.random() < 0.2 for key in keys}
         for key in keys:
             if gone[key]:
-                del world.keys[key]
-        found, ended = attempt(world, law.release_many(mine, world.gates, world.clock), keys)
+                del server.keys[key]
+        found, ended = attempt(server, release_many(mine, server.queues, server.clock), keys)
         if ended:
             for lease, outcome in zip(mine, found, strict=True):
-                assert not world.is_ours(lease.key)
+                assert not server.is_ours(lease.key)
                 if not outcome:
-                    assert gone[lease.key] or world.clock() >= lease.deadline
+                    assert gone[lease.key] or server.clock() >= lease.deadline
 
 
-def test_an_extended_lease_never_ends_after_its_key(worlds: Iterator[World]) -> None:
+def test_an_extended_lease_never_ends_after_its_key(worlds: Iterator[ServerSimulator]) -> None:
     """At every moment, also while an extension is under way, after it failed, and after the next one."""
     done = 0
-    for world in worlds:
-        lease = held(world)
+    for server in worlds:
+        lease = held(server)
         if lease.deadline == math.inf:
             continue
 
-        def look(world: World = world, lease: Lease = lease) -> None:
-            if say.proves(world.holder(b"k"), MINE):
-                assert world.end(b"k") >= lease.deadline - LITTLE
+        def look(server: ServerSimulator = server, lease: Lease = lease) -> None:
+            if commands.token_matches(server.holder(b"k"), MINE):
+                assert server.end(b"k") >= lease.deadline - LITTLE
             else:
-                assert world.clock() >= lease.deadline - LITTLE
+                assert server.clock() >= lease.deadline - LITTLE
 
-        world.watch = look
+        server.watch = look
         for _ in range(4):
-            ms, replace = world.dice.choice((20, 500, 3000, 60_000)), world.dice.random() < 0.6
-            if world.holder(b"k") is not None and world.dice.random() < 0.3:
-                world.mark(b"k")
-            outcome, _ = attempt(world, law.prolong(lease, ms, replace, world.clock), [])
-            done += outcome is law.Outcome.MOVED
+            ms, replace = server.dice.choice((20, 500, 3000, 60_000)), server.dice.random() < 0.6
+            if server.holder(b"k") is not None and server.dice.random() < 0.3:
+                server.mark(b"k")
+            outcome, _ = attempt(server, extension.extend(lease, ms, replace, server.clock), [])
+            done += outcome is extension.Outcome.MOVED
             look()
-            world.wander()
-        world.settle_down()
+            server.wander()
+        server.settle_down()
     assert done > RUNS

@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 import pytest
-from support.play import Clock
+from support.run_steps import Clock
 
 import fastlock
-from fastlock import _commands as say
-from fastlock._lease import ENDED, Lease, new_token, now
+from fastlock._protocol import commands
+from fastlock._protocol.lease import ENDED, Lease, new_token, now
 
 pytestmark = pytest.mark.usefixtures("impl")
-SOURCE = Path(fastlock.__file__).parent / "_lease.py"
+SOURCE = Path(fastlock.__file__).parent / "_protocol" / "lease.py"
 TOKEN = b"0123456789abcdef" * 2
 
 
@@ -55,19 +55,19 @@ def test_what_a_lease_says_of_its_time_cannot_be_set(clock: Clock) -> None:
 
 def test_a_doubted_release_counts_only_if_it_left_before_the_end(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, clock() + 1)
-    assert lease.release_doubted is False
-    lease.doubt_release(clock() + 1)
-    assert lease.release_doubted is False
-    lease.doubt_release(clock() + 0.999)
-    lease.doubt_release(clock() + 5)
-    assert lease.release_doubted is True
+    assert lease.release_unknown is False
+    lease.note_unknown_release(clock() + 1)
+    assert lease.release_unknown is False
+    lease.note_unknown_release(clock() + 0.999)
+    lease.note_unknown_release(clock() + 5)
+    assert lease.release_unknown is True
 
 
 def test_the_token_of_what_was_let_go_of_proves_nothing(clock: Clock) -> None:
     """The next holder in the process may have it."""
     token = new_token()
     lease, given = Lease("name", b"name", token, clock() + 10), Lease("name", b"name", b"given", clock() + 10)
-    assert (lease.token, lease.exposed, given.token) == (token, True, b"given")
+    assert (lease.token, lease.token_read, given.token) == (token, True, b"given")
     lease.deadline = given.deadline = ENDED
     assert (lease.token, given.token) == (token.replace(b"fl:", b"fl-"), b"given")
     assert pickle.loads(pickle.dumps(lease)).token == lease.token != token
@@ -103,12 +103,22 @@ def test_a_copy_of_a_lease_claims_no_more_than_the_lease(clock: Clock, how: obje
 def test_a_copy_of_a_lease_is_released_and_extended_as_the_lease(clock: Clock, how: object) -> None:
     """Nothing of what decides that is lost: each field has a value of its own here."""
     lease = Lease("x", b"key", TOKEN, clock() + 2, fence=7)
-    lease.contended, lease.stale = True, (b"broken",)
-    lease.doubt_release(clock())
+    lease.contended, lease.stale_sessions = True, (b"broken",)
+    lease.note_unknown_release(clock())
     twin = how(lease)  # type: ignore[operator]
-    fields = ("name", "key", "token", "deadline", "fence", "contended", "release_doubted", "stale", "inherited")
+    fields = (
+        "name",
+        "key",
+        "token",
+        "deadline",
+        "fence",
+        "contended",
+        "release_unknown",
+        "stale_sessions",
+        "inherited",
+    )
     assert [getattr(twin, field) for field in fields] == [getattr(lease, field) for field in fields]
-    assert (lease.contended, lease.release_doubted) == (True, True)
+    assert (lease.contended, lease.release_unknown) == (True, True)
 
 
 @pytest.mark.parametrize("sender", ["parent", "child"])
@@ -149,11 +159,11 @@ def test_tokens_say_whose_they_are_and_have_32_hexadecimal_digits_and_never_come
     tokens = [new_token() for _ in range(100_000)]
     assert len(set(tokens)) == len(tokens)
     assert all(type(token) is bytes and re.fullmatch(rb"fl:[0-9a-f]{32}", token) for token in tokens)
-    assert all(say.markable(token) for token in tokens[:1000])
+    assert all(commands.can_be_marked(token) for token in tokens[:1000])
 
 
 def test_tokens_use_all_their_bits() -> None:
-    tokens = [int(new_token().removeprefix(say.OURS), 16) for _ in range(4000)]
+    tokens = [int(new_token().removeprefix(commands.PLAIN_PREFIX), 16) for _ in range(4000)]
     for bit in range(128):
         ones = sum(token >> bit & 1 for token in tokens)
         assert 1600 < ones < 2400  # 12 standard deviations
@@ -161,10 +171,10 @@ def test_tokens_use_all_their_bits() -> None:
 
 def test_threads_never_get_the_same_token() -> None:
     found: list[list[bytes]] = [[] for _ in range(8)]
-    gate = threading.Barrier(len(found))
+    queue = threading.Barrier(len(found))
 
     def take(mine: list[bytes]) -> None:
-        gate.wait(30)
+        queue.wait(30)
         mine.extend(new_token() for _ in range(5000))
 
     threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
@@ -211,7 +221,7 @@ def test_the_rule_for_tokens_sees(text: str) -> None:
 
 
 def test_only_the_lease_module_makes_tokens() -> None:
-    tools = ("embedded.py", "_flash_sale", "_cli.py", "_console.py")  # these acquire through the client, as anybody
-    sources = [path for path in SOURCE.parent.iterdir() if path.suffix in (".py", ".pyx", ".pxi", ".pxd")]
+    tools = ("embedded.py", "_flash_sale", "main.py", "console.py")  # these acquire through the client, as anybody
+    sources = [path for path in SOURCE.parent.parent.rglob("*") if path.suffix in (".py", ".pyx", ".pxi", ".pxd")]
     makers = [path.name for path in sources if re.search(r"urandom|uuid|token_(hex|bytes)", path.read_text())]
-    assert [name for name in makers if not name.startswith(tools)] == ["_lease.py"]
+    assert [name for name in makers if not name.startswith(tools)] == ["lease.py"]

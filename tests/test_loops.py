@@ -26,7 +26,7 @@ from support.faultproxy import FaultProxy, stall
 
 import fastlock
 import fastlock.asyncio
-from fastlock import _law as law
+from fastlock._protocol.acquire import Acquire
 
 NAME = "sku"
 MARK = b"\r\nsku\r\n"
@@ -138,12 +138,12 @@ def test_a_loop_closed_under_those_who_wait_and_ask(
         return tasks
 
     tasks = old.run_until_complete(begin())
-    assert len(client._wire.gates.by_key) == 1
+    assert len(client._transport.queues.by_key) == 1
     old.close()
 
     async def go_on() -> None:
         assert await client.lock("free").acquire(blocking=False)
-        assert client._wire.gates.by_key == {}
+        assert client._transport.queues.by_key == {}
         tasks.clear()
         gc.collect()
         await asyncio.sleep(0)
@@ -173,16 +173,16 @@ def test_who_is_collected_leaves_its_place_whatever_is_collected_first(
             probe.set("held", "another")
             waiting = client.lock("held").acquire(blocking_timeout=600)
             task = asyncio.ensure_future(waiting)
-            while not probe.exists("fastlock:queue:{held}") or not client._wire.gates.by_place:
+            while not probe.exists("fastlock:queue:{held}") or not client._transport.queues.by_entry:
                 await asyncio.sleep(0.001)
             await client.lock("free").locked()  # it sleeps by now
             (steps,) = (each for each in gc.get_objects()
-                        if isinstance(each, types.GeneratorType) and each.gi_code is law.Acquire._queue.__code__
+                        if isinstance(each, types.GeneratorType) and each.gi_code is Acquire._queue.__code__
                         and each.gi_frame is not None)  # fmt: skip
             steps.close()
             waiting.close()
             await client.lock("free").locked()
-            assert not probe.exists("fastlock:queue:{held}") and not client._wire.gates.by_place
+            assert not probe.exists("fastlock:queue:{held}") and not client._transport.queues.by_entry
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             probe.delete("held")
@@ -250,11 +250,11 @@ def test_another_loop_hears_at_once_that_a_client_is_taken(
     with a_loop(face) as first, a_loop(face) as second:
         first.run_until_complete(held.acquire())
         waiter = first.create_task(client.lock(NAME, timeout=30, thread_local=False).acquire())
-        while not client._wire.gates.by_key[NAME.encode()].waiters if client._wire.gates.by_key else True:
+        while not client._transport.queues.by_key[NAME.encode()].waiters if client._transport.queues.by_key else True:
             first.run_until_complete(asyncio.sleep(0.001))
         second.run_until_complete(refused())
         assert first.run_until_complete(held.owned())
-        assert len(client._wire.gates.by_key[NAME.encode()].waiters) == 1
+        assert len(client._transport.queues.by_key[NAME.encode()].waiters) == 1
         first.run_until_complete(held.release())
         assert first.run_until_complete(asyncio.wait_for(waiter, LIMIT)) is True
         first.run_until_complete(client.close())

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import redis
+from support.child_client import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
 from support.faces import Face
-from support.party import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
 
-import fastlock
+from fastlock import ClientClosedError
 from fastlock.embedded import Server
 
 ROOT = Path(__file__).parent.parent
@@ -69,9 +69,9 @@ async def test_who_waits_without_a_queue_leaves_no_trace_and_finds_what_is_free(
         await face.get(lock.release())
         assert await face.get(holder.acquire(blocking=False))
     await face.get(holder.release())
-    stats = lock._wire.stats
+    stats = lock._transport.stats
     assert (stats.local_handovers, stats.remote_handovers, stats.waits) == (0, 0, 3)
-    assert not lock._wire.crowd
+    assert not lock._transport.queued_keys
 
 
 @WAYS
@@ -89,7 +89,7 @@ async def test_what_is_let_go_is_free_for_those_of_redis_py(
     assert not probe.exists(NAME)
     with redis.Redis(unix_socket_path=server.path) as raw, raw.lock(NAME, timeout=LONG, blocking=False):
         await face.get(client.close())
-        with pytest.raises(fastlock._errors.ClientClosedError):
+        with pytest.raises(ClientClosedError):
             await job.get(SOON)
     assert waiting.lease is None
 
@@ -113,7 +113,7 @@ async def test_strict_order_without_a_queue_is_refused(face: Face, server: Serve
         with pytest.raises(ValueError, match=r"fair=True.*queue=False"):
             client.locked(NAME, fair=True, **terms)(_asynchronous if face.is_async else _plain)
     assert moving.lock(NAME, fair=True, queue=True).fair
-    assert plain._wire.stats.commands == moving._wire.stats.commands == 0
+    assert plain._transport.stats.commands == moving._transport.stats.commands == 0
 
 
 def _plain() -> None: ...

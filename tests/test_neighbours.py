@@ -13,7 +13,7 @@ from support.faces import Face
 from support.faultproxy import FaultProxy, replace
 
 import fastlock
-from fastlock import _commands as say
+from fastlock._protocol import commands
 from fastlock.embedded import Server
 
 # ------------------------------------------------------------------------------------------- values that are no locks
@@ -81,9 +81,9 @@ async def test_nobody_else_pays_for_a_large_value(face: Face, server: Server, pr
 
 def die_waiting(probe: Any, *places: bytes) -> None:
     """Places in the queue of clients that are gone."""
-    probe.execute_command(*say.ENTER_LUA.load)
+    probe.execute_command(*commands.ENTER_LUA.load)
     for place in places:
-        assert probe.execute_command(*say.enter(b"sku", b"fastlock:" + b"d" * 32, False, place, b"9000"))[0] == 0
+        assert probe.execute_command(*commands.enter(b"sku", b"fastlock:" + b"d" * 32, False, place, b"9000"))[0] == 0
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
@@ -104,7 +104,7 @@ async def test_who_subscribes_to_everything_makes_no_dead_waiter_look_alive(
         while probe.zcard("fastlock:queue:{sku}") < 6:
             await face.checkpoint()
         await face.get(holder.release())
-        assert not any(say.proves(probe.get("sku"), place) for place in dead)
+        assert not any(commands.token_matches(probe.get("sku"), place) for place in dead)
         assert probe.exists("sku") and probe.zcard("fastlock:queue:{sku}") == 0
         assert await job.get() is True
         await face.get(waiting.release())

@@ -106,7 +106,7 @@ async def test_acquire_that_never_learns_its_outcome_raises_and_undoes(
     with pytest.raises(redis.exceptions.ConnectionError):
         await face.get(lock.acquire(blocking=False))
     assert lock.lease is None
-    proxy.wait_for(lambda proxy: proxy.links[0].done)
+    proxy.wait_for(lambda proxy: proxy.connections[0].done)
     assert probe.exists(NAME), "the command was executed, or this test shows nothing"
     proxy.admit()
     await assert_in_step(face, client, probe)
@@ -245,9 +245,9 @@ async def test_command_that_comes_late_leaves_no_key(
     assert_ours(lock, probe)
     await face.get(lock.release())
     armed.resume()
-    proxy.wait_for(lambda proxy: not proxy.links[0].held)
+    proxy.wait_for(lambda proxy: not proxy.connections[0].held)
     proxy.cut()
-    proxy.wait_for(lambda proxy: all(link.done for link in proxy.links))
+    proxy.wait_for(lambda proxy: all(connection.done for connection in proxy.connections))
     assert not probe.exists(NAME)
 
 
@@ -260,9 +260,9 @@ async def test_command_that_comes_after_the_caller_gave_up_leaves_no_key(
     assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.02)) is False
     armed.resume()
     await assert_in_step(face, client, probe)
-    proxy.wait_for(lambda proxy: proxy.links[0].requests.count(MARK) >= 2)
+    proxy.wait_for(lambda proxy: proxy.connections[0].requests.count(MARK) >= 2)
     proxy.cut()
-    proxy.wait_for(lambda proxy: all(link.done for link in proxy.links))
+    proxy.wait_for(lambda proxy: all(connection.done for connection in proxy.connections))
     assert not probe.exists(NAME)
 
 
@@ -332,7 +332,7 @@ async def test_wait_that_ends_with_the_reply_in_flight_is_undone(
         armed.resume()
         await assert_in_step(face, client, probe)
         assert lock.lease is None and not probe.exists(NAME)
-    assert len(proxy.links) == 1, "a caller out of patience is no reason to give up a connection"
+    assert len(proxy.connections) == 1, "a caller out of patience is no reason to give up a connection"
 
 
 async def test_with_whose_wait_ends_with_the_reply_in_flight(
@@ -438,7 +438,7 @@ async def test_extend_of_a_token_from_elsewhere_adds_once(
     module = redis.asyncio if face.is_async else redis
     pool = module.Redis.from_url(proxy.url)
     lock = face.module.Lock(pool, NAME, timeout=10)
-    face._clients.append(lock._wire)  # closed with the rest
+    face._clients.append(lock._transport)  # closed with the rest
     probe.set(NAME, "token", px=10_000)
     lock.local.token = b"token"
     armed = proxy.arm(swallow(), after=MARK)
@@ -487,7 +487,7 @@ async def test_stray_reply_makes_no_false_answer(
     await assert_in_step(face, client, probe)
     assert probe.get(NAME) == (b"another" if held else None)
     probe.delete(NAME)
-    proxy.wait_for(lambda proxy: proxy.links[0].dead)  # as what cannot be explained was said there
+    proxy.wait_for(lambda proxy: proxy.connections[0].dead)  # as what cannot be explained was said there
 
 
 @two_servers
@@ -499,11 +499,11 @@ async def test_stray_reply_between_two_operations_makes_no_false_answer(
     await face.get(client.server_info())
     probe.set(NAME, "another")
     proxy.inject(STRAYS[stray])
-    while face.is_async and not proxy.links[0].dead:
+    while face.is_async and not proxy.connections[0].dead:
         await _pause(face)
     assert await face.get(client.lock(NAME).acquire(blocking=False)) is False
     await assert_in_step(face, client, probe)
-    proxy.wait_for(lambda proxy: proxy.links[0].dead)
+    proxy.wait_for(lambda proxy: proxy.connections[0].dead)
     assert probe.get(NAME) == b"another"
 
 
@@ -519,7 +519,7 @@ async def test_push_between_replies_disturbs_nobody(
         armed.wait()
         assert_ours(lock, probe)
         await face.get(lock.release())
-    assert len(proxy.links) == 1
+    assert len(proxy.connections) == 1
 
 
 async def test_swapped_replies_are_not_believed(face: Face) -> None:

@@ -19,7 +19,7 @@ import hiredis
 import pytest
 import redis
 
-from fastlock._sources import PYTHON, TWINS
+from fastlock._build import PYTHON, TWINS
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE_BY_RUNS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so")
@@ -89,8 +89,13 @@ def test_sdist_holds_the_sources_and_nothing_made(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"fastlock/_core.pyi", "fastlock/py.typed", "LICENSE", "setup.py"} <= names
-    assert {f"fastlock/{path.name}" for path in (ROOT / "fastlock").iterdir() if path.suffix in CYTHON} <= names
-    assert {"fastlock/_core.pyx", "fastlock/_template.pxi", "fastlock/_libc.pxd", "fastlock/_hot.pyx"} <= names
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "fastlock").rglob("*") if path.suffix in CYTHON} <= names
+    assert {
+        "fastlock/_core.pyx",
+        "fastlock/_template.pxi",
+        "fastlock/_libc.pxd",
+        "fastlock/_fastpath/fastpath.pyx",
+    } <= names
     assert {"tests/test_packaging.py", "tests/conftest.py", "benches/__init__.py", "CHANGELOG.md"} <= names
     assert any(name.endswith(".lua") for name in names)
     assert [name for name in names if name.endswith((".c", ".so", ".pyc"))] == []
@@ -107,11 +112,15 @@ def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_pat
     assert [name for name in names if name.startswith(("tests/", "docs/"))] == []
     assert {"fastlock/_core.pyi", "fastlock/py.typed", "fastlock/benches/__init__.py"} <= set(names)
     assert {"fastlock/benches/page/page.css", "fastlock/benches/page/page.js"} <= set(names)
-    scripts = {f"fastlock/lua/{path.name}" for path in ROOT.glob("fastlock/lua/*.lua")}
+    scripts = {str(path.relative_to(ROOT)) for path in ROOT.glob("fastlock/_protocol/scripts/*.lua")}
     assert {name for name in names if name.endswith(".lua")} == scripts
-    modules = [name.partition("/")[2].partition(".")[0] for name in names if name.endswith((".so", ".pyd"))]
+    modules = [
+        name.partition("/")[2].partition(".")[0].replace("/", ".") for name in names if name.endswith((".so", ".pyd"))
+    ]
     assert sorted(modules) == sorted(COMPILED)
-    assert {f"fastlock/{name}.py" for name in COMPILED - {"_core"}} <= set(names), "what FASTLOCK_IMPL=python imports"
+    assert {f"fastlock/{name.replace('.', '/')}.py" for name in COMPILED - {"_core"}} <= set(names), (
+        "what FASTLOCK_IMPL=python imports"
+    )
     (where, implementation, version), compiled = imported_from(wheel, tmp_path / "installed")
     assert Path(where).is_relative_to(tmp_path)
     assert (implementation, compiled) == ("cython", COMPILED)

@@ -17,8 +17,8 @@ import test_late as late
 from support.faces import Face
 from support.scripts import in_scripts
 
-from fastlock import _aio_wire, _batch, _wire
-from fastlock import _commands as say
+from fastlock._protocol import batch, commands
+from fastlock._transport import aio, sync
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -35,14 +35,14 @@ def planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
 
 async def test_fences_that_are_reserved_and_not_used(face: Face, server: Server, probe: redis.Redis) -> None:
     old, new = "redis.call('GET', KEYS[3]) or 0) or 0) + 1", "redis.call('GET', KEYS[3]) or 0) or 0) + 1000000"
-    with planted(in_scripts(old, new, say.ENTER_LUA)):
+    with planted(in_scripts(old, new, commands.ENTER_LUA)):
         await test_fence.test_fences_do_not_run_ahead_of_the_clock(face, server, probe, fair=True)
 
 
 async def test_a_lease_that_another_thread_released_sent_by_a_batch(
     face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with planted(lambda patch: patch.setattr(_batch, "unended", lambda _, at: at)):
+    with planted(lambda patch: patch.setattr(batch, "unended", lambda _, at: at)):
         await late.test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_holder(
             face, server, probe, None, monkeypatch, caplog
         )
@@ -50,9 +50,9 @@ async def test_a_lease_that_another_thread_released_sent_by_a_batch(
 
 async def test_an_undo_that_is_dropped(face: Face, server: Server, probe: redis.Redis) -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        forgets: Callable[[Any, Any], None] = lambda wire, _: wire.debts.clear()  # noqa: E731
-        patch.setattr(_wire.Wire, "_pay", forgets)
-        patch.setattr(_aio_wire.Wire, "_post_debts", forgets)
+        forgets: Callable[[Any, Any], None] = lambda transport, _: transport.pending_undos.clear()  # noqa: E731
+        patch.setattr(sync.SyncTransport, "_flush_undos_over", forgets)
+        patch.setattr(aio.AsyncTransport, "_post_pending_undos", forgets)
 
     with planted(plant):
         await late.test_an_acquire_that_is_executed_long_after_it_was_abandoned_is_undone(face, server, probe, None)

@@ -24,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("impl")
 async def test_a_lock_on_a_pipeline_is_refused(face: Face, server: Server, probe: redis.Redis) -> None:
     async with ending(face, module(face).Redis(port=server.port)) as client:
         for transaction in (True, False):
-            pipe = client.pipeline(transaction=transaction)
+            stream = client.pipeline(transaction=transaction)
             with pytest.raises(TypeError, match=r"pipeline.*give the client"):
-                pipe.lock("a", lock_class=face.module.Lock)
+                stream.lock("a", lock_class=face.module.Lock)
             with pytest.raises(TypeError, match=r"pipeline.*give the client"):
-                face.module.Lock(pipe, "a")
-            assert len(pipe) == 0 and probe.keys() == []
-            await face.get(pipe.reset())
+                face.module.Lock(stream, "a")
+            assert len(stream) == 0 and probe.keys() == []
+            await face.get(stream.reset())
 
 
 # ------------------------------------------------------------------------------------------------------------- fakes
@@ -38,16 +38,16 @@ async def test_a_lock_on_a_pipeline_is_refused(face: Face, server: Server, probe
 FAKES = {False: [fakeredis.FakeRedis, fakeredis.FakeStrictRedis], True: [fakeredis.FakeAsyncRedis]}
 
 
-@pytest.mark.parametrize("place", ["nowhere", "here", "url"])
+@pytest.mark.parametrize("entry", ["nowhere", "here", "url"])
 async def test_a_fake_is_refused_also_where_a_real_server_is(
-    face: Face, server: Server, probe: redis.Redis, place: str, no_leaks: Any
+    face: Face, server: Server, probe: redis.Redis, entry: str, no_leaks: Any
 ) -> None:
     """Data would go to the fake, the lock to the server at its address."""
     for kind in FAKES[face.is_async]:
-        if place == "url":
+        if entry == "url":
             fake = kind.from_url(server.tcp_url)
         else:
-            fake = kind(host="127.0.0.1", port=server.port) if place == "here" else kind()
+            fake = kind(host="127.0.0.1", port=server.port) if entry == "here" else kind()
         for client in (fake, module(face).Redis(connection_pool=fake.connection_pool)):
             with pytest.raises(TypeError, match=r"fakeredis.*fastlock\.embedded\.Server\(\)"):
                 client.lock("a", timeout=5, lock_class=face.module.Lock)
@@ -130,10 +130,10 @@ async def test_what_redis_pys_lock_is_made_of_cannot_be_replaced(face: Face, ser
 
 
 def test_the_parts_are_all_that_redis_pys_lock_has() -> None:
-    from fastlock import _dropin
+    from fastlock._locks import redis_py
 
     theirs = {name for name in vars(redis.lock.Lock) if name.startswith(("do_", "lua_", "LUA_", "register_"))}
-    assert theirs <= _dropin._INNARDS.keys()
+    assert theirs <= redis_py._INNARDS.keys()
 
 
 async def test_a_subclass_of_both_is_ours(face: Face, server: Server, no_leaks: Any) -> None:

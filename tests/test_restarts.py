@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import redis
 from redis import exceptions
+from support.child_client import until
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
-from support.party import until
-from support.wire import Wire
+from support.raw_client import RawClient
 
 import fastlock.asyncio
 from fastlock.embedded import Server
@@ -46,13 +46,13 @@ def restartable(start_server: Callable[..., Server]) -> Iterator[Restartable]:
 def word(server: Server) -> bytes:
     """What it says to PING; nothing where it is not there."""
     try:
-        wire = Wire(server.unix_url)
+        raw = RawClient(server.unix_url)
     except OSError:
         return b""
-    with wire.socket:
+    with raw.socket:
         with contextlib.suppress(OSError):
-            wire.say(b"PING\r\n")
-            return wire.hear(7)
+            raw.send(b"PING\r\n")
+            return raw.receive(7)
         return b""
 
 
@@ -61,10 +61,10 @@ def restart(server: Server, probe: redis.Redis, *, keep: bool) -> None:
     if keep:
         probe.mset({f"filler:{number}": os.urandom(1000) for number in range(KEYS)})
         probe.config_set("save", "3600 1000000")
-    wire = Wire(server.unix_url)
-    with wire.socket:
-        wire.say(b"DEBUG RESTART\r\n")
-        assert wire.hear_end() == b""
+    raw = RawClient(server.unix_url)
+    with raw.socket:
+        raw.send(b"DEBUG RESTART\r\n")
+        assert raw.receive_end() == b""
     end = time.monotonic() + 10
     while not (found := word(server)):
         assert time.monotonic() < end, "it does not come back"
@@ -186,7 +186,7 @@ async def test_no_stranger_is_ended_for_having_the_number_of_a_broken_connection
     server, probe = restartable(kind)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
-            Wire(server.unix_url).socket.close()
+            RawClient(server.unix_url).socket.close()
         proxy = stack.enter_context(FaultProxy(server.unix_url))
         client = face.client(proxy.url, reply_timeout=20, max_connections=1)
         await face.get(client.server_info())
@@ -197,16 +197,16 @@ async def test_no_stranger_is_ended_for_having_the_number_of_a_broken_connection
             await face.checkpoint()
         proxy.refuse()
         restart(server, probe, keep=False)
-        strangers = [Wire(server.unix_url) for _ in range(60)]
+        strangers = [RawClient(server.unix_url) for _ in range(60)]
         for stranger in strangers:
             stack.callback(stranger.socket.close)
-            stranger.say(b"PING\r\n")
-            assert stranger.hear(7) == b"+PONG\r\n"
+            stranger.send(b"PING\r\n")
+            assert stranger.receive(7) == b"+PONG\r\n"
         proxy.admit()
         assert await job.get() is True
         for stranger in strangers:
-            stranger.say(b"PING\r\n")
-            assert stranger.hear(7) == b"+PONG\r\n"
+            stranger.send(b"PING\r\n")
+            assert stranger.receive(7) == b"+PONG\r\n"
         await face.get(lock.release())
 
 
@@ -220,22 +220,22 @@ async def test_what_is_left_while_the_server_is_at_somebodys_script_is_undone(
     """The acquire was executed, its reply held back by a script that goes on and on: until that ends, all else is
     answered BUSY, what undoes the acquire as well."""
     server = start_server(kind, args=["--lua-time-limit", "10"])
-    script, killer = Wire(server.unix_url), Wire(server.unix_url)
+    script, killer = RawClient(server.unix_url), RawClient(server.unix_url)
     with script.socket, killer.socket, FaultProxy(server.unix_url) as proxy:
         client = face.client(proxy.url, reply_timeout=1, max_connections=1)
         await face.get(client.server_info())
         armed = proxy.arm(stall("reply"), after=NAME.encode(), times=1)
         job = face.start(lambda: client.lock(NAME, timeout=None).acquire(blocking_timeout=0.3))
         await until(face, lambda: armed.fired, "it is executed")
-        script.say(b"*3\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (len(ENDLESS), ENDLESS))
+        script.send(b"*3\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (len(ENDLESS), ENDLESS))
         assert await job.get() is False
         sent = client.get_stats()["commands"]
         armed.resume()
         with pytest.raises(exceptions.ResponseError, match="BUSY"):
             await face.get(client.lock(OTHER).locked())
         assert client.get_stats()["commands"] >= sent + 4, "what undoes it is sent again and again"
-        killer.say(b"SCRIPT KILL\r\n")
-        assert killer.hear(5) == b"+OK\r\n"
+        killer.send(b"SCRIPT KILL\r\n")
+        assert killer.receive(5) == b"+OK\r\n"
         with redis.Redis(unix_socket_path=server.path) as probe:
             end = time.monotonic() + 10
             while probe.exists(NAME):

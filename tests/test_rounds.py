@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import redis
 from redis.crc import key_slot
+from support.child_client import NAME, SOON, held, queued, wait_with, waits
 from support.faces import Face, Job
-from support.party import NAME, SOON, held, queued, wait_with, waits
 
 import fastlock
-from fastlock import _commands as say
-from fastlock import _gate, _terms
-from fastlock._extension import Outcome
-from fastlock._lease import now
-from fastlock._terms import Local
+from fastlock._protocol import base_lock, commands, local_queue
+from fastlock._protocol.base_lock import LocalToken
+from fastlock._protocol.extension import Outcome
+from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -30,7 +29,7 @@ two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=Tr
 @pytest.fixture(autouse=True)
 def slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease goes round however slow the machine is."""
-    monkeypatch.setattr(_gate, "ROUND", 3600.0)
+    monkeypatch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)
 
 
 async def one_behind_the_other(face: Face, server: Server, probe: redis.Redis, **terms: Any) -> tuple[Any, Any, Job]:
@@ -53,7 +52,7 @@ async def test_who_let_go_in_a_batch_has_nothing_left_to_let_go(
     first, second, job = await one_behind_the_other(face, server, probe)
     lease = first.lease
     assert await face.get(first._client.release_many([lease])) == [True]
-    assert await job.get(SOON) is True and second.lease.proof == lease.proof, "it went round"
+    assert await job.get(SOON) is True and second.lease.raw_token == lease.raw_token, "it went round"
     assert await face.get(first.owned()) is False and not lease.valid
     for verb in (lambda: first.extend(5), first.reacquire, first.release):
         with pytest.raises(fastlock.LockError):
@@ -68,7 +67,7 @@ async def test_an_extension_under_way_does_not_revive_what_was_let_go_of(
 ) -> None:
     first, second, job = await one_behind_the_other(face, server, probe)
     lease = first.lease
-    steps = first._extension(20, True, "extend", first._me())
+    steps = first._extension(20, True, "extend", first._owner())
     ask = steps.send(None)
     await face.get(first.release())
     assert await job.get(SOON) is True and not lease.valid
@@ -79,7 +78,7 @@ async def test_an_extension_under_way_does_not_revive_what_was_let_go_of(
     await face.get(second.release())
 
 
-@pytest.mark.parametrize("tell", [lambda lock: Local(lock).token, lambda lock: lock.lease.token])
+@pytest.mark.parametrize("tell", [lambda lock: LocalToken(lock).token, lambda lock: lock.lease.token])
 async def test_a_token_that_was_told_never_goes_round(
     face: Face, server: Server, probe: redis.Redis, no_look: None, tell: Any
 ) -> None:
@@ -88,7 +87,7 @@ async def test_a_token_that_was_told_never_goes_round(
     await face.get(first.release())
     assert await job.get(SOON) is True and second.lease.token != token
     stranger = face.client(server.unix_url).lock(NAME)
-    Local(stranger).token = token
+    LocalToken(stranger).token = token
     with pytest.raises(fastlock.LockNotOwnedError):
         await face.get(stranger.release())
     await face.get(second.release())
@@ -105,7 +104,7 @@ async def test_who_waits_behind_a_lease_without_end_finds_out_that_it_is_gone(
     else:
         client = face.client(server.unix_url) if "elsewhere" in how else first._client
         stranger = client.lock(NAME, timeout=None, thread_local=False)
-        Local(stranger).token = Local(first).token
+        LocalToken(stranger).token = LocalToken(first).token
         await face.get(stranger.release())
     assert await job.get(SOON) is True
     with pytest.raises(fastlock.LockNotOwnedError):
@@ -134,13 +133,13 @@ async def test_who_is_interrupted_right_after_its_grant_passes_it_on(
     await queued(face, probe, 1)
     second, waiting = wait_with(face, client)
     await waits(face, client, 2)
-    count = _terms.Taking._count
+    count = base_lock.LockAcquire._count
 
     def interrupted(*args: Any) -> None:
-        monkeypatch.setattr(_terms.Taking, "_count", count)
+        monkeypatch.setattr(base_lock.LockAcquire, "_count", count)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_terms.Taking, "_count", interrupted)
+    monkeypatch.setattr(base_lock.LockAcquire, "_count", interrupted)
     await face.get(holder.release())
     with pytest.raises(KeyboardInterrupt):
         await job.get(SOON)
@@ -150,7 +149,9 @@ async def test_who_is_interrupted_right_after_its_grant_passes_it_on(
 
 def test_names_with_and_without_a_tag_have_nothing_in_common(impl: str) -> None:
     for name in (b"a", b"{a}", b"{a}b", b"a{b}c", b"sku:42"):
-        for key in (say.queue_key(name), say.fence_key(name)):
+        for key in (commands.queue_key(name), commands.fence_key(name)):
             assert key_slot(key) == key_slot(name) and key.startswith(b"fastlock:")
     names = [b"a", b"{a}", b"a}", b"{a", b":{a}", b"a}b", b"{a}b", b"{}", b":"]
-    assert len({say.queue_key(name) for name in names} | {say.fence_key(name) for name in names}) == 2 * len(names)
+    assert len({commands.queue_key(name) for name in names} | {commands.fence_key(name) for name in names}) == 2 * len(
+        names
+    )

@@ -20,8 +20,8 @@ import redis.asyncio
 from support.faces import Face
 
 import fastlock
-from fastlock import _commands as say
-from fastlock._commands import proves
+from fastlock._protocol import commands
+from fastlock._protocol.commands import token_matches
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -121,9 +121,9 @@ async def test_many_owners_of_one_lock_with_leases_that_end_under_them(
             token = lock.lease.token
             robbed = chance.random() < 0.4
             if robbed:
-                assert proves(probe.execute_command("GETDEL", "a"), token)
+                assert token_matches(probe.execute_command("GETDEL", "a"), token)
             await face.checkpoint()
-            assert robbed or (proves(probe.get("a"), token) and await face.get(lock.owned()))
+            assert robbed or (token_matches(probe.get("a"), token) and await face.get(lock.owned()))
             if robbed:
                 with pytest.raises(fastlock.LockNotOwnedError):
                     await face.get(lock.release())
@@ -327,27 +327,27 @@ client.close()
 def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(server: Server, probe: redis.Redis, again: bool) -> None:
     """By an undo, which may come before what it says to the queue: nobody has marked a token that was just granted."""
     holder, first, second = (b"fl:" + letter * 32 for letter in (b"a", b"b", b"c"))
-    inbox = b"fastlock:" + b"d" * 32
-    for script in say.SCRIPTS:
+    channel = b"fastlock:" + b"d" * 32
+    for script in commands.SCRIPTS:
         probe.execute_command(*script.load)
     with probe.pubsub() as messages:
-        messages.subscribe(inbox)
+        messages.subscribe(channel)
         assert messages.get_message(timeout=10) is not None, "both can be told"
         probe.set("sku", holder)
-        for place in (first, second):
-            probe.execute_command(*say.enter(b"sku", inbox, False, place, b"10000"))
-        assert probe.execute_command(*say.hand_over(b"sku", holder)) == 1
+        for entry in (first, second):
+            probe.execute_command(*commands.enter(b"sku", channel, False, entry, b"10000"))
+        assert probe.execute_command(*commands.hand_over(b"sku", holder)) == 1
         assert probe.get("sku") == first, "for a moment"
-        for call in say.undo([b"sku"], [first], frozenset(), again):
+        for call in commands.undo_commands([b"sku"], [first], frozenset(), again):
             probe.execute_command(*call)
         assert probe.get("sku") == second
-        probe.execute_command(*say.leave(b"sku", second, inbox))
+        probe.execute_command(*commands.leave(b"sku", second, channel))
 
 
 def test_never_two_holders_over_processes(impl: str, server: Server, probe: redis.Redis) -> None:
     command = [sys.executable, "-c", WORKER, server.unix_url, server.path, impl]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    processes = [subprocess.Popen([*command, str(number)], **pipes) for number in range(2)]
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    processes = [subprocess.Popen([*command, str(number)], **streams) for number in range(2)]
     try:
         for process in processes:
             assert process.stdout.readline() == "ready\n"
@@ -464,7 +464,7 @@ def test_threads_that_come_and_go_never_lose_each_others_leases(
                     if turn % 3:
                         lock.release()
                     else:
-                        assert proves(probe.execute_command("GETDEL", "a"), lock.lease.token)
+                        assert token_matches(probe.execute_command("GETDEL", "a"), lock.lease.token)
                         with pytest.raises(fastlock.LockNotOwnedError):
                             lock.release()
             except BaseException as error:

@@ -22,19 +22,18 @@ import pytest
 
 import fastlock
 import fastlock._fallback
-import fastlock._gate
 import fastlock.asyncio
-from fastlock import _commands as say
-from fastlock._lease import new_token
+from fastlock._protocol import commands, local_queue
+from fastlock._protocol.lease import new_token
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fastlock"
 CYTHON = (".pyx", ".pxi", ".pxd")
-MODULES = sorted(path for path in PACKAGE.iterdir() if path.suffix in (".py", *CYTHON))
+MODULES = sorted(path for path in PACKAGE.rglob("*.p*") if path.suffix in (".py", *CYTHON))
 FOLDERS = ("fastlock", "tests", "benches", "examples")
 SOURCES = sorted([ROOT / "setup.py", *(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.p*"))])
 SOURCES = [path for path in SOURCES if path.suffix in (".py", *CYTHON)]
-SCRIPTS = sorted(PACKAGE.glob("lua/*.lua"))
+SCRIPTS = sorted(PACKAGE.glob("_protocol/scripts/*.lua"))
 
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_HEADER = 60, 700, 10
 SCRIPT_HEADER = ("KEYS", "ARGV", "returns", "cost")
@@ -42,30 +41,36 @@ SCRIPT_HEADER = ("KEYS", "ARGV", "returns", "cost")
 
 @dataclass(frozen=True)
 class Layer:
-    """Modules of one layer, and what they must not import from outside; layers may import those before them only."""
+    """Modules of one layer, or folders of them, and what they must not import from outside; layers may import those
+    before them only."""
 
     modules: str
     never: set[str] = field(default_factory=set)
 
 
+IMPURE = {"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"}
 LAYERS = [
     Layer(
-        "_sources _broken _libc _slots _template _mutex _filter _fork _native _core _fallback _impl",
+        "_build _stream_errors _libc _pending _template _mutex _filter _fork _native _core _fallback _implementation",
         never={"asyncio", "redis", "time.sleep"},
     ),
-    Layer("_errors"),  # values that each later layer may raise; with _topology the only one that knows redis-py
     Layer(
-        "_version _checks _batch _commands _extension _gate _law _steps _lease _stats _session _terms",
-        never={"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"},
-    ),
-    Layer("_topology"),
-    Layer("_turns _common _sockets _link _wire _aio_link _aio_wire _nap _hot_tasks _hot", never={"redis"}),
-    Layer("_dropin _client _lock _aio_client _aio_lock __init__ asyncio embedded", never={"redis", "hiredis"}),
-    Layer("_console _flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
+        "_errors"
+    ),  # values that each later layer may raise; with _transport.settings the only one that knows redis-py
+    Layer("_version _protocol", never=IMPURE),
+    Layer("_transport.settings"),
+    Layer("_transport", never={"redis"}),
+    Layer("_fastpath", never={"redis"}),
+    Layer("_locks __init__ asyncio embedded", never={"redis", "hiredis"}),
+    Layer("_flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.modules.split()}
 
-ARGUMENTS: dict[str, tuple[bytes | int, ...]] = {"Template": (b"GET", 0), "Ticket": (), "Pipe": ()}  # of constructors
+ARGUMENTS: dict[str, tuple[bytes | int, ...]] = {
+    "Template": (b"GET", 0),
+    "PendingReply": (),
+    "Stream": (),
+}  # of constructors
 
 WORDS = {
     r"\b(TODO|FIXME|XXX|HACK)\b": "do it now, or write it down where plans are kept",
@@ -109,20 +114,50 @@ def cython_imports(text: str) -> Iterator[str]:
             yield "time.sleep"
 
 
+def module_of(path: Path) -> str:
+    """The dotted name of a module within the package; of a folder's own `__init__` the folder's."""
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return name if name == "__init__" else name.removesuffix(".__init__")
+
+
+def rank_of(module: str) -> int | None:
+    """The layer of a module: its own, or that of its folder."""
+    return RANK.get(module, RANK.get(module.partition(".")[0]))
+
+
 def layer_faults(module: str, names: Iterator[str]) -> list[str]:
     """What a module imports although its layer forbids it."""
-    if module not in RANK:
+    mine = rank_of(module)
+    if mine is None:
         return [f"{module} is in no layer: give it its line in LAYERS"]
     faults = []
     for name in names:
         head, _, rest = name.partition(".")
         if head == "fastlock":
-            target = rest.partition(".")[0] if rest.partition(".")[0] in RANK else "__init__"
-            if RANK[target] > RANK[module]:
-                faults.append(f"{module} imports {target}, which is in a later layer")
-        elif {head, name} & LAYERS[RANK[module]].never:
+            theirs = rank_of(".".join(rest.split(".")[:2]))
+            if (RANK["__init__"] if theirs is None else theirs) > mine:
+                faults.append(f"{module} imports {rest or head}, which is in a later layer")
+        elif {head, name} & LAYERS[mine].never:
             faults.append(f"{module} must not use {name}")
     return faults
+
+
+def import_circles(imported: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other, by whatever way round."""
+    done: set[str] = set()
+    circles = []
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        if module in way:
+            circles.append(" -> ".join([*way[way.index(module) :], module]))
+        elif module not in done:
+            for other in sorted(imported.get(module, ())):
+                visit(other, (*way, module))
+            done.add(module)
+
+    for module in sorted(imported):
+        visit(module, ())
+    return circles
 
 
 def functions(path: str, text: str) -> Iterator[tuple[str, int]]:
@@ -238,30 +273,49 @@ def complaints(rule: Callable[[str, str], list[str]], paths: list[Path]) -> list
     return [fault for path in paths for fault in rule(str(path.relative_to(ROOT)), path.read_text())]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", MODULES, ids=module_of)
 def test_layers(path: Path) -> None:
     read = cython_imports if path.suffix in CYTHON else imports
-    assert layer_faults(path.stem, read(path.read_text())) == []
+    assert layer_faults(module_of(path), read(path.read_text())) == []
 
 
 def test_layers_name_no_module_that_is_gone() -> None:
-    assert sorted(RANK) == sorted({path.stem for path in MODULES})
+    there = {module_of(path) for path in MODULES}
+    assert [name for name in RANK if name not in there] == []
+
+
+def test_no_two_modules_import_each_other() -> None:
+    there = {module_of(path) for path in MODULES}
+    imported: dict[str, set[str]] = {}
+    for path in MODULES:
+        read = cython_imports if path.suffix in CYTHON else imports
+        for name in read(path.read_text()):
+            inside = name.removeprefix("fastlock.") if name.startswith("fastlock.") else ""
+            target = inside if inside in there else inside.rpartition(".")[0]
+            if target in there and target != module_of(path):
+                imported.setdefault(module_of(path), set()).add(target)
+    assert import_circles(imported) == []
+
+
+def test_circle_rule_sees() -> None:
+    assert import_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b -> c -> b"]
+    assert import_circles({"a": {"b", "c"}, "b": {"c"}}) == []
 
 
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("_law", "import threading"),
-        ("_law", "def f():\n    from redis import Redis"),
-        ("_law", "import time\ntime.sleep(1)"),
-        ("_law", "from time import sleep"),
-        ("_law", "from fastlock._wire import Wire"),
-        ("_law", "from ._wire import Wire"),
-        ("_lease", "from . import _client"),
-        ("_wire", "from redis.connection import parse_url"),
-        ("_aio_wire", "import fastlock.asyncio"),
-        ("_topology", "from . import Client"),
-        ("_lock", "import hiredis"),
+        ("_protocol.acquire", "import threading"),
+        ("_protocol.acquire", "def f():\n    from redis import Redis"),
+        ("_protocol.acquire", "import time\ntime.sleep(1)"),
+        ("_protocol.acquire", "from time import sleep"),
+        ("_protocol.acquire", "from fastlock._transport.sync import SyncTransport"),
+        ("_protocol.lease", "from fastlock import Client"),
+        ("_transport.sync", "from redis.connection import parse_url"),
+        ("_transport.aio", "import fastlock.asyncio"),
+        ("_transport.settings", "from fastlock import Client"),
+        ("_locks.lock", "import hiredis"),
+        ("_fastpath.fastpath", "from fastlock._locks import lock"),
         ("_unheard_of", ""),
     ],
 )
@@ -276,8 +330,8 @@ def test_layer_rule_sees(module: str, text: str) -> None:
         "import asyncio",
         "cimport x, asyncio",
         "  usleep(5)",
-        "from ._law import Gate",
-        "from fastlock._wire cimport (\n    Wire,\n)",
+        "from fastlock._protocol.local_queue import LocalQueue",
+        "from fastlock._transport.base cimport (\n    Transport,\n)",
     ],
 )
 def test_layer_rule_sees_in_cython(text: str) -> None:
@@ -285,7 +339,10 @@ def test_layer_rule_sees_in_cython(text: str) -> None:
 
 
 def test_layer_rule_lets_types_pass() -> None:
-    assert layer_faults("_law", imports("if TYPE_CHECKING:\n    import redis\nimport time\ntime.monotonic()")) == []
+    assert (
+        layer_faults("_protocol.acquire", imports("if TYPE_CHECKING:\n    import redis\nimport time\ntime.monotonic()"))
+        == []
+    )
 
 
 def test_sizes() -> None:
@@ -336,7 +393,7 @@ def script_parts(text: str) -> list[str]:
 
 
 def test_each_script_is_made_of_the_files_that_are_there() -> None:
-    used = script_parts((PACKAGE / "_commands.py").read_text())
+    used = script_parts((PACKAGE / "_protocol" / "commands.py").read_text())
     assert set(used) == {path.stem for path in SCRIPTS}
     assert script_parts('A = Script("a", "b")\nB = Script("c")') == ["a", "b", "c"]
 
@@ -366,12 +423,14 @@ def test_part_rule_sees(line: str) -> None:
 def test_what_scripts_and_modules_both_know_is_the_same() -> None:
     """Numbers and prefixes that stand in both languages, as a script takes no constants."""
     lua = {path.stem: path.read_text() for path in SCRIPTS}
-    inbox = fastlock._gate.Gates(contextlib.nullcontext()).inbox
+    channel = local_queue.LocalQueues(contextlib.nullcontext()).channel
     numbers = {name: int(value) for text in lua.values() for name, value in re.findall(r"local ([A-Z]+) = (\d+)", text)}
-    assert numbers == {"MOMENT": 1000, "INBOX": len(inbox)}
-    assert re.findall(r"#token == (\d+)", lua["tokens"]) == [str(say.TOKEN_SIZE)] == [str(len(new_token()))]
+    assert numbers == {"MOMENT": 1000, "INBOX": len(channel)}
+    assert re.findall(r"#token == (\d+)", lua["tokens"]) == [str(commands.TOKEN_SIZE)] == [str(len(new_token()))]
     said = {prefix for text in lua.values() for prefix in re.findall(r"'(fl.)'", text)}
-    assert said == {say.OURS.decode(), say.WAITED_FOR.decode()} and new_token().startswith(say.OURS)
+    assert said == {commands.PLAIN_PREFIX.decode(), commands.CONTENDED_PREFIX.decode()} and new_token().startswith(
+        commands.PLAIN_PREFIX
+    )
 
 
 def test_words() -> None:
@@ -431,11 +490,11 @@ def hot() -> tuple[types.ModuleType, types.ModuleType]:
     """The hot path, compiled and in Python: the latter under another name, where the process uses the former."""
     if fastlock.IMPLEMENTATION != "cython":
         pytest.skip("what is not compiled is not used here")
-    spec = importlib.util.spec_from_file_location("fastlock._hot_in_python", PACKAGE / "_hot.py")
+    spec = importlib.util.spec_from_file_location("fastlock._fastpath.in_python", PACKAGE / "_fastpath" / "fastpath.py")
     assert spec is not None and spec.loader is not None
     plain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plain)
-    return importlib.import_module("fastlock._hot"), plain
+    return importlib.import_module("fastlock._fastpath.fastpath"), plain
 
 
 def constants(module: types.ModuleType) -> dict[str, object]:
@@ -462,22 +521,22 @@ def test_core_and_fallback_have_the_same_methods(core: types.ModuleType) -> None
 def test_the_hot_path_is_the_same_in_both(hot: tuple[types.ModuleType, types.ModuleType]) -> None:
     """What a task awaits is a class when it is compiled, and the parameters of that cannot be read."""
     compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in hot)
-    faces = {"thread_owner", "task_owner", "enter_lease", "enter_lock", "leave", "aio_enter_lease", "aio_leave"}
-    assert compiled.keys() == plain.keys() == faces | {"take", "give", "aio_take", "aio_give"}
-    assert hot[0].__spec__.origin != hot[1].__spec__.origin == str(PACKAGE / "_hot.py")  # type: ignore[union-attr]
+    faces = {"thread_owner", "task_owner", "enter_lease", "enter_lock", "exit_lock", "aio_enter_lease", "aio_exit_lock"}
+    assert compiled.keys() == plain.keys() == faces | {"acquire", "release", "aio_acquire", "aio_release"}
+    assert hot[0].__spec__.origin != hot[1].__spec__.origin == str(PACKAGE / "_fastpath" / "fastpath.py")  # type: ignore[union-attr]
     functions = {name for name, value in compiled.items() if not isinstance(value, type)}
-    assert functions == faces | {"take", "give"}
+    assert functions == faces | {"acquire", "release"}
     for name in functions:
         assert shape(compiled[name]) == shape(plain[name]), name
 
 
-@pytest.mark.parametrize("name", ["aio_take", "aio_give"])
+@pytest.mark.parametrize("name", ["aio_acquire", "aio_release"])
 def test_what_tasks_await_takes_the_same_arguments_in_both(
     hot: tuple[types.ModuleType, types.ModuleType], name: str
 ) -> None:
     compiled, plain = (getattr(module, name) for module in hot)
     lock = fastlock.asyncio.Client().lock("a")
-    values = {"lock": lock, "must": True, "leaving": False, "error": None, "owner": None, "noted": None}
+    values = {"lock": lock, "required": True, "leaving": False, "error": None, "owner": None, "noted": None}
     parameters = inspect.signature(plain).parameters
     given = {parameter: values[parameter] for parameter in parameters}
     needed = {name: values[name] for name, parameter in parameters.items() if parameter.default is parameter.empty}

@@ -11,8 +11,8 @@ from support.faces import Face
 from support.faultproxy import FaultProxy, swallow
 
 import fastlock
-from fastlock import _gate
-from fastlock._stats import COUNTED
+from fastlock._protocol import local_queue
+from fastlock._protocol.stats import COUNTED
 from fastlock.embedded import Server
 
 NAME, MARK = "sku", b"\r\nsku\r\n"
@@ -73,7 +73,7 @@ async def test_a_lease_goes_round_within_the_client(
     face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three wait behind a holder: the server gives it to the first of them, who passes it on."""
-    monkeypatch.setattr(_gate, "ROUND", 3600.0)  # however slow the machine
+    monkeypatch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)  # however slow the machine
     client, other = face.client(server.url), face.client(server.url)
     holder = other.lock(NAME)
     await face.get(holder.acquire())

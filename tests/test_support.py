@@ -18,8 +18,8 @@ import redis
 from support import resp
 from support.faces import Face, drive
 from support.fakeserver import CLOSE, SILENCE, FakeServer, Reply
+from support.raw_client import RawClient
 from support.resp import encode
-from support.wire import Wire
 
 from fastlock import embedded
 from fastlock.embedded import Server
@@ -72,9 +72,9 @@ def test_fake_server_shakes_hands_as_the_real_one(server: Server) -> None:
     heard = []
     with FakeServer(kind="redis", version=server.version) as fake:
         for url in (server.unix_url, fake.url):
-            client = Wire(url)
+            client = RawClient(url)
             with client.socket:
-                client.say(*talk)
+                client.send(*talk)
                 text = b""
                 while b"+PONG\r\n" not in text:
                     text += client.socket.recv(4096)
@@ -91,18 +91,18 @@ def without_id(frame: bytes) -> bytes:
 def test_fake_server_follows_its_script() -> None:
     script: list[Reply] = [b"+ONE\r\n", (b"+T", b"WO\r\n"), SILENCE, lambda words: b"+%b\r\n" % words[1], CLOSE]
     with FakeServer(script, handshake={"CLIENT ID": b":77\r\n"}) as fake:
-        client = Wire(fake.url)
+        client = RawClient(fake.url)
         with client.socket:
-            client.say(encode("CLIENT", "ID"), SET_A, SET_A, SET_A, GET_A)
-            assert client.hear(21) == b":77\r\n+ONE\r\n+TWO\r\n+a\r\n"
+            client.send(encode("CLIENT", "ID"), SET_A, SET_A, SET_A, GET_A)
+            assert client.receive(21) == b":77\r\n+ONE\r\n+TWO\r\n+a\r\n"
             fake.send(b">stray")
-            assert client.hear(6) == b">stray"
-            client.say(GET_A)
-            assert client.hear_end() == b""
-        with Wire(fake.url).socket as other:
+            assert client.receive(6) == b">stray"
+            client.send(GET_A)
+            assert client.receive_end() == b""
+        with RawClient(fake.url).socket as other:
             other.sendall(GET_A)
             fake.wait_for(lambda each: each.unexpected == [[b"GET", b"a"]])
-            fake.say(b"+MORE\r\n")
+            fake.send(b"+MORE\r\n")
             other.sendall(GET_A)
             assert other.recv(64) == b"+MORE\r\n"
         assert fake.accepted == 2
@@ -166,7 +166,7 @@ def test_the_other_loop() -> None:
 def test_each_test_gets_an_empty_server(server: Server, probe: redis.Redis, servers: Any) -> None:
     probe.set("a", "1")
     (sha,) = [probe.script_load("return 1")]
-    with Wire(server.unix_url).socket as stranger:
+    with RawClient(server.unix_url).socket as stranger:
         stranger.settimeout(20)
         stranger.sendall(encode("PING"))
         assert stranger.recv(64) == b"+PONG\r\n"
@@ -176,7 +176,7 @@ def test_each_test_gets_an_empty_server(server: Server, probe: redis.Redis, serv
 
 
 def test_no_leaks_finds_what_is_left(no_leaks: Any, probe: redis.Redis, server: Server) -> None:
-    with Wire(server.unix_url).socket as client:
+    with RawClient(server.unix_url).socket as client:
         client.sendall(encode("SELECT", "3") + encode("SET", "other", "1"))
     probe.set("left", "1", px=60_000)
     with pytest.raises(AssertionError, match=r"b'left' \(b'string' in database 0, \d+ ms left\)"):

@@ -18,7 +18,7 @@ import redis
 from support.faces import Face
 
 import fastlock
-from fastlock import _commands as say
+from fastlock._protocol import commands
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -73,7 +73,7 @@ async def test_a_name_is_exactly_its_bytes_where_others_wait(
     while len(probe.keys()) < 2:
         assert time.monotonic() < end, "nobody waits"
         await face.checkpoint()
-    assert sorted(probe.keys()) == sorted([key, say.queue_key(key)]) and probe.zcard(say.queue_key(key)) == 1
+    assert sorted(probe.keys()) == sorted([key, commands.queue_key(key)]) and probe.zcard(commands.queue_key(key)) == 1
     assert await face.get(lock.owned()) and await face.get(lock.extend(10))
     await face.get(lock.release())
     assert await waiting.get() is True and probe.keys() == [key]
@@ -89,9 +89,9 @@ async def test_who_is_fair_waits_alone_and_who_brings_a_token_in_no_queue(
 ) -> None:
     lock = face.client(server.unix_url).lock("a", **terms)
     arguments = {"sleep": None, "blocking": None, "blocking_timeout": None, "token": None}
-    taking = lock.taking_with(**{**arguments, **given})
+    taking = lock.acquire_with(**{**arguments, **given})
     assert (taking.alone, taking.polls) == (bool(terms), bool(given))
-    assert (lock.taking().alone, lock.taking().polls) == (bool(terms), False)
+    assert (lock.new_acquire().alone, lock.new_acquire().polls) == (bool(terms), False)
 
 
 async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server: Server, probe: redis.Redis) -> None:
@@ -108,7 +108,7 @@ async def test_settings_that_are_changed_hold_from_then_on(face: Face, server: S
     lock.name, lock.timeout, lock.sleep, lock.blocking_timeout = "after", 60, 1.5, 30
     assert await face.get(lock.acquire())
     assert probe.keys() == [b"after"] and 10_000 < probe.pttl("after") <= 60_000
-    assert lock.taking().sleep == 1.5 and "60" in repr(lock)
+    assert lock.new_acquire().sleep == 1.5 and "60" in repr(lock)
     other = lock._client.lock("after", blocking_timeout=60)
     other.blocking_timeout = 0.01
     assert await face.get(other.acquire()) is False

@@ -18,8 +18,8 @@ from redis.connection import parse_url
 
 import fastlock
 import fastlock.asyncio
-from fastlock import _topology as topology
-from fastlock._topology import Settings, from_options, from_pool, from_url
+from fastlock._transport import settings
+from fastlock._transport.settings import Settings, settings_from_options, settings_from_pool, settings_from_url
 
 SECRET = "s3cr3t-pa55"
 
@@ -52,7 +52,7 @@ URLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("url", "expected"), URLS, ids=[url for url, _ in URLS])
 def test_a_url_says_what_it_says_to_redis_py(url: str, expected: dict[str, Any]) -> None:
-    found = from_url(url)
+    found = settings_from_url(url)
     assert {name: getattr(found, name) for name in expected} == expected
     theirs = parse_url(url.replace("valkey://", "redis://"))
     for name in ("host", "port", "db", "username", "password", "path"):
@@ -67,11 +67,13 @@ IGNORED = (
 
 @pytest.mark.parametrize("option", IGNORED.split())
 def test_options_that_mean_nothing_here_are_taken(option: str) -> None:
-    assert from_url(f"redis://h?{option}") == from_url("redis://h")
+    assert settings_from_url(f"redis://h?{option}") == settings_from_url("redis://h")
 
 
 def test_keywords_win_over_the_url() -> None:
-    found = from_url("redis://u:p@h:1/2?socket_timeout=3", db=9, password="other", reply_timeout=1, max_connections=2)
+    found = settings_from_url(
+        "redis://u:p@h:1/2?socket_timeout=3", db=9, password="other", reply_timeout=1, max_connections=2
+    )
     assert (found.host, found.port, found.db, found.username, found.password) == ("h", 1, 9, "u", "other")
     assert found.max_connections == 2
 
@@ -109,7 +111,7 @@ def test_a_url_that_cannot_be_right_is_refused_in_words(url: Any, kind: Any, wor
 @pytest.mark.parametrize("url", ["rediss://h?ssl_cert_reqs=wat", "rediss://h?ssl_ca_certs=/no/such/file"])
 def test_tls_options_that_cannot_be_right_are_a_value_error_that_names_them(url: str) -> None:
     with pytest.raises(ValueError, match="ssl"):
-        from_url(url)
+        settings_from_url(url)
 
 
 # ------------------------------------------------------------------------------------------------------------- secrets
@@ -147,7 +149,7 @@ def texts_of(error: BaseException) -> str:
 def test_no_error_repeats_a_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with pytest.raises((ValueError, TypeError)) as caught:
-        from_url(url)
+        settings_from_url(url)
     lines = [line for line in texts_of(caught.value).splitlines() if SECRET in line]
     assert [line for line in lines if "from_url(" not in line and url not in line] == []
     assert SECRET not in str(caught.value)
@@ -170,22 +172,22 @@ class Provider(redis.CredentialProvider):
 @pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
 def test_no_repr_shows_a_secret(module: Any) -> None:
     made = [
-        from_url(f"redis://user:{SECRET}@h"),
-        from_url("redis://h", password=SECRET),
-        from_options({"credential_provider": Provider("u", SECRET)}),
-        from_url(f"rediss://:{SECRET}@h", ssl_password=SECRET),
+        settings_from_url(f"redis://user:{SECRET}@h"),
+        settings_from_url("redis://h", password=SECRET),
+        settings_from_options({"credential_provider": Provider("u", SECRET)}),
+        settings_from_url(f"rediss://:{SECRET}@h", ssl_password=SECRET),
     ]
     for each in made:
         client = module.Client(settings=each)
-        for thing in (each, each.place, client, client.lock("x"), client._wire):
+        for thing in (each, each.endpoint, client, client.lock("x"), client._transport):
             assert SECRET not in repr(thing) + str(thing) + f"{thing}"
 
 
 def test_credentials_are_asked_for_each_time() -> None:
-    assert from_url("redis://u:p@h").credentials() == ("u", "p")
-    assert from_url("redis://h").credentials() == (None, None)
+    assert settings_from_url("redis://u:p@h").credentials() == ("u", "p")
+    assert settings_from_url("redis://h").credentials() == (None, None)
     provider = Provider(SECRET)
-    found = from_options({"credential_provider": provider})
+    found = settings_from_options({"credential_provider": provider})
     assert found.credentials() == (None, SECRET)
     provider.found = ("u", "next")
     assert found.credentials() == ("u", "next")
@@ -210,8 +212,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception]]] = [
 @pytest.mark.parametrize(("options", "kind"), BAD_OPTIONS, ids=[repr(options) for options, _ in BAD_OPTIONS])
 def test_an_option_that_cannot_be_right_is_refused_by_name(options: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=next(iter(options))):
-        from_options(options)
-    assert from_options({}) == Settings()
+        settings_from_options(options)
+    assert settings_from_options({}) == Settings()
 
 
 def test_an_option_that_is_none_is_not_given() -> None:
@@ -226,18 +228,18 @@ def test_an_option_that_is_none_is_not_given() -> None:
         "client_name",
         "max_connections",
     )
-    assert from_options(dict.fromkeys(names)) == Settings()
+    assert settings_from_options(dict.fromkeys(names)) == Settings()
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(AttributeError):
-        from_url("redis://h").host = "other"  # type: ignore[misc]
+        settings_from_url("redis://h").host = "other"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("given", [{}, {"socket_keepalive_options": {}}])
 def test_silence_is_probed_unless_told_otherwise(given: dict[str, Any]) -> None:
-    assert dict(from_options(given).socket_options()) == topology._KEEPALIVE
-    told = from_options({"socket_keepalive_options": {4: 10}, "socket_keepalive": True})
+    assert dict(settings_from_options(given).socket_options()) == settings._KEEPALIVE
+    told = settings_from_options({"socket_keepalive_options": {4: 10}, "socket_keepalive": True})
     assert told.socket_options() == [(4, 10)]
 
 
@@ -246,7 +248,7 @@ def test_silence_is_probed_unless_told_otherwise(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("url", ["rediss://h", "valkeys://h", "rediss://h:1/2?ssl_min_version=771"])
 def test_tls_verifies_certificate_and_name_by_default(url: str) -> None:
-    context = from_url(url).tls
+    context = settings_from_url(url).tls
     assert context is not None
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
@@ -263,17 +265,17 @@ def test_tls_verifies_certificate_and_name_by_default(url: str) -> None:
     ],
 )
 def test_tls_options_are_honoured(query: str, options: Any, verify: ssl.VerifyMode, name: bool) -> None:
-    context = from_url(f"rediss://h?{query}", **options).tls
+    context = settings_from_url(f"rediss://h?{query}", **options).tls
     assert context is not None
     assert (context.verify_mode, context.check_hostname) == (verify, name)
 
 
 def test_tls_by_keyword_and_its_versions() -> None:
-    context = from_options({"ssl": True, "ssl_min_version": ssl.TLSVersion.TLSv1_3}).tls
+    context = settings_from_options({"ssl": True, "ssl_min_version": ssl.TLSVersion.TLSv1_3}).tls
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_3
-    assert from_options({"ssl": False, "ssl_cert_reqs": "none"}).tls is None
-    assert from_url("redis://h?ssl_cert_reqs=required").tls is None
+    assert settings_from_options({"ssl": False, "ssl_cert_reqs": "none"}).tls is None
+    assert settings_from_url("redis://h?ssl_cert_reqs=required").tls is None
 
 
 def lowered(purpose: Any = ssl.Purpose.SERVER_AUTH) -> ssl.SSLContext:
@@ -287,7 +289,7 @@ def lowered(purpose: Any = ssl.Purpose.SERVER_AUTH) -> ssl.SSLContext:
 def test_tls_is_1_2_at_least_whatever_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "create_default_context", lowered)
     for options in ({}, {"ssl_min_version": None}):
-        context = from_options({"ssl": True, **options}).tls
+        context = settings_from_options({"ssl": True, **options}).tls
         assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_2
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
@@ -299,20 +301,20 @@ def test_a_higher_floor_of_the_system_stays(monkeypatch: pytest.MonkeyPatch) -> 
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", raised)
-    context = from_options({"ssl": True}).tls
+    context = settings_from_options({"ssl": True}).tls
     assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_3
 
 
 @pytest.mark.parametrize("given", ["771", 771, ssl.TLSVersion.TLSv1_2])
 def test_a_floor_that_is_given_holds(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "create_default_context", lowered)
-    for settings in (
-        from_options({"ssl": True, "ssl_min_version": given}),
-        from_url(f"rediss://h?ssl_min_version={int(given)}"),
+    for one in (
+        settings_from_options({"ssl": True, "ssl_min_version": given}),
+        settings_from_url(f"rediss://h?ssl_min_version={int(given)}"),
     ):
-        assert settings.tls is not None and settings.tls.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert one.tls is not None and one.tls.minimum_version == ssl.TLSVersion.TLSv1_2
     with pytest.warns(DeprecationWarning):
-        lower = from_url("rediss://h?ssl_min_version=769").tls
+        lower = settings_from_url("rediss://h?ssl_min_version=769").tls
     assert lower is not None and lower.minimum_version == ssl.TLSVersion.TLSv1
 
 
@@ -323,11 +325,11 @@ def test_verify_flags_are_taken_as_values_and_as_names() -> None:
         "VERIFY_X509_STRICT, VERIFY_X509_PARTIAL_CHAIN",
         "[VERIFY_X509_STRICT,VERIFY_X509_PARTIAL_CHAIN]",
     ):
-        found = from_options({"ssl": True, "ssl_include_verify_flags": given}).tls
+        found = settings_from_options({"ssl": True, "ssl_include_verify_flags": given}).tls
         assert found is not None and found.verify_flags & (strict | partial) == strict | partial
-        without = from_options({"ssl": True, "ssl_exclude_verify_flags": given}).tls
+        without = settings_from_options({"ssl": True, "ssl_exclude_verify_flags": given}).tls
         assert without is not None and not without.verify_flags & (strict | partial)
-    found = from_url("rediss://h?ssl_include_verify_flags=VERIFY_X509_STRICT").tls
+    found = settings_from_url("rediss://h?ssl_include_verify_flags=VERIFY_X509_STRICT").tls
     assert found is not None and found.verify_flags & strict
 
 
@@ -346,13 +348,13 @@ WRONG_TLS: list[tuple[dict[str, Any], type[Exception]]] = [
 @pytest.mark.parametrize(("options", "kind"), WRONG_TLS, ids=lambda value: str(value))
 def test_a_tls_option_that_cannot_be_right_is_refused_by_name(options: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=next(iter(options))):
-        from_options({"ssl": True, **options})
+        settings_from_options({"ssl": True, **options})
 
 
 def test_verification_turned_off_by_a_url_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    from_url("rediss://h?ssl_cert_reqs=required")
+    settings_from_url("rediss://h?ssl_cert_reqs=required")
     assert not caplog.records
-    from_url("rediss://h?ssl_cert_reqs=none")
+    settings_from_url("rediss://h?ssl_cert_reqs=none")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -381,7 +383,7 @@ def test_a_plain_pool_says_where_and_who() -> None:
         "socket_timeout": 3,
     }
     for pool in pools(**options, socket_connect_timeout=4, socket_keepalive=True, decode_responses=True):
-        found = from_pool(pool)
+        found = settings_from_pool(pool)
         assert (found.host, found.port, found.db, found.username, found.password) == ("h", 1, 2, "u", "p")
         assert (found.client_name, found.reply_timeout, found.connect_timeout) == ("c", 3, 4)
         assert (found.tls, found.path, found.keepalive) == (None, None, True)
@@ -389,44 +391,44 @@ def test_a_plain_pool_says_where_and_who() -> None:
 
 def test_a_default_pool_is_a_default_client() -> None:
     for pool in pools():
-        found = from_pool(pool)
+        found = settings_from_pool(pool)
         assert (found.host, found.port, found.db, found.password) == ("localhost", 6379, 0, None)
         assert found.max_connections == Settings().max_connections
 
 
 def test_the_size_of_their_pool_is_not_the_size_of_ours() -> None:
-    assert from_pool(redis.ConnectionPool(max_connections=1)).max_connections == Settings().max_connections
+    assert settings_from_pool(redis.ConnectionPool(max_connections=1)).max_connections == Settings().max_connections
 
 
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
 def test_pools_of_urls(module: Any) -> None:
-    found = from_pool(module.ConnectionPool.from_url("unix://u:p@/run/x.sock?db=3"))
+    found = settings_from_pool(module.ConnectionPool.from_url("unix://u:p@/run/x.sock?db=3"))
     assert (found.path, found.db, found.username, found.password) == ("/run/x.sock", 3, "u", "p")
-    found = from_pool(module.Redis(unix_socket_path="/run/y.sock", db=1).connection_pool)
+    found = settings_from_pool(module.Redis(unix_socket_path="/run/y.sock", db=1).connection_pool)
     assert (found.path, found.db) == ("/run/y.sock", 1)
-    found = from_pool(module.Redis.from_url("rediss://:p@h:5/1").connection_pool)
+    found = settings_from_pool(module.Redis.from_url("rediss://:p@h:5/1").connection_pool)
     assert found.tls is not None
     assert (found.host, found.port, found.db, found.password) == ("h", 5, 1, "p")
     compares = int(redis.__version__.split(".")[0]) >= 6  # names, where it is not told whether to
     assert (found.tls.verify_mode, found.tls.check_hostname) == (ssl.CERT_REQUIRED, compares)
     for told in (True, False):
-        known = from_pool(module.Redis.from_url(f"rediss://h?ssl_check_hostname={told}").connection_pool).tls
+        known = settings_from_pool(module.Redis.from_url(f"rediss://h?ssl_check_hostname={told}").connection_pool).tls
         assert known is not None and known.check_hostname is told
-    found = from_pool(module.Redis(ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False).connection_pool)
+    found = settings_from_pool(module.Redis(ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False).connection_pool)
     assert found.tls is not None
     assert found.tls.verify_mode == ssl.CERT_NONE
-    assert from_pool(module.Redis(ssl=False, ssl_cert_reqs="none").connection_pool).tls is None
+    assert settings_from_pool(module.Redis(ssl=False, ssl_cert_reqs="none").connection_pool).tls is None
 
 
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
 def test_what_redis_py_puts_in_for_nothing_is_nothing(module: Any) -> None:
     """Versions differ in which options have a sentinel, and in what it is."""
-    assert topology._SENTINELS, "redis-py has moved its sentinel"
-    for sentinel in filter(None, topology._SENTINELS):
+    assert settings._SENTINELS, "redis-py has moved its sentinel"
+    for sentinel in filter(None, settings._SENTINELS):
         names = ("socket_keepalive_options", "socket_timeout", "ssl_ca_certs", "ssl_min_version", "username")
         pool = module.Redis(ssl=True).connection_pool
         pool.connection_kwargs.update(dict.fromkeys(names, sentinel))
-        found = from_pool(pool)
+        found = settings_from_pool(pool)
         assert (found.keepalive_options, found.reply_timeout, found.username) == (None, Settings().reply_timeout, None)
         assert found.tls is not None and found.tls.verify_mode == ssl.CERT_REQUIRED
 
@@ -438,15 +440,15 @@ def test_every_option_that_redis_py_has_is_taken(module: Any) -> None:
     own = {"retry_on_error": [OSError], "encoding": "latin-1", "single_connection_client": False, "client_name": "c"}
     known = inspect.signature(module.Redis.__init__).parameters
     options = {name: value for name, value in {**given, **own}.items() if name in known}
-    assert from_pool(module.Redis(**options).connection_pool).reply_timeout == 7
+    assert settings_from_pool(module.Redis(**options).connection_pool).reply_timeout == 7
     pool = module.ConnectionPool(host="h")
     pool.connection_kwargs.update(an_option_of_tomorrow=1, ssl_option_of_tomorrow=2)
-    assert from_pool(pool).host == "h"
+    assert settings_from_pool(pool).host == "h"
 
 
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
 def test_a_pools_credential_provider_is_asked(module: Any) -> None:
-    found = from_pool(module.Redis(credential_provider=Provider("u", SECRET)).connection_pool)
+    found = settings_from_pool(module.Redis(credential_provider=Provider("u", SECRET)).connection_pool)
     assert found.credentials() == ("u", SECRET)
     assert SECRET not in repr(found)
 
@@ -456,4 +458,4 @@ def test_a_sentinels_pool_is_refused_in_words() -> None:
 
     pool = Sentinel([("h", 1)]).master_for("m").connection_pool
     with pytest.raises(TypeError, match="Sentinel"):
-        from_pool(pool)
+        settings_from_pool(pool)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from fastlock._turns import CROWD, Turn, Turns
+from fastlock._transport.wakeups import MAX_WAKEUPS, Wakeup, WakeupQueue
 
 pytestmark = pytest.mark.usefixtures("impl")
 TASKS: dict[str, Any] = {"C": asyncio.Task, "Python": asyncio.tasks._PyTask}  # type: ignore[attr-defined]
@@ -47,8 +47,8 @@ class Counter:
             self.loop.call_soon(self.count)
 
 
-async def waits(turn: Turn) -> Any:
-    return await turn
+async def waits(wakeup: Wakeup) -> Any:
+    return await wakeup
 
 
 async def idle(iterations: int = 3) -> None:
@@ -58,23 +58,23 @@ async def idle(iterations: int = 3) -> None:
 
 def test_a_task_waits_and_gets_the_answer_in_its_own_context(loop: asyncio.AbstractEventLoop, task: Any) -> None:
     async def work() -> None:
-        turn, seen = Turn().begin(Turns(loop)), list[str]()
+        wakeup, seen = Wakeup().arm(WakeupQueue(loop)), list[str]()
 
         async def wait() -> Any:
             MARK.set("the one who waits")
-            answer = await turn
+            answer = await wakeup
             seen.append(MARK.get())
             return answer
 
         waiting = task(wait())
         await idle()
-        assert not waiting.done() and not turn.done()
-        turn.set_result("the answer")
-        assert turn.done() and not waiting.done(), "not before the loop comes to it"
+        assert not waiting.done() and not wakeup.done()
+        wakeup.set_result("the answer")
+        assert wakeup.done() and not waiting.done(), "not before the loop comes to it"
         assert await waiting == "the answer" and seen == ["the one who waits"] and MARK.get() == "nobody"
-        assert await task(waits(turn)) == "the answer", "which is there at once, the second time"
-        turn("another answer")
-        assert turn.result() == "the answer", "one is enough"
+        assert await task(waits(wakeup)) == "the answer", "which is there at once, the second time"
+        wakeup("another answer")
+        assert wakeup.result() == "the answer", "one is enough"
 
     loop.run_until_complete(work())
 
@@ -83,14 +83,14 @@ def test_a_task_is_told_whenever_it_asks(loop: asyncio.AbstractEventLoop) -> Non
     """Of what was there before it asked, too."""
 
     async def work() -> None:
-        turn, heard = Turn().begin(Turns(loop)), list[Any]()
-        turn.set_result(5)
-        turn.add_done_callback(heard.append)
+        wakeup, heard = Wakeup().arm(WakeupQueue(loop)), list[Any]()
+        wakeup.set_result(5)
+        wakeup.add_done_callback(heard.append)
         assert heard == []
         await idle(1)
-        assert [each.result() for each in heard] == [None] and turn.result() == 5
-        turn.begin(turn.turns)
-        assert not turn.done() and turn.result() is None and turn.get_loop() is loop
+        assert [each.result() for each in heard] == [None] and wakeup.result() == 5
+        wakeup.arm(wakeup.wakeups)
+        assert not wakeup.done() and wakeup.result() is None and wakeup.get_loop() is loop
 
     loop.run_until_complete(work())
 
@@ -98,14 +98,14 @@ def test_a_task_is_told_whenever_it_asks(loop: asyncio.AbstractEventLoop) -> Non
 @pytest.mark.parametrize("message", [None, "a word"])
 def test_a_task_that_is_cancelled_wakes_with_that(loop: asyncio.AbstractEventLoop, task: Any, message: Any) -> None:
     async def work() -> None:
-        turn = Turn().begin(Turns(loop))
-        waiting = task(waits(turn))
+        wakeup = Wakeup().arm(WakeupQueue(loop))
+        waiting = task(waits(wakeup))
         await idle()
-        assert waiting.cancel(message) and turn.done() and not turn.cancel()
-        turn("too late")
+        assert waiting.cancel(message) and wakeup.done() and not wakeup.cancel()
+        wakeup("too late")
         with pytest.raises(asyncio.CancelledError) as caught:
             await waiting
-        assert turn.answer.__traceback__ is None, "which would keep all who were in it"
+        assert wakeup.answer.__traceback__ is None, "which would keep all who were in it"
         assert caught.value.args == (() if message is None else (message,)) and waiting.cancelled()
 
     loop.run_until_complete(work())
@@ -115,19 +115,19 @@ def test_who_is_cancelled_with_its_answer_on_the_way_is_cancelled_once(
     loop: asyncio.AbstractEventLoop, task: Any
 ) -> None:
     async def work() -> None:
-        turn, heard = Turn().begin(Turns(loop)), list[Any]()
+        wakeup, heard = Wakeup().arm(WakeupQueue(loop)), list[Any]()
 
         async def wait() -> None:
             try:
-                await turn
+                await wakeup
             except asyncio.CancelledError:
-                heard.append(turn.result())
+                heard.append(wakeup.result())
                 await asyncio.sleep(0)
                 heard.append("goes on")
 
         waiting = task(wait())
         await idle()
-        turn.set_result("the answer")
+        wakeup.set_result("the answer")
         waiting.cancel()
         await waiting
         assert heard == ["the answer", "goes on"]
@@ -139,18 +139,18 @@ def test_it_is_a_future_only_for_whom_it_was_given_to(loop: asyncio.AbstractEven
     """Else asyncio would take it for one that is under way already, and begin nothing."""
 
     async def work() -> None:
-        turn = Turn().begin(Turns(loop))
-        assert not asyncio.isfuture(turn)
-        steps = turn.__await__()
-        assert next(steps) is turn and asyncio.isfuture(turn)
-        turn._asyncio_future_blocking = False
-        assert not asyncio.isfuture(turn)
-        early = Turn().begin(turn.turns).__await__()
+        wakeup = Wakeup().arm(WakeupQueue(loop))
+        assert not asyncio.isfuture(wakeup)
+        steps = wakeup.__await__()
+        assert next(steps) is wakeup and asyncio.isfuture(wakeup)
+        wakeup._asyncio_future_blocking = False
+        assert not asyncio.isfuture(wakeup)
+        early = Wakeup().arm(wakeup.wakeups).__await__()
         next(early)
         with pytest.raises(RuntimeError, match="being awaited already"):
             next(early)
-        loop.call_soon(turn.set_result, 1)
-        assert await asyncio.wait_for(turn, 10) == 1 and await asyncio.gather(turn, waits(turn)) == [1, 1]
+        loop.call_soon(wakeup.set_result, 1)
+        assert await asyncio.wait_for(wakeup, 10) == 1 and await asyncio.gather(wakeup, waits(wakeup)) == [1, 1]
         with pytest.raises(StopIteration):
             next(steps)
 
@@ -159,8 +159,8 @@ def test_it_is_a_future_only_for_whom_it_was_given_to(loop: asyncio.AbstractEven
 
 def test_all_who_are_ready_wake_in_one_iteration_and_in_order(loop: asyncio.AbstractEventLoop, task: Any) -> None:
     async def work() -> None:
-        turns, order = Turns(loop), list[tuple[int, int]]()
-        mine = [Turn().begin(turns) for _ in range(5 * CROWD)]
+        wakeups, order = WakeupQueue(loop), list[tuple[int, int]]()
+        mine = [Wakeup().arm(wakeups) for _ in range(5 * MAX_WAKEUPS)]
 
         async def wait(number: int) -> None:
             await mine[number]
@@ -169,8 +169,8 @@ def test_all_who_are_ready_wake_in_one_iteration_and_in_order(loop: asyncio.Abst
         tasks = [task(wait(number)) for number in range(len(mine))]
         await idle()
         counter = Counter(loop)
-        for turn in mine:
-            turn.set_result(None)
+        for wakeup in mine:
+            wakeup.set_result(None)
         await asyncio.gather(*tasks)
         counter.going = False
         await idle()
@@ -185,12 +185,12 @@ def test_each_who_wakes_the_next_does_so_in_the_same_iteration_up_to_a_crowd(
     """More would keep the loop from all else: for ever, if each comes again."""
 
     async def work() -> None:
-        turns, at = Turns(loop), list[int]()
-        ring = [Turn().begin(turns) for _ in range(7)]
+        wakeups, at = WakeupQueue(loop), list[int]()
+        ring = [Wakeup().arm(wakeups) for _ in range(7)]
 
         async def wait(number: int) -> None:
-            while len(at) < 10 * CROWD:
-                await ring[number].begin(turns)
+            while len(at) < 10 * MAX_WAKEUPS:
+                await ring[number].arm(wakeups)
                 at.append(counter.number)
                 ring[(number + 1) % len(ring)](None)
 
@@ -198,14 +198,14 @@ def test_each_who_wakes_the_next_does_so_in_the_same_iteration_up_to_a_crowd(
         await idle()
         counter = Counter(loop)
         ring[0](None)
-        while len(at) < 10 * CROWD:
+        while len(at) < 10 * MAX_WAKEUPS:
             await asyncio.sleep(0)
         counter.going = False
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         counts = [at.count(number) for number in dict.fromkeys(at)]
-        assert counts[:9] == [CROWD] * 9
+        assert counts[:9] == [MAX_WAKEUPS] * 9
 
     loop.run_until_complete(work())
 
@@ -233,13 +233,13 @@ class Queue:
             self.run_one()
 
 
-def turns_by_hand(loop: asyncio.AbstractEventLoop, *callbacks: Callable[[Any], object]) -> tuple[Queue, list[Turn]]:
+def turns_by_hand(loop: asyncio.AbstractEventLoop, *callbacks: Callable[[Any], object]) -> tuple[Queue, list[Wakeup]]:
     """One for each callback, which is called when it is woken."""
     queue: Any = Queue(loop)
-    turns = Turns(queue)
-    mine = [Turn().begin(turns) for _ in callbacks]
-    for turn, callback in zip(mine, callbacks, strict=True):
-        turn.add_done_callback(callback)
+    wakeups = WakeupQueue(queue)
+    mine = [Wakeup().arm(wakeups) for _ in callbacks]
+    for wakeup, callback in zip(mine, callbacks, strict=True):
+        wakeup.add_done_callback(callback)
     return queue, mine
 
 
@@ -253,8 +253,8 @@ def test_who_comes_next_is_woken_after_what_the_others_left_to_be_done(loop: asy
         mine[2].set_result(None)
 
     queue, mine = turns_by_hand(loop, first, *(lambda _, n=n: order.append(n) for n in ("second", "third", "next")))
-    for turn in mine[:2]:
-        turn.set_result(None)
+    for wakeup in mine[:2]:
+        wakeup.set_result(None)
     queue.run_one()
     mine[3].set_result(None)  # its reply is read, in the same iteration
     queue.run_all()
@@ -277,8 +277,8 @@ def test_who_is_added_while_the_next_run_is_called_off_is_woken(loop: asyncio.Ab
         return queue.handles[-1]
 
     queue.call_soon = call_soon  # type: ignore[method-assign]
-    for turn in mine[:2]:
-        turn.set_result(None)
+    for wakeup in mine[:2]:
+        wakeup.set_result(None)
     queue.run_all()
     assert order == ["first", "second", "third"]
 
@@ -289,17 +289,17 @@ class Struck(KeyboardInterrupt):
 
 @pytest.mark.parametrize("error", [Struck, ZeroDivisionError])
 def test_what_one_callback_raises_the_others_wake(loop: asyncio.AbstractEventLoop, error: type[BaseException]) -> None:
-    turns, heard, told = Turns(loop), list[Any](), list[Any]()
+    wakeups, heard, told = WakeupQueue(loop), list[Any](), list[Any]()
     loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
 
-    def struck(turn: Turn) -> None:
+    def struck(wakeup: Wakeup) -> None:
         raise error
 
     async def work() -> None:
-        mine = [Turn().begin(turns) for _ in range(4)]
-        for turn, callback in zip(mine, [heard.append, struck, heard.append, heard.append], strict=True):
-            turn.add_done_callback(callback)
-            turn.set_result(None)
+        mine = [Wakeup().arm(wakeups) for _ in range(4)]
+        for wakeup, callback in zip(mine, [heard.append, struck, heard.append, heard.append], strict=True):
+            wakeup.add_done_callback(callback)
+            wakeup.set_result(None)
         await idle()
 
     try:
@@ -320,7 +320,7 @@ def test_a_loop_within_the_loop_wakes_those_who_come_next(loop: asyncio.Abstract
         order.append("the first goes on")
 
     queue, mine = turns_by_hand(loop, nests, *(lambda _, n=n: order.append(n) for n in ("second", "third")))
-    for turn in mine:
-        turn.set_result(None)
+    for wakeup in mine:
+        wakeup.set_result(None)
     queue.run_all()
     assert order == ["first", "second", "third", "the first goes on"]

@@ -13,12 +13,26 @@ from typing import Any
 
 import pytest
 import redis
+from support.child_client import (
+    LONG,
+    NAME,
+    ORDER,
+    QUEUE,
+    SOON,
+    ChildClient,
+    either,
+    held,
+    queued,
+    until,
+    wait_with,
+    waits,
+)
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall, swallow
-from support.party import LONG, NAME, ORDER, QUEUE, SOON, Party, either, held, queued, until, wait_with, waits
 
 import fastlock
-from fastlock import _aio_wire, _gate, _wire
+from fastlock._protocol import local_queue
+from fastlock._transport import aio, sync
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -34,30 +48,30 @@ async def test_strict_order_over_clients_and_processes(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     """All of them one after the other as they came, whosever process they live in."""
-    with Party(face, server.unix_url, fair=True) as one, Party(face, server.unix_url, fair=True) as two:
+    with ChildClient(face, server.unix_url, fair=True) as one, ChildClient(face, server.unix_url, fair=True) as two:
         clients = [face.client(server.unix_url) for _ in range(2)]
         holder = await held(face, face.client(server.unix_url))
-        for party in (one, two):
-            await party.hears("ready")
+        for child in (one, two):
+            await child.hears("ready")
         arrivals: list[Any] = [clients[0], one, clients[1], clients[0], two, clients[1], clients[0]]
         jobs = []
         for number, who in enumerate(arrivals):
-            if isinstance(who, Party):
+            if isinstance(who, ChildClient):
                 who.tell(f"turn {number}")
             else:
-                jobs.append(face.start(lambda who=who, number=number: turn(face, who, probe, number, fair=True)))
+                jobs.append(face.start(lambda who=who, number=number: wakeup(face, who, probe, number, fair=True)))
             await queued(face, probe, number + 1)
         await face.get(holder.release())
         for job in jobs:
             await job.get(SOON)
-        for party in (one, two):
-            await party.hears("served")
-            assert await party.ask("gates", "gates") == "gates 0"
+        for child in (one, two):
+            await child.hears("served")
+            assert await child.ask("gates", "gates") == "gates 0"
         assert [int(label) for label in probe.lrange(ORDER, 0, -1)] == list(range(len(arrivals)))
         probe.delete(ORDER)
 
 
-async def turn(face: Face, client: Any, probe: redis.Redis, number: int, **terms: Any) -> None:
+async def wakeup(face: Face, client: Any, probe: redis.Redis, number: int, **terms: Any) -> None:
     lock = client.lock(NAME, timeout=LONG, sleep=LONG, **terms)
     await face.get(lock.acquire())
     probe.rpush(ORDER, number)
@@ -74,7 +88,7 @@ async def test_within_a_process_who_came_first_is_served_first(
     jobs = []
     for number in range(12):
         client = clients[number % 2]
-        jobs.append(face.start(lambda client=client, number=number: turn(face, client, probe, number)))
+        jobs.append(face.start(lambda client=client, number=number: wakeup(face, client, probe, number)))
         await waits(face, client, number // 2 + 1)
     await queued(face, probe, 2)
     await face.get(holder.release())
@@ -135,7 +149,7 @@ async def test_who_finds_a_name_free_leaves_it_to_who_came_first(
 @pytest.fixture
 def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop does not look every second for those who were forgotten."""
-    monkeypatch.setattr(_aio_wire, "LOOK", LONG)
+    monkeypatch.setattr(aio, "RECHECK_SECONDS", LONG)
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
@@ -178,7 +192,7 @@ async def test_who_holds_for_no_iteration_or_some_goes_in_time_or_is_cancelled(
     """Holders that await nothing, and some that do: in order, one at a time, nobody lost; also where a lease goes back
     to the server meanwhile, which it does ever so often."""
     chance = random.Random(seed)
-    monkeypatch.setattr(_gate, "ROUND", chance.choice([0.0001, 0.001, _gate.ROUND]))
+    monkeypatch.setattr(local_queue, "LOCAL_SECONDS", chance.choice([0.0001, 0.001, local_queue.LOCAL_SECONDS]))
     client = face.client(server.unix_url)
     order: list[int] = []
     holders, late = 0, 0
@@ -263,7 +277,7 @@ async def test_who_goes_while_the_lock_is_on_its_way_passes_it_on(
 
 def waiting_now(client: Any) -> int:
     """How many callers of this client wait."""
-    return sum(len(gate.waiters) for gate in client._wire.gates.by_key.values())
+    return sum(len(queue.waiters) for queue in client._transport.queues.by_key.values())
 
 
 async def is_gone(job: Any, way: str) -> None:
@@ -280,21 +294,21 @@ async def test_who_is_interrupted_while_the_lock_is_on_its_way_passes_it_on(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, late: str
 ) -> None:
     """By Ctrl-C, in the main thread of a process."""
-    with Party(face, proxy.url, timeout=LONG) as party:
-        await party.hears("ready")
+    with ChildClient(face, proxy.url, timeout=LONG) as child:
+        await child.hears("ready")
         holder = await held(face, face.client(server.unix_url))
-        party.tell("acquire")
+        child.tell("acquire")
         await queued(face, probe, 1)
         following, next_one = wait_with(face, face.client(server.unix_url))
         await queued(face, probe, 2)
         armed = proxy.arm(stall(), on_push=PUSH) if late == "message" else proxy.arm(stall(), command="EVALSHA")
         await face.get(holder.release())
         await until(face, lambda: armed.fired, "the moment")
-        party.interrupt()
-        await party.hears("interrupted")
+        child.interrupt()
+        await child.hears("interrupted")
         assert await next_one.get(SOON) is True
         armed.resume()
-        assert await party.ask("gates", "gates") == "gates 0"
+        assert await child.ask("gates", "gates") == "gates 0"
         await face.get(following.release())
 
 
@@ -356,8 +370,8 @@ async def test_a_client_that_closes_leaves_the_queue_to_the_others(
     strict: int,
 ) -> None:
     """At once, and not when its time to part is over; also with a grant on its way, of which it never hears."""
-    for module in (_wire, _aio_wire):
-        monkeypatch.setattr(module, "PARTING", 2 * SOON)
+    for module in (sync, aio):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * SOON)
     closing, staying = face.client(proxy.url), face.client(server.unix_url)
     holder = await held(face, face.client(server.unix_url))
     jobs = [wait_with(face, closing, fair=fair)[1] for fair in [False, False] + [True] * strict]
@@ -388,22 +402,24 @@ async def test_two_who_come_at_once_share_the_connection_for_messages(
     client = face.client(proxy.url)
     holder = await held(face, face.client(server.unix_url))
     client.server_info()
-    busy = client._wire.idle.pop()  # as if another thread had it for now
+    busy = client._transport.idle.pop()  # as if another thread had it for now
     armed = proxy.arm(stall(), command="HELLO", times=1)
     strict, last = wait_with(face, client, fair=True)
     armed.wait()
-    client._wire.idle.append(busy)
+    client._transport.idle.append(busy)
     lock, first = wait_with(face, client)
     await queued(face, probe, 1)
     armed.resume()
     await queued(face, probe, 2)
-    (inbox,) = probe.pubsub_channels("fastlock:*")
-    assert probe.pubsub_numsub(inbox) == [(inbox, 1)]
+    (channel,) = probe.pubsub_channels("fastlock:*")
+    assert probe.pubsub_numsub(channel) == [(channel, 1)]
     holder.release()
     for each, job in ((lock, first), (strict, last)):
         assert await job.get(SOON) is True
         each.release()
-    assert client._wire.away + len(client._wire.idle) == len(client._wire.connections), "none is lost"
+    assert client._transport.push_connection_lent + len(client._transport.idle) == len(client._transport.connections), (
+        "none is lost"
+    )
 
 
 @two_servers
@@ -413,16 +429,16 @@ async def test_who_is_called_asks_at_once_where_it_listens_unless_another_does(
 ) -> None:
     """Two names, one connection for messages, read by who came first: the other cannot ask there on its own."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
-    wire, asked = client._wire, list[Any]()
-    ask = wire._ask
-    monkeypatch.setattr(wire, "_ask", lambda step: asked.append(step) or ask(step))
+    transport, asked = client._transport, list[Any]()
+    ask = transport._ask
+    monkeypatch.setattr(transport, "_ask", lambda step: asked.append(step) or ask(step))
     holders, jobs = [], []
     for name in ("one", "two"):
         holders.append(other.lock(name, timeout=LONG))
         holders[-1].acquire()
         lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False)
         jobs.append((lock, face.start(lock.acquire)))
-        await until(face, lambda name=name: asleep(wire, name.encode()), "somebody who listens")
+        await until(face, lambda name=name: asleep(transport, name.encode()), "somebody who listens")
     for holder, (lock, job), looks in zip(holders[::-1], jobs[::-1], (1, 0), strict=True):
         asked.clear()
         holder.release()
@@ -431,10 +447,10 @@ async def test_who_is_called_asks_at_once_where_it_listens_unless_another_does(
         lock.release()
 
 
-def asleep(wire: Any, key: bytes) -> bool:
+def asleep(transport: Any, key: bytes) -> bool:
     """Whether the first of those who wait for it sleeps until it is called."""
-    gate = wire.gates.by_key.get(key)
-    return gate is not None and gate.waited and gate.first().wake is not None
+    queue = transport.queues.by_key.get(key)
+    return queue is not None and queue.was_queued and queue.first().on_wake is not None
 
 
 # -------------------------------------------------------------------------------------------------- all sorts of terms
@@ -477,7 +493,7 @@ async def test_tokens_that_were_given_wait_and_are_waited_for(
     await until(face, lambda: probe.info("commandstats").get("cmdstat_pttl"), "a look")
     assert not jobs[0].finished.is_set() and probe.zcard(QUEUE) == 0, "two may give the same one"
     await face.get(first.release())
-    assert await jobs[0].get(SOON) is True and probe.get(NAME) == token.encode() == given.lease.proof
+    assert await jobs[0].get(SOON) is True and probe.get(NAME) == token.encode() == given.lease.raw_token
     jobs.append(face.start(last.acquire))
     await queued(face, probe, 1)
     assert await face.get(given.owned()) and await face.get(given.extend(5))

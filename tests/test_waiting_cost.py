@@ -19,91 +19,95 @@ from typing import Any
 import pytest
 import redis
 from support import nested
+from support.child_client import LONG, NAME, SOON, held, queued, until, wait_with, waits
 from support.faces import Face
 from support.faultproxy import FaultProxy, stall
-from support.party import LONG, NAME, SOON, held, queued, until, wait_with, waits
-from support.play import Clock, joined
+from support.run_steps import Clock, joined
 
-from fastlock._gate import HAND_OVER, LOOK, PLAIN, Gates, Waiter
-from fastlock._lease import Lease
+from fastlock._protocol.lease import Lease
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, ReleaseRoute, Waiter
 from fastlock.embedded import Server
 
 MS = 10_000
 
 
 @pytest.fixture
-def gates(impl: str) -> Gates:
-    return Gates(contextlib.nullcontext())
+def queues(impl: str) -> LocalQueues:
+    return LocalQueues(contextlib.nullcontext())
 
 
-def join(gates: Gates, count: int, ms: int = MS, sleep: float = 0.1) -> list[Waiter]:
-    return [joined(gates, "name", b"name", ms, False, None, sleep) for _ in range(count)]
+def join(queues: LocalQueues, count: int, ms: int = MS, sleep: float = 0.1) -> list[Waiter]:
+    return [joined(queues, "name", b"name", ms, False, None, sleep) for _ in range(count)]
 
 
-def grant(gates: Gates, waiter: Waiter, clock: Clock, elsewhere: int = 0) -> Lease:
+def grant(queues: LocalQueues, waiter: Waiter, clock: Clock, remote_waiters: int = 0) -> Lease:
     """The server grants the name to the first."""
-    assert gates.ask(waiter, clock())
+    assert queues.may_enter_now(waiter, clock())
     end = clock() + waiter.ms / 1000 if waiter.ms else math.inf
-    lease = Lease(waiter.name, waiter.gate.key, waiter.gate.place, end)
-    lease.contended = elsewhere > 0
-    waiter.gate.granted(waiter, lease, elsewhere, clock())
+    lease = Lease(waiter.name, waiter.queue.key, waiter.queue.entry, end)
+    lease.contended = remote_waiters > 0
+    waiter.queue.note_granted(waiter, lease, remote_waiters, clock())
     return lease
 
 
-def empty(gates: Gates) -> bool:
-    return not gates.by_key and not gates.by_place
+def empty(queues: LocalQueues) -> bool:
+    return not queues.by_key and not queues.by_entry
 
 
 # --------------------------------------------------------------------------------------------- by a clock of the test
 
 
-def look(gates: Gates, first: Waiter, clock: Clock, told: bool) -> float:
+def look(queues: LocalQueues, first: Waiter, clock: Clock, told: bool) -> float:
     """The server says to wait, for long; in how many seconds to look again."""
-    assert gates.ask(first, clock())
-    first.gate.queued(math.inf, told, clock())
-    return first.gate.wake_at(first) - clock()
+    assert queues.may_enter_now(first, clock())
+    first.queue.note_queued(math.inf, told, clock())
+    return first.queue.recheck_time(first) - clock()
 
 
-def test_the_least_patient_of_a_client_decides_how_often_its_first_looks(gates: Gates, clock: Clock) -> None:
-    (first,) = join(gates, 1, sleep=5.0)
-    assert look(gates, first, clock, told=False) == pytest.approx(5.0)
-    (patient,) = join(gates, 1, sleep=7.0)
-    assert not first.called
-    (hasty,) = join(gates, 1, sleep=0.25)
-    assert [each.called for each in (first, patient, hasty)] == [True, False, False], "its sleep is longer than that"
-    assert look(gates, first, clock, told=False) == pytest.approx(0.25)
-    join(gates, 1, sleep=0.25)
-    assert not first.called, "it looks as often already"
-    for waiter in list(first.gate.waiters)[2:]:
-        gates.leave(waiter, clock())
-    assert look(gates, first, clock, told=False) == pytest.approx(5.0), "who is gone asks for nothing"
-    assert look(gates, first, clock, told=True) == pytest.approx(LOOK)
-    join(gates, 1, sleep=0.25)
-    assert not first.called, "who is told need not look"
+def test_the_least_patient_of_a_client_decides_how_often_its_first_looks(queues: LocalQueues, clock: Clock) -> None:
+    (first,) = join(queues, 1, sleep=5.0)
+    assert look(queues, first, clock, told=False) == pytest.approx(5.0)
+    (patient,) = join(queues, 1, sleep=7.0)
+    assert not first.woken
+    (hasty,) = join(queues, 1, sleep=0.25)
+    assert [each.woken for each in (first, patient, hasty)] == [True, False, False], "its sleep is longer than that"
+    assert look(queues, first, clock, told=False) == pytest.approx(0.25)
+    join(queues, 1, sleep=0.25)
+    assert not first.woken, "it looks as often already"
+    for waiter in list(first.queue.waiters)[2:]:
+        queues.dequeue(waiter, clock())
+    assert look(queues, first, clock, told=False) == pytest.approx(5.0), "who is gone asks for nothing"
+    assert look(queues, first, clock, told=True) == pytest.approx(RECHECK_SECONDS)
+    join(queues, 1, sleep=0.25)
+    assert not first.woken, "who is told need not look"
 
 
 @pytest.mark.parametrize("ms", [0, MS, 3_600_000])
-@pytest.mark.parametrize("elsewhere", [0, 1])
-def test_a_lease_that_nobody_lets_go_of_keeps_no_gate(gates: Gates, clock: Clock, ms: int, elsewhere: int) -> None:
+@pytest.mark.parametrize("remote_waiters", [0, 1])
+def test_a_lease_that_nobody_lets_go_of_keeps_no_gate(
+    queues: LocalQueues, clock: Clock, ms: int, remote_waiters: int
+) -> None:
     """Who comes then asks the server; the release that comes after all is one that knows of nobody."""
-    (one,) = join(gates, 1, ms)
-    lease = grant(gates, one, clock, elsewhere)
-    gates.lapsed(clock())
-    assert not empty(gates), "others may come as long as it can pass on to them"
-    clock.go(LOOK)
-    gates.lapsed(clock())
-    assert empty(gates)
-    assert gates.release(lease, clock()) == PLAIN
-    assert lease.contended == (elsewhere > 0), "which is for the server all the same, who waited when it was granted"
+    (one,) = join(queues, 1, ms)
+    lease = grant(queues, one, clock, remote_waiters)
+    queues.expire(clock())
+    assert not empty(queues), "others may come as long as it can pass on to them"
+    clock.go(RECHECK_SECONDS)
+    queues.expire(clock())
+    assert empty(queues)
+    assert queues.release(lease, clock()) == ReleaseRoute.DELETE
+    assert lease.contended == (remote_waiters > 0), (
+        "which is for the server all the same, who waited when it was granted"
+    )
 
 
-def test_a_lease_that_somebody_waits_for_keeps_its_gate(gates: Gates, clock: Clock) -> None:
-    one, two = join(gates, 2, 0)
-    lease = grant(gates, one, clock)
-    clock.go(10 * LOOK)
-    gates.lapsed(clock())
-    assert two.called and gates.by_key == {b"name": two.gate}
-    assert gates.release(lease, clock()) == HAND_OVER
+def test_a_lease_that_somebody_waits_for_keeps_its_gate(queues: LocalQueues, clock: Clock) -> None:
+    one, two = join(queues, 2, 0)
+    lease = grant(queues, one, clock)
+    clock.go(10 * RECHECK_SECONDS)
+    queues.expire(clock())
+    assert two.woken and queues.by_key == {b"name": two.queue}
+    assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT
 
 
 # ------------------------------------------------------------------------------------------------ on a real server
@@ -149,10 +153,10 @@ async def test_an_endless_lease_is_no_burden_to_its_client(face: Face, server: S
     lock, job = wait_with(face, client, timeout=None)
     await queued(face, probe, 1)
     await face.get(holder.release())
-    assert await job.get(SOON) is True and client._wire.crowd
+    assert await job.get(SOON) is True and client._transport.queued_keys
 
     end = time.monotonic() + SOON
-    while client._wire.crowd:
+    while client._transport.queued_keys:
         assert time.monotonic() < end, "the lease still has its gate"
         free = client.lock("another name")
         assert await face.get(free.acquire())
@@ -223,7 +227,7 @@ async def test_a_handler_of_signals_does_not_wait_for_the_thread_that_it_interru
     if contended.lease is not None:
         contended.release()
     probe.delete("free", "held")
-    assert empty(client._wire.gates)
+    assert empty(client._transport.queues)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -279,4 +283,4 @@ async def test_a_handler_of_signals_may_wait_and_give_up_again_and_again(
     finally:
         signal.signal(signal.SIGUSR1, before)
     holder.release()
-    assert empty(client._wire.gates)
+    assert empty(client._transport.queues)

@@ -28,9 +28,9 @@ from redis.asyncio.lock import Lock as AsyncRivalLock
 from redis.lock import Lock as RivalLock
 
 import fastlock
-from fastlock._lease import now
+from fastlock._protocol.lease import now
 
-from .diary import ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, VANISHED, Diary
+from .event_log import ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, VANISHED, EventLog
 from .faces import Face, drive
 
 SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, an extension of it included
@@ -84,7 +84,7 @@ class Worker:
     def __init__(self, plan: Plan, number: int, face: str) -> None:
         self.plan, self.number = plan, number
         self.face = Face(face)
-        self.diary = Diary(plan.folder / f"{number}.diary")
+        self.log = EventLog(plan.folder / f"{number}.diary")
         self.owner = os.getppid()
         self.client: Any = None
         self.rival: Any = None
@@ -167,11 +167,17 @@ class Worker:
                 chain.append(repr(awaited))
                 awaited = getattr(awaited, "cr_await", None)
             self.complain(f"{task.get_name()} waits: " + "\n  ".join(chain))
-        wire = self.client._wire
-        self.complain(f"link {wire.link!r}, dead {getattr(wire.link, 'dead', None)!r}, connecting {wire._connecting!r}")
-        for gate in {*wire.gates.by_key.values(), *wire.gates.by_place.values()}:
-            state = {name: getattr(gate, name) for name in ("key", "asked", "look_at", "held", "error", "shared")}
-            waiters = [(each.called, each.wake, each.lease) for each in gate.waiters]
+        transport = self.client._transport
+        self.complain(
+            f"connection {transport.connection!r}, broken by {getattr(transport.connection, 'error', None)!r}, "
+            f"connecting {transport._connecting!r}"
+        )
+        for queue in {*transport.queues.by_key.values(), *transport.queues.by_entry.values()}:
+            state = {
+                name: getattr(queue, name)
+                for name in ("key", "entry_sent", "recheck_at", "circulating", "error", "shared")
+            }
+            waiters = [(each.woken, each.wake, each.lease) for each in queue.waiters]
             self.complain(f"at {now():.6f}: gate {state}, waiters {waiters}")
 
 
@@ -180,7 +186,7 @@ class Caller:
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker, self.number = worker, number
-        self.face, self.diary, self.plan = worker.face, worker.diary, worker.plan
+        self.face, self.log, self.plan = worker.face, worker.log, worker.plan
         self.dice = random.Random(f"{self.plan.seed}/{worker.number}/{number}")
 
     async def guarded(self) -> None:
@@ -231,21 +237,21 @@ class Caller:
         lock = self.worker.client.lock(
             f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **terms
         )
-        request = self.diary.ask(name, lease, blocking=way != "try")
+        request = self.log.ask(name, lease, blocking=way != "try")
         try:
             if not await self.acquire(lock, request, limit, cancel=way == "cancel"):
-                self.diary.write(ENDED, request)
+                self.log.write(ENDED, request)
                 if lock.lease is not None:
                     self.worker.complain(f"{lock!r}: not acquired, but there is a lease")
                 return
             await self.hold(lock, request, lease)
         except BaseException:  # Ctrl-C: whatever is held is given back, which has to be possible
-            self.diary.write(RELEASE, request)
+            self.log.write(RELEASE, request)
             if lock.lease is not None:
                 with contextlib.suppress(fastlock.LockNotOwnedError):
                     await self.face.get(lock.release())
-            self.diary.write(FREED, request)
-            self.diary.write(ENDED, request)
+            self.log.write(FREED, request)
+            self.log.write(ENDED, request)
             raise
 
     async def acquire(self, lock: Any, request: int, limit: float | None, *, cancel: bool) -> bool:
@@ -254,7 +260,7 @@ class Caller:
         async def noted() -> bool:
             got = await self.face.get(lock.acquire())
             if got:
-                self.diary.write(GRANT, request, lock.lease.deadline, lock.lease.fence or 0)
+                self.log.write(GRANT, request, lock.lease.deadline, lock.lease.fence or 0)
             return bool(got)
 
         if not cancel or not self.face.is_async:
@@ -298,20 +304,20 @@ class Caller:
         else:
             longest = {"short": 0.005, "beyond": lease + 0.5}.get(what, lease / 2)
             await self.rest(dice.uniform(lease if what == "beyond" else 0, longest))
-        self.diary.write(RELEASE, request)
+        self.log.write(RELEASE, request)
         await self.let_go(lock)
-        self.diary.write(FREED, request)
+        self.log.write(FREED, request)
 
     async def extend(self, lock: Any, request: int, lease: float) -> None:
         deadline = lock.lease.deadline
         again = self.dice.random() < 0.5
-        self.diary.write(EXTENDING, request, (now() if again else max(now(), deadline)) + LONGEST)
+        self.log.write(EXTENDING, request, (now() if again else max(now(), deadline)) + LONGEST)
         try:
             await self.face.get(lock.reacquire() if again else lock.extend(lease))
         except fastlock.LockNotOwnedError:
             self.lost(deadline, "extend")
         else:
-            self.diary.write(EXTENDED, request, lock.lease.deadline)
+            self.log.write(EXTENDED, request, lock.lease.deadline)
 
     async def let_go(self, lock: Any) -> None:
         """Sometimes another thread or task lets go of the same lease at the same moment: one of them does."""
@@ -342,39 +348,39 @@ class Caller:
     async def batch(self) -> None:
         names = self.dice.sample(range(self.plan.names), min(self.plan.names, self.dice.randint(2, 4)))
         lease, client = self.lease(), self.worker.client
-        requests = [self.diary.ask(name, lease, blocking=False) for name in names]
+        requests = [self.log.ask(name, lease, blocking=False) for name in names]
         try:
             leases = await self.face.get(client.acquire_many([f"hot:{name}" for name in names], timeout=lease))
         except BaseException:
             for request in requests:
-                self.diary.write(VANISHED, request)
+                self.log.write(VANISHED, request)
             raise
         try:
             for request, each in zip(requests, leases, strict=True):
                 if each is None:
-                    self.diary.write(ENDED, request)
+                    self.log.write(ENDED, request)
                 else:
-                    self.diary.write(GRANT, request, each.deadline)
+                    self.log.write(GRANT, request, each.deadline)
             await self.rest(self.dice.uniform(0, 0.005))
             await self.release_batch(requests, leases)
         except BaseException:
             for request in requests:
-                self.diary.write(RELEASE, request)
+                self.log.write(RELEASE, request)
             await self.face.get(client.release_many(leases))
             for request in requests:
-                self.diary.write(FREED, request)
-                self.diary.write(ENDED, request)
+                self.log.write(FREED, request)
+                self.log.write(ENDED, request)
             raise
 
     async def release_batch(self, requests: list[int], leases: list[Any]) -> None:
         deadlines = [each.deadline if each is not None else 0.0 for each in leases]
         for request in requests:
-            self.diary.write(RELEASE, request)
+            self.log.write(RELEASE, request)
         released = await self.face.get(self.worker.client.release_many(leases))
         for request, mine, deadline in zip(requests, released, deadlines, strict=True):
             if not mine:
                 self.lost(deadline, "release_many")
-            self.diary.write(FREED, request)
+            self.log.write(FREED, request)
 
     # ------------------------------------------------------------------------------------------------------- redis-py
 
@@ -385,28 +391,28 @@ class Caller:
         lock = kind(
             self.worker.rival, f"hot:{name}", timeout=lease, sleep=0.02, blocking_timeout=1.0, thread_local=False
         )
-        request = self.diary.ask(name, lease, blocking=True, rival=True)
+        request = self.log.ask(name, lease, blocking=True, rival=True)
         try:
             if not await self.face.get(lock.acquire()):
-                self.diary.write(ENDED, request)
+                self.log.write(ENDED, request)
                 return
         except redis.exceptions.ConnectionError:  # cut before it had told its name
-            self.diary.write(VANISHED, request)
+            self.log.write(VANISHED, request)
             return
         except BaseException:
-            self.diary.write(VANISHED, request)
+            self.log.write(VANISHED, request)
             raise
         deadline = lock.sent + int(lease * 1000) / 1000
-        self.diary.write(GRANT, request, deadline)
+        self.log.write(GRANT, request, deadline)
         await self.rest(self.dice.uniform(0, 0.005))
-        self.diary.write(RELEASE, request)
+        self.log.write(RELEASE, request)
         try:
             await self.face.get(lock.release())
         except redis.exceptions.LockNotOwnedError:
             self.lost(deadline, "redis-py's release")
         except redis.exceptions.RedisError:  # cut, or scripts were flushed twice meanwhile: the lease ends by itself
             return
-        self.diary.write(FREED, request)
+        self.log.write(FREED, request)
 
     # ------------------------------------------------------------------------------------- what a judge has to find
 
@@ -422,11 +428,11 @@ class Caller:
         elif plant == "fail":
             raise RuntimeError("planted")
         else:
-            request = self.diary.ask(name, lease, blocking=True)
+            request = self.log.ask(name, lease, blocking=True)
             if plant == "desert":
                 await self.rest(4.0 * LONGEST * self.plan.callers)
-            self.diary.write(GRANT, request, now() + lease, 1)
+            self.log.write(GRANT, request, now() + lease, 1)
             if plant == "fence":
-                self.diary.write(RELEASE, request)
+                self.log.write(RELEASE, request)
             await self.rest(lease / 2)
-            self.diary.write(FREED, request)
+            self.log.write(FREED, request)

@@ -112,12 +112,12 @@ class Face:
 
     async def together(self, calls: Sequence[Callable[[], Any]], timeout: float = _WAIT) -> list[Any]:
         """Run all calls at once; their results in order, an exception standing for itself."""
-        gate = threading.Barrier(len(calls)) if calls and not self.is_async else None
+        queue = threading.Barrier(len(calls)) if calls and not self.is_async else None
 
         def at_once(call: Callable[[], Any]) -> Callable[[], Any]:
             def run() -> Any:
-                if gate is not None:
-                    gate.wait(timeout)
+                if queue is not None:
+                    queue.wait(timeout)
                 return call()
 
             return run

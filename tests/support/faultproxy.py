@@ -21,10 +21,22 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from support import resp
 from support.faults import Close, Fault, Pause, Side, delay, drop, inject, replace, split, stall, swallow
-from support.links import Armed, Held, Link, Step, Trigger
 from support.listener import Listener
+from support.proxy_connection import Armed, Held, ProxyConnection, Step, Trigger
 
-__all__ = ["Armed", "Fault", "FaultProxy", "Link", "delay", "drop", "inject", "replace", "split", "stall", "swallow"]
+__all__ = [
+    "Armed",
+    "Fault",
+    "FaultProxy",
+    "ProxyConnection",
+    "delay",
+    "drop",
+    "inject",
+    "replace",
+    "split",
+    "stall",
+    "swallow",
+]
 
 
 class FaultProxy:
@@ -39,7 +51,7 @@ class FaultProxy:
     def __init__(self, upstream: str, *, tcp: bool | None = None) -> None:
         self.upstream = upstream
         self.changed = threading.Condition()
-        self.links: list[Link] = []
+        self.connections: list[ProxyConnection] = []
         self.requests = bytearray()
         self.hanging_up = False
         self.accepted = 0
@@ -80,21 +92,23 @@ class FaultProxy:
         armed.skip = skip
         armed.left = armed.left if times is None else times
         with self.changed:
-            for link in self.links:
+            for connection in self.connections:
                 none = float("inf")
-                armed.passed[link] = (none, none) if new_only else (len(link.commands), link.reply_frames)
+                armed.passed[connection] = (
+                    (none, none) if new_only else (len(connection.commands), connection.reply_frames)
+                )
             self._armed.append(armed)
         return armed
 
     def inject(self, data: bytes) -> None:
         """Send bytes to every open client now, between two replies."""
-        for link in [each for each in self.links if not each.dead]:
-            self._send(link, "reply", data)
+        for connection in [each for each in self.connections if not each.dead]:
+            self._send(connection, "reply", data)
 
     def cut(self, *, reset: bool = False) -> None:
         """End all connections now; what was forwarded is still executed."""
-        for link in list(self.links):
-            self._end(link, reset)
+        for connection in list(self.connections):
+            self._end(connection, reset)
 
     def refuse(self) -> None:
         """Refuse new connections (ECONNREFUSED) until admit(); open ones live on."""
@@ -107,7 +121,7 @@ class FaultProxy:
     def wait_for(self, predicate: Callable[[FaultProxy], object], timeout: float = 10.0) -> None:
         """Return when `predicate(proxy)` is true, asked after each event; AssertionError after `timeout` seconds.
 
-        An IndexError in it counts as false, so that it may speak of `links[0]` before there is one.
+        An IndexError in it counts as false, so that it may speak of `connections[0]` before there is one.
         """
 
         def holds() -> object:
@@ -127,21 +141,21 @@ class FaultProxy:
     def commands(self) -> list[list[bytes]]:
         """All commands that came from clients, connection by connection, as words."""
         with self.changed:
-            return [words for link in self.links for words in link.commands]
+            return [words for connection in self.connections for words in connection.commands]
 
     @property
-    def open(self) -> list[Link]:
+    def open(self) -> list[ProxyConnection]:
         """The connections that are open towards their clients."""
         with self.changed:
-            return [link for link in self.links if not link.dead]
+            return [connection for connection in self.connections if not connection.dead]
 
     def close(self) -> None:
         """End everything and wait for the threads. More calls do nothing."""
         self._listener.close()
         self.cut()
-        for link in self.links:
+        for connection in self.connections:
             with contextlib.suppress(OSError):
-                link.server.shutdown(socket.SHUT_RDWR)
+                connection.server.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(5)
             assert not thread.is_alive(), f"a thread of the proxy hangs: {self!r}"
@@ -155,7 +169,9 @@ class FaultProxy:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<FaultProxy {self.url} -> {self.upstream}, accepted {self.accepted}, {self.links}, {self._armed}>"
+        return (
+            f"<FaultProxy {self.url} -> {self.upstream}, accepted {self.accepted}, {self.connections}, {self._armed}>"
+        )
 
     # ----------------------------------------------------------------------------------- the proxy's own threads
 
@@ -170,62 +186,64 @@ class FaultProxy:
             if server is None:
                 client.close()
                 return
-            link = Link(len(self.links), client, server)
-            self.links.append(link)
+            connection = ProxyConnection(len(self.connections), client, server)
+            self.connections.append(connection)
         sides: tuple[Side, Side] = ("request", "reply")
         for side in sides:
-            thread = threading.Thread(target=self._pump, args=(link, side), name=f"proxy-{side}", daemon=True)
+            thread = threading.Thread(target=self._pump, args=(connection, side), name=f"proxy-{side}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _pump(self, link: Link, side: Side) -> None:
-        source = link.client if side == "request" else link.server
+    def _pump(self, connection: ProxyConnection, side: Side) -> None:
+        source = connection.client if side == "request" else connection.server
         with contextlib.suppress(OSError):
             # After the end of the client's side replies are still read: the server's end shows that it is done.
-            while (chunk := source.recv(1 << 16)) and not (link.dead and side == "request"):
+            while (chunk := source.recv(1 << 16)) and not (connection.dead and side == "request"):
                 with self.changed:
-                    steps = [] if link.dead else link.verdict(side, chunk, self._armed)
+                    steps = [] if connection.dead else connection.verdict(side, chunk, self._armed)
                     self.changed.notify_all()
-                self._perform(link, side, steps)
-            if not link.dead and (rest := link.framers[side].take()):
-                self._send(link, side, rest)
+                self._perform(connection, side, steps)
+            if not connection.dead and (rest := connection.framers[side].take()):
+                self._send(connection, side, rest)
         if side == "reply":
-            self._end(link, reset=False)
-        self._retire(link, side)
+            self._end(connection, reset=False)
+        self._retire(connection, side)
 
-    def _perform(self, link: Link, side: Side, steps: Sequence[Step]) -> None:
+    def _perform(self, connection: ProxyConnection, side: Side, steps: Sequence[Step]) -> None:
         for step in _merged(steps):
-            if link.dead:
+            if connection.dead:
                 return
             if isinstance(step, bytes):
-                self._send(link, side, step)
+                self._send(connection, side, step)
             elif isinstance(step, Close):
-                self._end(link, step.reset)
+                self._end(connection, step.reset)
             elif isinstance(step, Held):
-                self._hold(link, side, step.armed)
+                self._hold(connection, side, step.armed)
             elif isinstance(step, Pause):
                 with self.changed:
-                    self.changed.wait_for(lambda: link.dead, step.seconds)
+                    self.changed.wait_for(lambda: connection.dead, step.seconds)
 
-    def _hold(self, link: Link, side: Side, armed: Armed) -> None:
+    def _hold(self, connection: ProxyConnection, side: Side, armed: Armed) -> None:
         with self.changed:
-            link.held.add(side)
+            connection.held.add(side)
             self.changed.notify_all()
-            self.changed.wait_for(lambda: armed.resumed or link.dead)
-            link.held.discard(side)
+            self.changed.wait_for(lambda: armed.resumed or connection.dead)
+            connection.held.discard(side)
             self.changed.notify_all()
 
-    def _send(self, link: Link, side: Side, data: bytes) -> None:
+    def _send(self, connection: ProxyConnection, side: Side, data: bytes) -> None:
         if side == "request":
-            with link.locks["request"]:
-                link.server.sendall(data)
-                self._note(data, link.requests, self.requests)  # after, so that who sees it may cut the connection
+            with connection.locks["request"]:
+                connection.server.sendall(data)
+                self._note(
+                    data, connection.requests, self.requests
+                )  # after, so that who sees it may cut the connection
             return
-        with link.locks["request"]:
+        with connection.locks["request"]:
             pass  # so that who hears a reply finds the request to it noted
-        with link.locks["reply"]:
-            self._note(data, link.replies)  # before, so that who hears a reply finds it noted
-            link.client.sendall(data)
+        with connection.locks["reply"]:
+            self._note(data, connection.replies)  # before, so that who hears a reply finds it noted
+            connection.client.sendall(data)
 
     def _note(self, data: bytes, *books: bytearray) -> None:
         with self.changed:
@@ -233,35 +251,35 @@ class FaultProxy:
                 book.extend(data)
             self.changed.notify_all()
 
-    def _end(self, link: Link, reset: bool) -> None:
+    def _end(self, connection: ProxyConnection, reset: bool) -> None:
         """End the client's side; towards the server only our direction, so that it executes what it was sent."""
         with self.changed:
-            if link.dead:
+            if connection.dead:
                 return
-            link.dead = True
+            connection.dead = True
             self.changed.notify_all()
         with contextlib.suppress(OSError):
-            if reset and link.client.family != socket.AF_UNIX:
+            if reset and connection.client.family != socket.AF_UNIX:
                 # shutdown() would send the FIN of a well-mannered end: wake our reader only, its close() sends the RST.
-                link.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                link.client.shutdown(socket.SHUT_RD)
+                connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.client.shutdown(socket.SHUT_RD)
             else:
-                link.client.shutdown(socket.SHUT_RDWR)
+                connection.client.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
-            link.server.shutdown(socket.SHUT_WR)
+            connection.server.shutdown(socket.SHUT_WR)
 
-    def _retire(self, link: Link, side: Side) -> None:
+    def _retire(self, connection: ProxyConnection, side: Side) -> None:
         """The last act of a pump: pass the end on, close what nobody reads any more."""
         with contextlib.suppress(OSError):
             if side == "request":
-                link.server.shutdown(socket.SHUT_WR)
+                connection.server.shutdown(socket.SHUT_WR)
         with self.changed:
-            link.pumps -= 1
-            if link.pumps == 0 or (link.dead and side == "request"):
-                link.client.close()
-            if link.pumps == 0:
-                link.server.close()
-            link.done = link.done or side == "reply"
+            connection.pumps -= 1
+            if connection.pumps == 0 or (connection.dead and side == "request"):
+                connection.client.close()
+            if connection.pumps == 0:
+                connection.server.close()
+            connection.done = connection.done or side == "reply"
             self.changed.notify_all()
 
 

@@ -298,10 +298,10 @@ class Process:
         asks = client.pc in (ENTER, QUEUED)
         other = {"SET?": "UNDO", "BATCH": "REL"}
         own = tuple(sorted({(other.get(verb, verb), number) for verb, number in client.own}))
-        debts = tuple(each for each in client.out if each[0] in ("LEAVE", "UNDO") and "owe" not in self.wrong)
+        pending_undos = tuple(each for each in client.out if each[0] in ("LEAVE", "UNDO") and "owe" not in self.wrong)
         if any(verb == "SET" for verb, _ in own):
             client = client._replace(alone=True)
-        called, client = client.pc == ENTER, client._replace(heard=False, own=own, come=(), out=debts)
+        called, client = client.pc == ENTER, client._replace(heard=False, own=own, come=(), out=pending_undos)
         return self.enters(client)._replace(called=called) if asks else client
 
 

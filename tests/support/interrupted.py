@@ -270,11 +270,13 @@ class Run:
                 else:
                     self.leaks += 1
                 break
-        wire = lock._wire
-        gates = [*wire.crowd.values(), *wire.gates.by_place.values()]
-        if not self.inside and any(gate.key == lock.key for gate in gates):
+        transport = lock._transport
+        queues = [*transport.queued_keys.values(), *transport.queues.by_entry.values()]
+        if not self.inside and any(queue.key == lock.key for queue in queues):
             self.wrong.append("somebody stays in the queue")
-        missing = len(wire.connections) + bool(wire._opening) - len(wire.idle) - wire.away
+        missing = (
+            len(transport.connections) + bool(transport._opening) - len(transport.idle) - transport.push_connection_lent
+        )
         self.lost, self.missing = self.lost + max(0, missing - self.missing), missing
         again = fastlock.ClientLock(lock._client, "again", LEASE, 0.001, True, None, True, True)
         if not again.acquire(blocking=False) or not again.owned() or again.lease is None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from .diary import Request
+from .event_log import Request
 
 Span = tuple[float, float]
 

@@ -11,7 +11,7 @@ import redis.asyncio
 import redis.asyncio.lock
 import redis.lock
 
-from fastlock import _dropin
+from fastlock._locks import redis_py
 from support.faces import Face
 
 
@@ -35,7 +35,7 @@ class Inner:
 
     @staticmethod
     def of(client: Any) -> Any:
-        return vars(client.connection_pool).get(_dropin.OWNED)
+        return vars(client.connection_pool).get(redis_py.CLIENT_ATTRIBUTE)
 
 
 @asynccontextmanager

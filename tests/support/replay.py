@@ -12,15 +12,14 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import fastlock._lease as leases
-from fastlock import _commands as say
-from fastlock import _steps as steps
-from fastlock._session import read_greeting
+from fastlock._protocol import commands, steps
+from fastlock._protocol import lease as leases
+from fastlock._protocol.handshake import read_greeting
 from support import handover as model
+from support.client_simulator import KEY, MS, Caller, Flight, Process, RawConnection, caller
 from support.handover import Event, Protocol, State, begin, finished, stuck, told, unsafe
-from support.process import KEY, MS, Caller, Flight, Line, Process, caller
 
-INBOX = 41  # bytes of its name
+CHANNEL = 41  # bytes of its name
 NOBODY = (-3, 0)  # who holds, or waits, and should not be there
 THEIRS = b"a token of another library"  # which nobody can mark
 MOMENT_MS, HELD_MS = 1000, 900_000  # what the server gives to who was granted a name, and what a walk makes of it
@@ -91,13 +90,13 @@ class Replay:
 
     def __init__(self, path: str, callers: tuple[int, ...], dice: random.Random) -> None:
         self.fences = dice.choice((0.0, 0.0, 0.3, 1.0))
-        self.probe = Line(path)
-        hello, commands = self.probe.ask((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
-        capabilities = read_greeting([hello, None, commands, None]).capabilities
-        self.probe.ask((b"FLUSHALL",), *(script.load for script in say.SCRIPTS))
+        self.probe = RawConnection(path)
+        hello, known = self.probe.ask((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
+        capabilities = read_greeting([hello, None, known, None]).capabilities
+        self.probe.ask((b"FLUSHALL",), *(script.load for script in commands.SCRIPTS))
         self.processes = [
             Process(
-                lambda: Line(path),
+                lambda: RawConnection(path),
                 capabilities,
                 [caller(strict=not count, fenced=dice.random() < self.fences) for _ in range(count or 1)],
             )
@@ -116,11 +115,13 @@ class Replay:
     def seen(self) -> World:
         for each in self.processes:
             each.collect()
-        held, left, queue = self.probe.ask((b"GET", KEY), (b"PTTL", KEY), (b"ZRANGE", say.queue_key(KEY), b"0", b"-1"))
+        held, left, queue = self.probe.ask(
+            (b"GET", KEY), (b"PTTL", KEY), (b"ZRANGE", commands.queue_key(KEY), b"0", b"-1")
+        )
         if 0 < left <= MOMENT_MS:  # which must not run out before the walk says so
             self.probe.ask((b"PEXPIRE", KEY, b"%d" % HELD_MS))
         key = model.FREE if held is None else model.OTHER if held == THEIRS else self.identity(held)
-        marked = held is not None and held.startswith(say.WAITED_FOR)
+        marked = held is not None and held.startswith(commands.CONTENDED_PREFIX)
         clients = tuple(self.client(each) for each in self.processes)
         entries = tuple(self.entry(entry) for entry in queue)
         return World(clients, key, marked, 0 < left <= HELD_MS, entries)
@@ -130,8 +131,8 @@ class Replay:
 
     def entry(self, entry: bytes) -> model.Identity:
         """Of the queue: an inbox and a place."""
-        inbox, place = entry[:INBOX], entry[INBOX:]
-        return next(((i, p.number(place)) for i, p in enumerate(self.processes) if p.gates.inbox == inbox), NOBODY)
+        channel, place = entry[:CHANNEL], entry[CHANNEL:]
+        return next(((i, p.number(place)) for i, p in enumerate(self.processes) if p.queues.channel == channel), NOBODY)
 
     def client(self, each: Process) -> Seen:
         if each.dead:
@@ -145,7 +146,7 @@ class Replay:
             self.leases_of(each, each.holders()),
             self.leases_of(each, each.lapsed()),
             tuple(sorted(self.passed(each, who) for who in each.passed())),
-            each.line is not None and each.line.hears,
+            each.line is not None and each.line.subscribed,
             called,
             tuple(each.known_as(flight) for flight in each.flights if flight.ordered),
             tuple(sorted(each.known_as(flight) for flight in each.flights if not flight.ordered)),
@@ -160,7 +161,7 @@ class Replay:
     def passed(each: Process, who: Caller) -> tuple[int, bool, bool]:
         assert who.waiter is not None and who.waiter.lease is not None
         lease = who.waiter.lease
-        return each.number(lease.proof), lease.contended, lease.deadline <= each.clock()
+        return each.number(lease.raw_token), lease.contended, lease.deadline <= each.clock()
 
     @staticmethod
     def at_work(each: Process) -> tuple[int, int, bool]:
@@ -172,12 +173,12 @@ class Replay:
         flight = each.pending(first)
         if flight is None:
             assert first.wait is not None
-            gate: Any = first.wait.waiter.gate
-            return (model.QUEUED, each.number(gate.place), False) if gate.asked else (model.BEHIND, -1, False)
+            queue: Any = first.wait.waiter.queue
+            return (model.QUEUED, each.number(queue.entry), False) if queue.entry_sent else (model.BEHIND, -1, False)
         if flight.verb != "ENTER":
             return {"SET": model.SET, "EXTEND": model.EXTEND}[flight.verb], -1, False
-        gate = each.gates.by_place.get(flight.token)
-        called = gate is not None and gate.first() is not None and gate.first().called
+        queue = each.queues.by_entry.get(flight.token)
+        called = queue is not None and queue.first() is not None and queue.first().woken
         return model.ENTER, each.number(flight.token), called
 
     @staticmethod
@@ -231,9 +232,9 @@ class Replay:
 
     @staticmethod
     def resume(each: Process, token: int) -> None:
-        who = next(who for who in each.passed() if each.number(who.waiter.lease.proof) == token)  # type: ignore[union-attr]
+        who = next(who for who in each.passed() if each.number(who.waiter.lease.raw_token) == token)  # type: ignore[union-attr]
         assert who.waiter is not None
-        who.waiter.called = False
+        who.waiter.woken = False
         each.advance(who, None)
 
     def end(self, each: Process, sent: tuple[model.Command, ...]) -> list[Flight]:
@@ -262,10 +263,10 @@ class Replay:
         each = self.processes[i]
         passed = [who.waiter.lease for who in each.passed() if who.waiter is not None]
         for lease in (*map(each.lease, each.holders()), *filter(None, passed)):
-            if say.proves(held, lease.proof):
+            if commands.token_matches(held, lease.raw_token):
                 each.clock.time = lease.deadline
         for flight, reply in each.come:
-            if flight is not None and reply[0][0] and say.proves(held, flight.token):
+            if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
                 each.clock.time = flight.ask.end()
         for flight in each.flights:  # what was not executed yet is as good as sent now
             if not isinstance(flight.ask, steps.Undo):
@@ -277,17 +278,19 @@ class Replay:
         if event[0] != "another comes":
             return True
         each = self.processes[event[1]]
-        gate = each.gates.by_key.get(KEY)  # which is swept out as one comes, if nobody waits there and nobody holds
-        return gate is not None and bool(gate.waiters.count or gate.held is None or gate.held.deadline > each.clock())
+        queue = each.queues.by_key.get(KEY)  # which is swept out as one comes, if nobody waits there and nobody holds
+        return queue is not None and bool(
+            queue.waiters.count or queue.circulating is None or queue.circulating.deadline > each.clock()
+        )
 
     def left(self) -> list[str]:
         """What is left of those who live, when all should be over."""
-        known = (say.queue_key(KEY), say.fence_key(KEY))
+        known = (commands.queue_key(KEY), commands.fence_key(KEY))
         found = [f"{key!r}" for key in self.probe.ask((b"KEYS", b"*"))[0] if key not in known]
         for i, each in enumerate(self.processes):
             phases = {who.phase for who in each.callers}
-            if not each.dead and (each.gates.by_key or each.gates.by_place or phases != {"gone"}):
-                found.append(f"of {i}: gates {each.gates.by_key} {each.gates.by_place}, callers {phases}")
+            if not each.dead and (each.queues.by_key or each.queues.by_entry or phases != {"gone"}):
+                found.append(f"of {i}: gates {each.queues.by_key} {each.queues.by_entry}, callers {phases}")
         return found
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fastlock import _commands as say
+from fastlock._protocol import commands
 
 
-def in_scripts(old: str, new: str, *scripts: say.Script) -> Callable[[pytest.MonkeyPatch], None]:
+def in_scripts(old: str, new: str, *scripts: commands.Script) -> Callable[[pytest.MonkeyPatch], None]:
     """Has these scripts say `new` instead of `old`, which each says once."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:

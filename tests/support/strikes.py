@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import fastlock
-from support.pipes import raise_at
+from support.streams import raise_at
 
-STACK = {str(path) for path in Path(fastlock.__file__).parent.glob("_*.py")}  # what is compiled cannot be struck
+STACK = {str(path) for path in Path(fastlock.__file__).parent.rglob("*.py")}  # what is compiled cannot be struck
 
 
 class Struck:

@@ -1,0 +1,38 @@
+"""What is compiled, and from which text: the one list, for the build, the tests and the digest of a stale build.
+
+Run as it is, by setup.py before the package can be imported and by make: standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+# From a .pyx; beside it lies the same in Python (of `_core`: `_fallback`).
+TWINS = ("_core", "_fork", "_fastpath.fastpath")
+# From their .py; a .pxd names the types.
+PYTHON = (
+    *("_protocol.arguments", "_protocol.lease", "_protocol.stats", "_protocol.local_queue", "_protocol.batch"),
+    *("_protocol.base_lock", "_transport.wakeups", "_transport.base"),
+)
+
+
+def sources() -> list[Path]:
+    """All files that the compiled modules are made from; none in an installation, where they are not."""
+    here = Path(__file__).parent
+    if not (here / "_core.pyx").exists():
+        return []
+    cython = [path for suffix in ("pyx", "pxi", "pxd") for path in here.rglob(f"*.{suffix}")]
+    return sorted([*cython, *(here.joinpath(*module.split(".")).with_suffix(".py") for module in PYTHON)])
+
+
+def digest() -> str | None:
+    """Of all that the compiled modules are made from; None in an installation, where the sources are not."""
+    total = hashlib.sha256()
+    for path in (paths := sources()):
+        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16] if paths else None
+
+
+if __name__ == "__main__":
+    print(*(path.relative_to(Path.cwd()) for path in sources()))

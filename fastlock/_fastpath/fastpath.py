@@ -1,0 +1,488 @@
+"""Wire: an acquire that finds its name free, and a release that finds it held, which is nearly every one.
+
+What goes any other way is handed on with the answer as it came: the law says what it means, the other wires how to
+wait. `fastpath.pyx` is the same, compiled. Never here: a loop, a decision that is not "just as hoped".
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from asyncio import current_task
+from typing import Any
+
+from fastlock._errors import RedisError, is_own
+from fastlock._fork import check
+from fastlock._native import refuse_greenlet
+from fastlock._protocol.acquire import LAST_TRY_SECONDS
+from fastlock._protocol.base_lock import MAX_LEASES, BaseLock, LockRelease
+from fastlock._protocol.commands import Opcode, hand_over
+from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
+from fastlock._protocol.local_queue import ReleaseRoute, Waiter
+from fastlock._protocol.steps import Answer
+from fastlock._stream_errors import by_handler
+from fastlock._transport.sync_connection import POP, SPIN_SECONDS
+from fastlock._transport.wakeups import Wakeup
+
+_thread = threading.local()
+
+
+def thread_owner() -> Any:
+    """Stands for the calling thread. Its number will not do: the next thread gets it again."""
+    try:
+        return _thread.owner
+    except AttributeError:
+        _thread.owner = owner = object()
+        return owner
+
+
+def _keep_granted(lock: BaseLock, owner: Any, token: bytes, sent: float) -> Lease | None:
+    """The lease, kept for its owner; None: its time was over before the reply came."""
+    deadline = sent + lock.ms / 1000 if lock.ms else math.inf
+    if now() >= deadline:
+        return None
+    lease = Lease(lock.name, lock.key, token, deadline)
+    lock._transport.stats.acquires += 1
+    lock.leases[owner] = lease
+    if len(lock.leases) > MAX_LEASES:
+        lock.keep_lease(lease)
+    return lease
+
+
+def _local_waiter(lock: BaseLock, answer: Any = None, token: bytes | None = None) -> Any:
+    """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
+    answers. None: not so, or the way is longer."""
+    transport = lock._transport
+    if not lock.blocking or lock.fair or not lock.queue or lock.blocking_timeout == 0:
+        return None
+    if lock.key in transport.queued_keys if answer is None else type(answer) is bytes and answer != token:
+        return Waiter(lock.name, lock.key, lock.ms, lock.fence, None, lock.sleep)
+    return None
+
+
+def _keep_handed_over(lock: BaseLock, owner: Any, waiter: Any) -> Lease | None:
+    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran,
+    which the law gives back."""
+    lease: Lease | None = waiter.lease
+    if lease is None:
+        return None
+    if now() >= lease.deadline:
+        return None
+    lock._transport.queues.handover_completed(waiter)
+    lock._transport.stats.acquires += 1
+    lock.leases[owner] = lease
+    if len(lock.leases) > MAX_LEASES:
+        lock.keep_lease(lease)
+    return lease
+
+
+def _not_releasable(lease: Lease) -> bool:
+    """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
+    return is_inherited(lease) or lease.deadline == ENDED
+
+
+def _needs_slow_path(lock: BaseLock) -> bool:
+    """Whether the way is longer: by a script, or with no time to wait."""
+    if lock.fence or lock.fair:
+        return True
+    return lock.blocking_timeout is not None and not (lock.blocking and lock.blocking_timeout)
+
+
+def _forget_lease(lock: BaseLock, owner: Any, lease: Lease) -> None:
+    if lock.leases.get(owner) is lease:
+        lock.leases.pop(owner, None)
+    lease.deadline = ENDED
+
+
+def _as_sent(op: Any, connection: Any, sent: float) -> Any:
+    op.connection, op.sent = connection, sent
+    return op
+
+
+# threads
+
+
+def _ask(
+    transport: Any, connection: Any, opcode: int, key: bytes, token: bytes, ms: int, limit: float | None = None
+) -> Any:
+    timeout = connection.reply_timeout if limit is None else min(limit, connection.reply_timeout)
+    stream = connection.stream
+    return stream.round_trip(stream.templates[opcode], key, token, ms, timeout, _spin(transport))
+
+
+def _spin(transport: Any) -> float:
+    return (
+        SPIN_SECONDS if len(transport.connections) - len(transport.idle) - transport.push_connection_lent <= 1 else 0.0
+    )
+
+
+def _hand_over(connection: Any, lease: Lease) -> Any:
+    """As `_ask`: a release to who waits elsewhere. It does not poll: the server tells that one after us, and both of
+    them need a processor."""
+    template = connection.impl.Template(*hand_over(lease.key, lease.raw_token))
+    return connection.stream.round_trip(template, b"", b"", 0, connection.reply_timeout, 0.0)
+
+
+# What `with` calls
+
+
+def enter_lease(self: Any) -> Any:
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return acquire(self, True)
+
+
+def enter_lock(self: Any) -> Any:
+    """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    acquire(self, True)
+    return self
+
+
+def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. What goes wrong with it is put where `BaseLock.left` says, beside the error that ended the body."""
+    try:
+        release(self)
+    except BaseException as problem:
+        if isinstance(problem, RedisError) and not by_handler(problem):
+            self.report_release_error(error, problem)
+            return
+        _finish_interrupted_release(self, self._owner(), None, None, problem)  # also as `give` is entered
+        raise
+
+
+def acquire(lock: BaseLock, required: bool) -> Lease | None:
+    """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `BaseLock.new_acquire`."""
+    check()
+    transport, sent = lock._transport, now()
+    if transport.queued_keys:
+        transport.queues.sweep(sent)
+        if (waiter := _local_waiter(lock)) is not None:
+            return _wait(lock, required, waiter, sent)
+    if transport.pending_undos or _needs_slow_path(lock):
+        return transport.run(lock.new_acquire(None, required))  # type: ignore[no-any-return]
+    token, op = new_token(), None
+    opcode = Opcode.ACQUIRE if lock.ms else Opcode.ACQUIRE_ENDLESS
+    try:
+        (connection,) = map(POP, (transport.idle,))
+    except IndexError as none:
+        if by_handler(none):
+            raise
+        return transport.run(lock.new_acquire(None, required))  # type: ignore[no-any-return]
+    try:
+        try:
+            answer = _ask(transport, connection, opcode, lock.key, token, lock.ms, lock.blocking_timeout)
+        except BaseException as error:
+            op = _as_sent(lock.new_acquire(token, required, sent), connection, sent)
+            answer = connection.classify_error(op, error)
+        finally:
+            if connection.error is None:
+                transport.idle.append(connection)
+        if answer is None:
+            lease = _keep_granted(lock, thread_owner() if lock.thread_local else None, token, sent)
+            if lease is not None:
+                return lease
+        waiter = _local_waiter(lock, answer, token) if op is None and answer is not None else None
+        if waiter is None:
+            if op is None:
+                op = _as_sent(lock.new_acquire(token, required, sent), connection, sent)
+            if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
+                return transport.run(op)  # type: ignore[no-any-return]
+            return transport.drive(op.rest(answer, now))  # type: ignore[no-any-return]
+    except BaseException as error:  # it may strike anywhere, also after the grant; and once more, in here
+        try:
+            transport.undo_interrupted(op or _as_sent(lock.new_acquire(token, required), connection, sent), error)
+        except BaseException as again:
+            transport.undo_interrupted(op or _as_sent(lock.new_acquire(token, required), connection, sent), again)
+            raise
+        raise
+    return _wait(lock, required, waiter, sent)
+
+
+def _until(lock: BaseLock, start: float) -> float | None:
+    """When to look for the last time."""
+    return None if lock.blocking_timeout is None else start + lock.blocking_timeout - LAST_TRY_SECONDS
+
+
+def _wait(lock: BaseLock, required: bool, waiter: Any, start: float) -> Lease | None:
+    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+    refuse_greenlet(f"{lock.name!r} is held")
+    transport, op = lock._transport, lock.new_acquire(None, required, start)
+    try:
+        transport.queues.enqueue(waiter, start)
+        transport.wait(waiter, _until(lock, start))
+        lease = _keep_handed_over(lock, thread_owner() if lock.thread_local else None, waiter)
+        if lease is not None:
+            return lease
+        queued: Lease | None = transport.run(op, waiter)
+        return queued
+    except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
+        try:
+            transport.cancel_wait(op, waiter, error)
+        except BaseException as again:
+            transport.cancel_wait(op, waiter, again)
+            raise
+        raise
+
+
+def release(lock: BaseLock) -> None:
+    """Release the lease of the calling thread. Errors are those of `BaseLock.new_release`."""
+    transport, lease, op, connection = lock._transport, None, None, None
+    try:
+        check()
+        owner = thread_owner() if lock.thread_local else None
+        lease = lock.leases.get(owner)
+        if lease is None or _not_releasable(lease):
+            transport.run(lock.new_release())
+            return
+        contended, told = lease.contended, None  # whether somebody waits elsewhere, as far as is known
+        lease.releasing = True
+        if transport.queued_keys:
+            what, told = transport.queues.release(lease, now()), Answer.WAIT_LOCALLY
+            if what == ReleaseRoute.LOCAL:
+                _forget_lease(lock, owner, lease)
+                return
+            if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
+                lock.drop_lease(lease)
+                raise lock._lost("release")
+            contended = contended or what == ReleaseRoute.SCRIPT
+        sent = now()
+        try:
+            (connection,) = map(POP, () if transport.pending_undos else (transport.idle,))
+        except (IndexError, ValueError) as none:
+            if by_handler(none):
+                raise
+            op = _release(lock, lease, contended)
+            transport.run(op, told)
+            return
+        try:
+            if contended:
+                answer = _hand_over(connection, lease)
+            else:
+                answer = _ask(transport, connection, Opcode.RELEASE, lease.key, lease.raw_token, 0)
+        except BaseException as error:
+            op = _as_sent(_release(lock, lease, contended), connection, sent)
+            answer = connection.classify_error(op, error)
+        finally:
+            if connection.error is None:
+                transport.idle.append(connection)
+        if answer == 1:
+            _forget_lease(lock, owner, lease)
+            return
+        if op is None:
+            op = _as_sent(_release(lock, lease, contended), connection, sent)
+            if contended and answer is not connection.busy:
+                answer = [answer]
+        if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
+            transport.run(op, told)
+        else:
+            transport.drive(op.rest(answer, now))
+    except BaseException as error:  # it may strike anywhere; and who leaves a `with` does not try again
+        try:
+            _finish_interrupted_release(lock, lock._owner(), lease, op, error)
+        except BaseException as again:
+            _finish_interrupted_release(lock, lock._owner(), lease, op, again)
+            raise
+        raise
+
+
+def _finish_interrupted_release(
+    lock: BaseLock, owner: Any, lease: Lease | None, op: LockRelease | None, error: BaseException
+) -> None:
+    """A release is carried out, whatever ends it that is no error of its own."""
+    lease = lease or lock._lease_of(owner)
+    if lease is not None and not is_inherited(lease) and not is_own(error):
+        lock._transport.undo_interrupted(op or LockRelease(lock, lease), error)
+
+
+def _release(lock: BaseLock, lease: Lease, contended: bool) -> LockRelease:
+    op = LockRelease(lock, lease)
+    if contended:
+        op.hand_over()
+    return op
+
+
+# asyncio
+
+
+def task_owner(self: Any) -> Any:
+    """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
+    if not self.thread_local:
+        return None
+    stream = self._transport.open_stream
+    try:
+        # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
+        return current_task(
+            stream.wakeups.loop if stream is not None and stream.thread == threading.get_ident() else None
+        )
+    except RuntimeError:
+        return None
+
+
+def _open_pipe(lock: BaseLock) -> Any:
+    """The connection's, if there is one and the running task may use it."""
+    check()
+    stream = lock._transport.open_stream
+    return stream if stream is not None and stream.thread == threading.get_ident() else None
+
+
+async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
+    """Acquire on the lock's own terms, for a task. Outcome and errors are those of `BaseLock.new_acquire`."""
+    transport = lock._transport
+    stream = None if _needs_slow_path(lock) else _open_pipe(lock)
+    if stream is None or (task := current_task(stream.wakeups.loop)) is None:  # None: another loop runs
+        return await transport.run(lock.new_acquire(None, required))  # type: ignore[no-any-return]
+    start = now()
+    if transport.queued_keys and (waiter := _local_waiter(lock)) is not None:
+        return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
+    token = new_token()
+    wakeup = Wakeup().arm(stream.wakeups)
+    timer = op = None
+    sent = start
+    try:
+        stream.request(
+            stream.templates[Opcode.ACQUIRE if lock.ms else Opcode.ACQUIRE_ENDLESS], wakeup, lock.key, token, lock.ms
+        )
+        sent = stream.sent
+        try:
+            if lock.blocking_timeout is not None:
+                timer = stream.wakeups.loop.call_later(lock.blocking_timeout, wakeup, Answer.DEADLINE_EXCEEDED)
+            answer = await wakeup
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if answer is None:
+            lease = _keep_granted(lock, task if lock.thread_local else None, token, sent)
+            if lease is not None:
+                return lease
+        waiter = None if answer is None else _local_waiter(lock, answer, token)
+        if waiter is None:
+            op = _as_sent(lock.new_acquire(token, required, start), stream.connection, sent)
+            if answer is Answer.DEADLINE_EXCEEDED:
+                stream.connection.cancel(op, sent)
+            return await transport.resume(op, answer)  # type: ignore[no-any-return]
+    except BaseException as error:
+        if op is None or not is_own(error):  # a handler of signals may raise also after the grant
+            try:
+                _cancel(lock, required, token, stream, sent)
+            except BaseException:  # struck once more
+                _cancel(lock, required, token, stream, sent)
+                raise
+        raise
+    return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
+
+
+def _cancel(lock: BaseLock, required: bool, token: bytes, stream: Any, sent: float) -> None:
+    """An acquire whose task is gone."""
+    op = lock.new_acquire(token, required)
+    op.forget()
+    stream.connection.cancel(op, sent)
+
+
+async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, task: Any, start: float) -> Lease | None:
+    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+    transport, op, until, timer = lock._transport, lock.new_acquire(None, required, start), _until(lock, start), None
+    try:
+        try:
+            transport.queues.enqueue_locked(waiter, start)
+            if not waiter.woken:
+                transport.tick()
+                waiter.on_wake = wakeup = Wakeup().arm(wakeups)
+                timer = (
+                    None if until is None else wakeups.loop.call_later(until - now(), wakeup, Answer.DEADLINE_EXCEEDED)
+                )
+                await wakeup
+        finally:
+            waiter.on_wake = None
+            if timer is not None:
+                timer.cancel()
+        lease = _keep_handed_over(lock, task if lock.thread_local else None, waiter)
+        if lease is not None:
+            return lease
+        queued: Lease | None = await transport.run(op, waiter)
+        return queued
+    except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
+        try:
+            transport.cancel_wait(op, waiter, error)
+        except BaseException as again:
+            transport.cancel_wait(op, waiter, again)
+            raise
+        raise
+
+
+def _release_to_next(lock: BaseLock, owner: Any, lease: Lease) -> Any:
+    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
+    out."""
+    what = lock._transport.queues.release(lease, now())
+    if what == ReleaseRoute.LOCAL:
+        _forget_lease(lock, owner, lease)
+        return None
+    if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
+        lock.drop_lease(lease)
+        raise lock._lost("release")
+    return _release(lock, lease, what == ReleaseRoute.SCRIPT)
+
+
+def aio_enter_lease(self: Any) -> Any:
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return aio_acquire(self, True)
+
+
+async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. What goes wrong with it is put where `BaseLock.left` says, beside the error that ended the body."""
+    try:
+        await aio_release(self, True, error)
+    except BaseException as struck:  # also as `aio_release` is entered
+        _finish_interrupted_release(self, self._owner(), None, None, struck)
+        raise
+
+
+async def aio_release(
+    lock: BaseLock, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
+) -> None:
+    """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
+    `BaseLock.new_release`; `leaving` a `with`, they go where `BaseLock.report_release_error` puts them, beside the
+    `error` that ended its body."""
+    transport, stream, lease, op, sent = lock._transport, None, noted, None, 0.0
+    try:
+        stream = _open_pipe(lock)
+        task = None if stream is None else current_task(stream.wakeups.loop)
+        if owner is None and lock.thread_local:
+            owner = task
+        if noted is not None and lock.leases.get(owner, noted) is not noted:  # by now it has another one, which stays
+            raise lock._not_held("release")
+        lease = None if task is None else lock.leases.get(owner)
+        if lease is not None:
+            lease.releasing = True
+        if lease is not None and transport.queued_keys and not _not_releasable(lease):
+            if (op := _release_to_next(lock, owner, lease)) is not None:
+                await transport.release(lock, owner, op, Answer.WAIT_LOCALLY, leaving, error)
+            return
+        if lease is None or _not_releasable(lease) or lease.contended:
+            await transport.release(lock, owner, None, None, leaving, error)
+            return
+        wakeup = Wakeup().arm(stream.wakeups)
+        sent = now()
+        stream.request(stream.templates[Opcode.RELEASE], wakeup, lease.key, lease.raw_token, 0)
+        sent = stream.sent
+        answer = await wakeup
+        if answer == 1:
+            _forget_lease(lock, owner, lease)
+            return
+        op, sent = _as_sent(LockRelease(lock, lease), stream.connection, sent), 0.0
+        await transport.release(lock, owner, op, answer, leaving, error)
+    except BaseException as struck:
+        try:
+            _undo_struck(lock, owner, lease, op, struck, stream, sent)
+        except BaseException as again:
+            _undo_struck(lock, owner, lease, op, again, stream, sent)
+            raise
+        raise
+
+
+def _undo_struck(
+    lock: BaseLock, owner: Any, lease: Any, op: Any, error: BaseException, stream: Any, sent: float
+) -> None:
+    """As `_finish_interrupted_release`. sent: 0, or when a release was whose reply has not come."""
+    if sent:
+        stream.connection.cancel(LockRelease(lock, lease), sent)
+    else:
+        _finish_interrupted_release(lock, owner or task_owner(lock), lease, op, error)

@@ -1,0 +1,486 @@
+# Part of _hot.pyx: acquire and release for tasks, as what they await. Never here: how a thread waits.
+
+def task_owner(BaseLock self not None):
+    """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
+    if not self.thread_local:
+        return None
+    cdef Stream stream = (<Transport>self._transport).open_stream
+    if stream is not None and stream.thread == PyThread_get_thread_ident():
+        return running_task((<WakeupQueue>stream.wakeups).loop)
+    try:
+        return current_task()
+    except RuntimeError:
+        return None
+
+
+cdef class _Awaitable(Wakeup):
+    """What a task awaits: one command, and what is made of its answer, with no coroutine and no future in between.
+
+    Nothing is sent before it is awaited. Where the hot path ends, a coroutine (`others`) goes on.
+    """
+
+    cdef BaseLock lock
+    cdef Stream stream
+    cdef object others, owner
+    cdef double sent
+    cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
+    cdef bint required  # of a _Take; here it takes no room
+
+    cdef _begin(self):
+        """Ask, and begin to wait; or hand on."""
+        raise NotImplementedError
+
+    cdef _end(self, answer):
+        """The outcome; or wait once more; or hand on."""
+        raise NotImplementedError
+
+    cdef _op(self):
+        """The operation of the law that this is."""
+        raise NotImplementedError
+
+    cdef Stream _open_pipe(self):
+        """The connection's, if there is one and the running task may use it."""
+        cdef Transport transport = self.lock._transport
+        if forked:
+            check()
+        cdef Stream stream = transport.open_stream
+        if stream is None or stream.thread != PyThread_get_thread_ident():
+            return None
+        task = running_task((<WakeupQueue>stream.wakeups).loop)
+        if task is None:  # another loop runs
+            return None
+        if self.owner is None and self.lock.thread_local:
+            self.owner = task
+        return stream
+
+    cdef _step(self, bint *over):
+        """What to wait for; or, when it is over, the outcome."""
+        if self.ended:
+            raise RuntimeError("cannot reuse what was already awaited")
+        if self.others is None:
+            outcome = None
+            if self.wakeups is not None and not self.ready:
+                raise RuntimeError("it is being awaited already")
+            self.ended = True  # unless there is something to wait for
+            try:
+                if self.wakeups is None:
+                    self._begin()
+                else:
+                    outcome = self._end(self.result())
+            except BaseException as error:  # what was asked or queued until then would be nobody's
+                if self.others is None:
+                    self._undo_struck(error)
+                raise
+            if self.others is None:
+                over[0] = self.wakeups is None or self.ready
+                if over[0]:
+                    return outcome
+                self.blocking = True  # as a future's own iterator does it
+                self.ended = False
+                return self
+        self.ended = True
+        cdef PyObject *result
+        try:
+            self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
+        except BaseException as error:
+            if not is_own(error):  # a handler of signals may have raised before the coroutine had begun
+                self._undo_struck(error)
+            raise
+        outcome = <object>result
+        Py_DECREF(outcome)  # the reference that came with it
+        return outcome
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """As a coroutine's."""
+        cdef bint over = False
+        outcome = self._step(&over)
+        if over:
+            raise StopIteration(outcome)
+        return outcome
+
+    def throw(self, kind, value=None, trace=None):
+        """As a coroutine's: the task is cancelled, or ends."""
+        error = kind if value is None else value
+        if not isinstance(error, BaseException):
+            error = kind() if value is None else kind(value)
+        if self.ended:
+            raise RuntimeError("cannot reuse what was already awaited")
+        self.ended = True
+        if self.others is not None:
+            step = self.others.throw(error)
+            self.ended = False
+            return step
+        self._cancel()
+        raise error
+
+    def close(self):
+        """As a coroutine's: nobody awaits it any more."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.others is not None:
+            self.others.close()
+        else:
+            self._cancel()
+
+    def __del__(self):
+        if not self.ended:
+            self._dropped()
+
+    cdef _dropped(self):
+        """Half-way: as a coroutine, it closes."""
+        if self.wakeups is not None or self.others is not None:
+            self.close()
+
+    cdef _undo_struck(self, error):
+        """It ends by what may strike anywhere; once more, also in here."""
+        try:
+            self._undo_for(error)
+        except BaseException as again:
+            self._undo_for(again)
+            raise
+
+    cdef _cancel(self):
+        """Its task is cancelled, or ends; a handler of signals may strike as that is seen to."""
+        try:
+            self._leave()
+        except BaseException:
+            self._leave()
+            raise
+
+    cdef _undo_for(self, error):
+        """What it has asked for, or is to do, is nobody's now."""
+        self._leave()
+
+    cdef _leave(self):
+        self.ready = True  # what comes now is for nobody
+        self.owner = None
+        if self.wakeups is not None:
+            self.stream.connection.cancel(self._op(), self.sent)
+
+
+@cython.final
+cdef class _SharedTimeout:
+    """Ends the waits of tasks that gave the same time. One timer for them all: they come in order, and nearly all are
+    served before. A timer each costs as much as the rest of a wait."""
+
+    cdef object loop
+    cdef readonly object timer
+    cdef readonly object waiters  # and when the time of each is over, in order
+    cdef double last
+
+    def __cinit__(self, loop):
+        self.loop = loop
+        self.waiters = OrderedDict()  # a dict takes ever longer to find its first where the first are taken out
+
+    cdef bint add(self, _Acquire take, double at, double now) except -1:
+        """Whether it is called then: it is not if it came out of order."""
+        if at < self.last:
+            return False
+        self.last = at
+        self.waiters[take] = at
+        if self.timer is None:
+            self.timer = self.loop.call_later(at - now, self)
+        return True
+
+    def cancel(self):
+        """The client is closed, or the time is given by nobody any more."""
+        timer, self.timer = self.timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def __call__(self):
+        """The time of the first is over, if it still waits."""
+        self.timer = None
+        try:
+            self._call(_time())
+        except BaseException:  # a signal's handler raised: the others are called all the same
+            if self.waiters and self.timer is None:
+                self.timer = self.loop.call_later(0, self)
+            raise
+
+    cdef int _call(self, double now) except -1:
+        while self.waiters:
+            take = next(iter(self.waiters))
+            if self.waiters[take] > now:
+                self.timer = self.loop.call_later(self.waiters[take] - now, self)
+                break
+            del self.waiters[take]
+            take(None)
+        return 0
+
+
+cdef _SharedTimeout _shared_timeout(dict alarms, length, loop):
+    """That of those who give this time. None: there are too many others."""
+    alarm = alarms.get(length)
+    if alarm is not None:
+        return alarm
+    if len(alarms) >= MAX_SHARED_TIMEOUTS:
+        for other in alarms:
+            if not (<_SharedTimeout>alarms[other]).waiters:
+                alarms.pop(other).cancel()
+                break
+        else:
+            return None
+    alarm = alarms[length] = _SharedTimeout(loop)
+    return alarm
+
+
+@cython.final
+cdef class _Acquire(_Awaitable):
+    """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `BaseLock.new_acquire`."""
+
+    cdef double start
+    cdef bytes token
+    cdef Waiter waiter  # behind whom others of this client wait for the same name
+    cdef object timer  # an _Alarm, or a timer of its own, that ends it, where its time is limited
+
+    def __cinit__(self, BaseLock lock not None, bint required):
+        self.lock = lock
+        self.required = required
+
+    cdef _begin(self):
+        cdef BaseLock lock = self.lock
+        cdef Stream stream = None if _needs_slow_path(lock) else self._open_pipe()
+        if stream is None:
+            self.others = lock._transport.run(lock.new_acquire(None, self.required))
+            return
+        self.stream = stream
+        self.start = _time()
+        if (<Transport>lock._transport).queued_keys and (waiter := _local_waiter(lock, None, None)) is not None:
+            self._wait(waiter)
+            return
+        self.token = new_token()
+        self.arm(stream.wakeups)
+        stream.request(
+            <Template>stream.templates[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], self, lock.key, self.token, lock.ms
+        )
+        self.sent = stream.sent
+        if lock.blocking_timeout is not None:
+            self._limit(lock.blocking_timeout, self.start + <double>lock.blocking_timeout, self.start)
+
+    cdef _limit(self, length, double at, double now):
+        """Have it called when its time is over. `length`: by which those are known who have the same time."""
+        self.timer = _shared_timeout((<Transport>self.lock._transport).shared_timeouts, length, self.wakeups.loop)
+        if self.timer is None or not (<_SharedTimeout>self.timer).add(self, at, now):
+            self.timer = self.wakeups.loop.call_later(at - now, self._late)  # not itself: as a coroutine, it may not
+
+    cdef _unlimit(self):
+        timer, self.timer = self.timer, None
+        if type(timer) is _SharedTimeout:
+            (<_SharedTimeout>timer).waiters.pop(self, None)
+        elif timer is not None:
+            timer.cancel()
+
+    cdef _end(self, answer):
+        cdef Lease lease
+        if self.waiter is not None:
+            lease = _keep_handed_over(self.lock, self.owner, self.waiter)
+            self._unlimit()
+            if lease is None:
+                self.others = self.lock._transport.run(self._op(), self.waiter)
+            return lease
+        self._unlimit()
+        if answer is None:
+            lease = _keep_granted(self.lock, self.owner, self.token, self.sent)
+            if lease is not None:
+                return lease
+        elif (waiter := _local_waiter(self.lock, answer, self.token)) is not None:
+            self._wait(waiter)
+            return None
+        elif answer is DEADLINE_EXCEEDED:
+            self.stream.connection.cancel(self._op(), self.sent)
+        op = _as_sent(self._op(), self.stream.connection, self.sent)
+        self.others = self.lock._transport.resume(op, answer)
+
+    cdef _wait(self, Waiter waiter):
+        """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+        self.waiter = waiter
+        (<Transport>self.lock._transport).queues.enqueue_locked(waiter, self.start)
+        self.lock.key = waiter.key = waiter.queue.key  # one for all who wait: they are many
+        if waiter.woken:
+            self.others = self.lock._transport.run(self._op(), waiter)
+            return
+        if (<Transport>self.lock._transport).sweep_timer is None:
+            self.lock._transport.tick()
+        self.arm(self.stream.wakeups)
+        waiter.on_wake = self
+        if self.lock.blocking_timeout is not None:
+            self._limit(-self.lock.blocking_timeout, _until(self.lock, self.start), _time())
+
+    cdef _called(self, answer):
+        """The waiter is, or the time is over."""
+        if not self.ready:
+            self.set_result(DEADLINE_EXCEEDED if self.waiter is None else answer)
+
+    def __call__(self, answer):
+        self._called(answer)
+
+    def _late(self):
+        self._called(None)
+
+    cdef _leave(self):
+        self._unlimit()
+        if self.waiter is not None:
+            self.ready, self.owner = True, None
+            self.lock._transport.cancel_wait(self._op(), self.waiter)
+        else:
+            _Awaitable._leave(self)
+
+    cdef _op(self):
+        return self.lock.new_acquire(None if self.waiter is not None else self.token, self.required, self.start)
+
+
+cdef _release_to_next(BaseLock lock, owner, Lease lease):
+    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
+    out."""
+    cdef LocalQueues queues = (<Transport>lock._transport).queues
+    cdef int what = queues.release_locked(lease, _time())
+    wake, queues.pending_wake = queues.pending_wake, None
+    if type(wake) is _Acquire:
+        (<_Acquire>wake)._called(None)
+    elif wake is not None:
+        wake(None)
+    if what == LOCAL:
+        _forget_lease(lock, owner, lease)
+        return None
+    if what == NOT_HELD:  # by another thread, a moment ago
+        lock.drop_lease(lease)
+        raise lock._lost("release")
+    return _release(lock, lease, what == SCRIPT)
+
+
+@cython.final
+cdef class _Release(_Awaitable):
+    """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
+    `BaseLock.new_release`; `leaving` a `with`, they go where `BaseLock.report_release_error` puts them, beside the
+    `error` that ended its body."""
+
+    cdef bint leaving
+    cdef object error
+    cdef Lease lease
+    cdef object op  # with which others go on
+    cdef unsigned long thread  # that noted it
+
+    def __cinit__(self, BaseLock lock not None, bint leaving, error, owner=None, Lease noted=None):
+        self.lock = lock
+        self.leaving = leaving
+        self.error = error
+        self.owner = owner
+        self.lease = noted
+
+    cdef _note(self):
+        """What is to be let go of, also where a signal strikes before Python awaits this, and it is dropped."""
+        cdef BaseLock lock = self.lock
+        self.thread = PyThread_get_thread_ident()
+        if self._open_pipe() is not None:
+            self.lease = lock.leases.get(self.owner)
+        if self.lease is None:
+            self.lease = lock._lease_of(lock._owner())
+        self.owner = None
+
+    cdef _hand_on(self, op, answer):
+        self.op = op
+        self.others = self.lock._transport.release(self.lock, self.owner, op, answer, self.leaving, self.error)
+
+    cdef _begin(self):
+        cdef BaseLock lock = self.lock
+        cdef Stream stream = self._open_pipe()
+        cdef Lease lease = lock.leases.get(self.owner)
+        if self.lease is not None and lease is not None and lease is not self.lease:  # another one by now, which stays
+            problem = lock._not_held("release")
+            if not self.leaving:
+                raise problem
+            lock.report_release_error(self.error, problem)
+            return
+        if stream is None:
+            lease = None
+        if lease is not None:
+            lease.releasing = True
+        if lease is not None and (<Transport>lock._transport).queued_keys and not _not_releasable(lease):
+            self.lease = lease
+            op = _release_to_next(lock, self.owner, lease)
+            if op is not None:
+                self._hand_on(op, WAIT_LOCALLY)
+            return
+        if lease is None or _not_releasable(lease) or lease.contended:
+            self._hand_on(None, None)
+            return
+        self.stream = stream
+        self.lease = lease
+        self.arm(stream.wakeups)
+        stream.request(<Template>stream.templates[RELEASE], self, lease.key, lease.raw_token, 0)
+        self.sent = stream.sent
+
+    cdef _end(self, answer):
+        if answer == 1:
+            _forget_lease(self.lock, self.owner, self.lease)
+        else:
+            self._hand_on(_as_sent(self._op(), self.stream.connection, self.sent), answer)
+
+    cdef _op(self):
+        return LockRelease(self.lock, self.lease)
+
+    cdef _dropped(self):
+        if self.leaving and self.wakeups is None and self.others is None:
+            self.ended = True
+            if self.lease is not None and self.thread == PyThread_get_thread_ident():
+                self._undo_struck(GeneratorExit())
+        else:
+            _Awaitable._dropped(self)
+
+    cdef _undo_for(self, error):
+        if self.wakeups is not None and self.op is None:
+            self._leave()
+        else:
+            owner = self.lock._owner() if self.owner is None else self.owner
+            _finish_interrupted_release(self.lock, owner, self.lease, self.op, error)
+
+
+# How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a
+# traceback, which costs more than all the rest (3,000 instructions).
+
+cdef PySendResult _send(PyObject *self, PyObject *value, PyObject **result) except -1:
+    cdef bint over = False
+    result[0] = NULL
+    outcome = (<_Awaitable>self)._step(&over)
+    Py_INCREF(outcome)
+    result[0] = <PyObject *>outcome
+    return PYGEN_RETURN if over else PYGEN_NEXT
+
+
+cdef PyObject *_next(PyObject *self) except? NULL:
+    cdef bint over = False
+    outcome = (<_Awaitable>self)._step(&over)
+    if over:
+        PyErr_SetObject(StopIteration, outcome)
+        return NULL
+    Py_INCREF(outcome)
+    return <PyObject *>outcome
+
+
+def aio_enter_lease(BaseLock self not None):
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return _Acquire.__new__(_Acquire, self, True)
+
+
+def aio_exit_lock(BaseLock self not None, kind, error, trace):
+    """Release. What goes wrong with it is put where `BaseLock.left` says, beside the error that ended the body."""
+    cdef _Release give = _Release.__new__(_Release, self, True, error)
+    give._note()
+    return give
+
+
+aio_acquire, aio_release = _Acquire, _Release
+for _type in (_Acquire, _Release):
+    (<PyTypeObject *>_type).tp_as_async.am_send = <sendfunc>_send
+    (<PyTypeObject *>_type).tp_iternext = <iternextfunc>_next

@@ -1,0 +1,82 @@
+"""What a reply may be, and what is dropped of one that is longer than any reply to a lock command.
+
+The twin of `_filter.pxi`, for the core in Python. Never here: what replies mean.
+"""
+
+from __future__ import annotations
+
+from hiredis import ProtocolError
+
+MAX_REPLY = 65536  # bytes of a string: as long as the longest token; of a longer one nothing is kept
+MAX_FRAME = 64  # bytes beside it: what grows past both is no reply to a lock command
+MAX_ITEMS = 9999  # in one list or map: a batch's own lists have 100
+MAX_DROPPED = 1 << 32  # bytes of a string of which nothing is kept: a server's longest has 1 << 29 as a rule
+
+_STRINGS = frozenset((b"$", b"=", b"!"))
+_SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
+
+
+class ReplyFilter:
+    """What the server says on its way to the reader; only headers are read.
+
+    A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a name
+    under which something else than a lock lies is answered as any name that is held. No token is empty.
+    """
+
+    __slots__ = ("_drops", "_head", "_skip")
+
+    def __init__(self) -> None:
+        self._head = b""  # of a line that is not complete yet; that of a string has not been passed on
+        self._skip = 0  # bytes of a string that are still to come
+        self._drops = False  # whether they go nowhere
+
+    def within(self) -> bool:
+        """Whether the rest of a line or of a string is still to come."""
+        return bool(self._skip or self._head)
+
+    def passed(self, data: bytes) -> bytes:
+        """What of these bytes goes on to the reader; a string's header only when it is complete. ProtocolError: they
+        announce more than any reply has."""
+        head, self._head = self._head, b""
+        if head[:1] == b"$":
+            data, head = head + data, b""
+        parts: list[bytes] = []
+        start, done, size = 0, 0, len(data)
+        while start < size:
+            if self._skip:
+                step = min(self._skip, size - start)
+                self._skip -= step
+                start += step
+                if self._drops:
+                    done = start
+                    if not self._skip:  # what ends a string ends the empty one: not before all of it came
+                        self._drops, self._skip = False, 2
+                continue
+            end = data.find(b"\n", start)
+            if end < 0:
+                self._head = head + data[start:]
+                if self._head[:1] == b"$":
+                    if len(self._head) > MAX_FRAME:
+                        raise ProtocolError(f"a header that does not end: {self._head!r:.40}")
+                    size = start
+                break
+            line, head = head + data[start:end], b""
+            if self._announces(line):
+                parts += (data[done:start], b"$0\r\n")
+                done = end + 1
+            start = end + 1
+        parts.append(data[done:size])
+        return b"".join(parts)
+
+    def _announces(self, line: bytes) -> bool:
+        """Whether the string that is announced is to be dropped."""
+        kind = line[:1]
+        if kind not in _SIZED or not (size := line[1:].rstrip(b"\r")).isdigit():
+            return False
+        announced = int(size.lstrip(b"0")[:20] or b"0")  # more digits make it no less too much
+        if announced > (MAX_DROPPED if kind == b"$" else MAX_REPLY if kind in _STRINGS else MAX_ITEMS):
+            raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
+        if kind in _STRINGS:
+            self._drops = announced > MAX_REPLY
+            self._skip = announced if self._drops else announced + 2
+        return self._drops

@@ -1,0 +1,62 @@
+"""The one door between what is compiled and the same in Python.
+
+Unset, FASTLOCK_IMPL takes what is compiled, and Python only where nothing was compiled. Asked for by name ("cython"
+or "python") it obeys or raises. A build whose interface is not the one of this version is refused. The bytes layer has
+a text for each (`_core`, `_fallback`); the modules in COMPILED have one text, and Python's is imported from its source.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from fastlock import _fallback
+from fastlock._build import PYTHON, TWINS, digest
+
+COMPILED = (*PYTHON, *TWINS[1:])
+_NAMES = ("cython", "python")
+
+
+class _Plain:
+    """Finds the modules in COMPILED as source, also where something compiled lies beside it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        package, _, module = name.partition(".")
+        if package != __package__ or module not in COMPILED:
+            return None
+        return importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{module.replace('.', '/')}.py")
+
+
+def choose(name: str | None) -> ModuleType:
+    """The bytes layer by name, or the best there is. ValueError: no such name. ImportError: not built, or stale."""
+    if name is not None and name not in _NAMES:
+        raise ValueError(f"the implementation must be 'cython' or 'python', not {name!r} (FASTLOCK_IMPL)")
+    if name != "python":
+        try:
+            return _compiled()
+        except ModuleNotFoundError as error:
+            if name is not None:
+                raise
+            logging.getLogger("fastlock").info("nothing compiled is there, using pure Python: %s", error)
+    sys.meta_path.insert(0, _Plain)
+    return _fallback
+
+
+def _compiled() -> ModuleType:
+    for module in COMPILED:
+        spec = importlib.util.find_spec(f"{__package__}.{module}")
+        if spec is None or not isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+            raise ModuleNotFoundError(f"fastlock.{module} is not compiled")
+    core = importlib.import_module("fastlock._core")
+    if (sources := digest()) is not None and sources != core.SOURCES:
+        raise ImportError("what was compiled is stale, its sources have changed: build fastlock again (make build)")
+    return core
+
+
+default = choose(os.environ.get("FASTLOCK_IMPL") or None)

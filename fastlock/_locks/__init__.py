@@ -1,0 +1,1 @@
+"""What users call: clients and locks, for threads and for asyncio."""

@@ -1,0 +1,142 @@
+"""Face for asyncio: locks. No decisions live here; `_lock.py` is the same for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from fastlock._fastpath import fastpath
+from fastlock._protocol import commands, extension
+from fastlock._protocol.base_lock import BaseLock, MutableSettings
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.lease import ENDED, Lease, now
+
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+_WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
+
+
+def coroutine_function(function: F) -> F:
+    """Have it count as one (FastAPI's background tasks ask), though it does something before it gives its coroutine."""
+    if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    return function
+
+
+class AsyncLock(BaseLock):
+    """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
+
+    __slots__ = ()  # a lock that waits is one of many
+
+    _owner = fastpath.task_owner
+
+    def _orphaned_lease(self) -> Lease | None:
+        # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; or where no
+        # loop runs, and a coroutine that is closed leaves a `with`
+        closing = asyncio._get_running_loop() is None
+        found = [lease for task, lease in self.leases.items() if task is not None and (closing or task.done())]
+        return found[-1] if found else None
+
+    async def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+        sleep: float | None = None,
+    ) -> bool:
+        """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
+
+        blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two
+        looks at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random
+        one; it must be fresh for each acquire.
+
+        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
+        answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
+        """
+        if sleep is None and blocking is None and blocking_timeout is None and token is None:
+            return (await fastpath.aio_acquire(self, False)) is not None
+        return (await self._transport.run(self.acquire_with(sleep, blocking, blocking_timeout, token))) is not None
+
+    # These note the task that calls them, and a release also the lease: `shield`, `gather` and others await them in a
+    # task of its own.
+
+    @coroutine_function
+    def release(self) -> Coroutine[Any, Any, None]:
+        """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
+
+        Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
+        """
+        owner = self._owner()
+        return self._release(owner, self.leases.get(owner))
+
+    async def _release(self, owner: Any, lease: Lease | None) -> None:
+        await fastpath.aio_release(self, False, None, owner, lease)
+
+    @coroutine_function
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
+        """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
+
+        Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
+        A lease that was acquired without end is none to extend: LockError; of a drop-in, as of redis-py's lock,
+        LockNotOwnedError.
+        """
+        return self._extend(additional_time, replace_ttl, self._owner())
+
+    async def _extend(self, seconds: float, replace_ttl: bool, owner: Any) -> Literal[True]:
+        extension = self._extension(seconds, replace_ttl, "extend", owner or self._owner())
+        return self._moved("extend", await self._transport.drive(extension))
+
+    @coroutine_function
+    def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
+        """Set the lease back to the lock's full timeout, also one that was acquired without end. Errors as `extend`."""
+        return self._reacquire(self._owner())
+
+    async def _reacquire(self, owner: Any) -> Literal[True]:
+        self._lease_for("reacquire", owner := owner or self._owner())
+        extension = self._extension(self.timeout or 0, True, "reacquire", owner)
+        return self._moved("reacquire", await self._transport.drive(extension))
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock, asked of the server."""
+        return bool(await self._transport.drive(extension.inspect(Opcode.EXISTS, self.key, now)))
+
+    @coroutine_function
+    def owned(self) -> Coroutine[Any, Any, bool]:
+        """Whether the caller holds the lock, asked of the server."""
+        return self._owned(self._owner())
+
+    async def _owned(self, owner: Any) -> bool:
+        lease = self._lease_of(owner or self._owner())
+        token = await self._transport.drive(extension.inspect(Opcode.GET, self.key, now))
+        if lease is None or lease.inherited or lease.deadline == ENDED:
+            return False
+        return commands.token_matches(token, lease.raw_token)
+
+    __aexit__ = fastpath.aio_exit_lock
+
+    if not TYPE_CHECKING:  # which says so itself
+
+        def __enter__(self):
+            raise TypeError(_WRONG_FACE)
+
+        def __exit__(self, *exc): ...
+
+        def __await__(self):
+            raise TypeError(_WRONG_FACE)
+
+
+class ClientLock(MutableSettings, AsyncLock):
+    """A lock made by `fastlock.asyncio.Client.lock()`: entering it gives the Lease."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __aenter__(self) -> Awaitable[Lease]: ...
+
+    else:
+        __aenter__ = fastpath.aio_enter_lease

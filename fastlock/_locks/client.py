@@ -1,0 +1,208 @@
+"""Face for threads: the client. No decisions live here; `_aio_client.py` is the same for asyncio."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+
+from fastlock import _implementation
+from fastlock._fork import check
+from fastlock._locks.decorator import name_maker
+from fastlock._locks.lock import ClientLock
+from fastlock._protocol import arguments, base_lock, batch, handshake
+from fastlock._protocol.batch_operations import AcquireMany, release_many
+from fastlock._protocol.lease import Lease, new_token, now
+from fastlock._protocol.retry import get_session
+from fastlock._transport.settings import Settings, settings_from_options, settings_from_url
+from fastlock._transport.sync import SyncTransport
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Client:
+    """Locks on one Redis or Valkey server, for threads.
+
+    One client serves all threads of a process over at most `max_connections` connections; make one and keep it. Options
+    are redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`,
+    `client_name`, `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5
+    each; also as `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that
+    needs one. queue: whether its locks wait in the queue, unless they are told; see `lock`.
+
+    Raises ValueError or TypeError for an option that makes no sense, and names it.
+    """
+
+    def __init__(
+        self,
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        *,
+        queue: bool = True,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        if settings is None:
+            settings = settings_from_options({"host": host, "port": port, "db": db, **options})
+        self._queue = queue
+        self._settings = settings
+        self._transport = SyncTransport(settings, _implementation.default)
+
+    @classmethod
+    def from_url(cls, url: str, *, queue: bool = True, **options: Any) -> Self:
+        """A client from redis:// rediss:// unix:// valkey:// or valkeys://, with redis-py's query options.
+
+        Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
+        """
+        return cls(queue=queue, settings=settings_from_url(url, **options))
+
+    def lock(
+        self,
+        name: arguments.Name,
+        timeout: float | None = 10,
+        sleep: float = base_lock.DEFAULT_SLEEP,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        fence: bool = False,
+        fair: bool = False,
+        queue: bool | None = None,
+    ) -> ClientLock:
+        """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
+
+        sleep: seconds between two looks at a name that is held. blocking, blocking_timeout: whether to wait, and how
+        many seconds at most. thread_local: each thread has its own lease; False lets one thread release what another
+        acquired. raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give
+        each lease a `fence`, a number greater than that of every earlier holder. fair: strictly first come, first
+        served over all clients, also where a lease could pass on within the process. queue: whether to wait in the
+        queue; False looks every `sleep` seconds instead, as redis-py does (None: as the client was told).
+
+        Raises ValueError or TypeError for a term that makes no sense, and names it.
+        """
+        queue = self._queue if queue is None else queue
+        return ClientLock(
+            self,
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            thread_local,
+            raise_on_release_error,
+            fence,
+            fair,
+            queue,
+        )
+
+    def acquire_many(self, names: Iterable[arguments.Name], timeout: float | None = 10) -> list[Lease | None]:
+        """Acquire each of these names that is free now, all in one flush; never waits for a name that is held.
+
+        Returns a lease, or None where somebody else holds the name, in the order of names. If the server answers one of
+        them with an error, it is raised and nothing is held. Raises ValueError or TypeError for a name or timeout that
+        makes no sense.
+        """
+        given, keys, ms = batch.asked(names, timeout)
+        if not given:
+            return []
+        self._transport.begin()
+        leases: list[Lease | None] = self._transport.run(
+            AcquireMany(given, keys, new_token(), ms, self._transport.stats)
+        )
+        return leases
+
+    def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
+        """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
+        given: list[Lease | None] = []
+        mine: list[Lease] = []
+        released: list[Any] = []
+        try:
+            mine = batch.owned(leases, given)
+            self._transport.begin()
+            self._transport.drive(release_many(mine, self._transport.queues, now, released))
+            outcome = batch.merge(given, mine, self._transport.stats.released(base_lock.warn_of_losses(mine, released)))
+        except BaseException as error:  # a signal's handler may have raised
+            self._transport.undo_interrupted_batch(mine or given or leases, released, error)
+            raise
+        return outcome
+
+    def locked(
+        self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorator: run the function under a lock.
+
+        name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name.
+        The other arguments are those of `lock`. A call raises LockError when the lock could not be had.
+        """
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+                raise TypeError(f"{function.__qualname__} is async: decorate it with a fastlock.asyncio.Client")
+            named = name_maker(name, function)
+            self.lock("terms", timeout, **lock_options)  # what makes no sense is said now, not at the first call
+
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                with self.lock(named(*args, **kwargs), timeout, **lock_options):
+                    return function(*args, **kwargs)
+
+            return call
+
+        return decorate
+
+    def get_stats(self) -> dict[str, int]:
+        """What this client counted since it was made, or since its process forked; costs nothing and asks nothing.
+
+        acquires: leases that callers got. waits: acquires that had to wait. local_handovers: leases that passed to the
+        next caller within the client, without a command. remote_handovers: leases that the server gave to a waiter.
+        late_grants: grants whose time was over before the reply came (given back). timeouts: acquires that waited and
+        got nothing. recovered: acquires and releases whose reply was lost, and whose outcome was found out. losses:
+        leases that were over, or somebody else's, when they were released or extended. reconnects: connections in place
+        of broken ones. commands, flushes: their quotient is the number of commands in one write.
+        """
+        check()
+        return self._transport.stats.as_dict([each.stream for each in self._transport.connections])
+
+    def server_info(self) -> dict[str, Any]:
+        """Who the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""
+        return handshake.describe(self._transport.drive(get_session(now)))
+
+    @property
+    def closed(self) -> bool:
+        """Whether this client was closed."""
+        return self._transport.closed
+
+    def close(self) -> None:
+        """Close all connections; whoever waits gets ClientClosedError. Held locks stay until they are released or
+        end."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> NoReturn:
+        raise TypeError("this client is for threads: use `with`, or fastlock.asyncio.Client")
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise base_lock.refuse_copy(self)
+
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        transport = getattr(self, "_transport", None)
+        if (
+            transport is not None and not ends() and not transport.closed
+        ):  # when the interpreter ends, so do its connections
+            transport.close()
+
+    def __repr__(self) -> str:
+        return f"<fastlock.Client of {self._settings.endpoint}, db {self._settings.db}>"

@@ -1,0 +1,103 @@
+"""Face for threads: locks. No decisions live here; `_aio_lock.py` is the same for asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastlock._fastpath import fastpath
+from fastlock._protocol import commands, extension
+from fastlock._protocol.base_lock import BaseLock, MutableSettings
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.lease import ENDED, Lease, now
+
+_WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
+
+
+class SyncLock(BaseLock):
+    """What `Lock` and `ClientLock` have in common: everything but how they are made and entered."""
+
+    __slots__ = ()  # a lock that waits is one of many
+
+    def _owner(self) -> Any:
+        return fastpath.thread_owner() if self.thread_local else None
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
+
+        blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two
+        looks at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random
+        one; it must be fresh for each acquire.
+
+        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
+        answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
+        """
+        if sleep is None and blocking is None and blocking_timeout is None and token is None:
+            return fastpath.acquire(self, False) is not None
+        return self._transport.run(self.acquire_with(sleep, blocking, blocking_timeout, token)) is not None
+
+    def release(self) -> None:
+        """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
+
+        Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
+        """
+        fastpath.release(self)
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
+
+        Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
+        A lease that was acquired without end is none to extend: LockError; of a drop-in, as of redis-py's lock,
+        LockNotOwnedError.
+        """
+        extension = self._extension(additional_time, replace_ttl, "extend", self._owner())
+        return self._moved("extend", self._transport.drive(extension))
+
+    def reacquire(self) -> Literal[True]:
+        """Set the lease back to the lock's full timeout, also one that was acquired without end. Errors as `extend`."""
+        me = self._owner()
+        self._lease_for("reacquire", me)
+        extension = self._extension(self.timeout or 0, True, "reacquire", me)
+        return self._moved("reacquire", self._transport.drive(extension))
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock, asked of the server."""
+        return bool(self._transport.drive(extension.inspect(Opcode.EXISTS, self.key, now)))
+
+    def owned(self) -> bool:
+        """Whether the caller holds the lock, asked of the server."""
+        lease = self.lease
+        token = self._transport.drive(extension.inspect(Opcode.GET, self.key, now))
+        if lease is None or lease.inherited or lease.deadline == ENDED:
+            return False
+        return commands.token_matches(token, lease.raw_token)
+
+    __exit__ = fastpath.exit_lock
+
+    if not TYPE_CHECKING:  # which says so itself
+
+        async def __aenter__(self):
+            raise TypeError(_WRONG_FACE)
+
+        async def __aexit__(self, *exc): ...
+
+        def __await__(self):
+            raise TypeError(_WRONG_FACE)
+
+
+class ClientLock(MutableSettings, SyncLock):
+    """A lock made by `Client.lock()`: entering it gives the Lease."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Lease: ...
+
+    else:
+        __enter__ = fastpath.enter_lease

@@ -1,0 +1,415 @@
+"""What makes a lock a drop-in for redis-py's, whichever its face: the client behind it, and redis-py's arguments.
+
+One fastlock client serves a connection pool of redis-py's, which owns it: made at first use, gone with the pool.
+Arguments are taken as redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here: how to acquire,
+wait or release.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from decimal import Decimal
+from numbers import Real
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fastlock import _native as native
+from fastlock._errors import LockError, LockNotOwnedError, RedisError
+from fastlock._fastpath import fastpath
+from fastlock._fork import at_fork, check
+from fastlock._locks.aio_client import Client as AsyncClient
+from fastlock._locks.aio_lock import AsyncLock
+from fastlock._locks.client import Client
+from fastlock._locks.lock import SyncLock
+from fastlock._protocol import arguments, extension
+from fastlock._protocol.base_lock import DEFAULT_SLEEP, BaseLock, LocalToken, mutable_setting
+from fastlock._protocol.lease import ENDED, Lease, now
+from fastlock._protocol.steps import Clock, Steps
+from fastlock._stream_errors import by_handler
+from fastlock._transport.settings import settings_from_pool
+
+# The attribute of a pool that is its client: a table would keep a pool alive that a waiter of its own client holds.
+CLIENT_ATTRIBUTE = "_fastlock_client"
+_MUTEX = native.RLock()  # which a handler of signals may want while its thread has it
+
+
+def _forget_parent() -> None:
+    """In a forked child: a thread that is not here any more may have held the mutex."""
+    global _MUTEX
+    _MUTEX = native.RLock()
+
+
+at_fork(_forget_parent)
+
+
+def sync_client_of(redis: Any) -> Any:
+    """The `fastlock.Client` of a `redis.Redis`. TypeError: it is something else."""
+    return _client(redis, Client, asynchronous=False)
+
+
+def async_client_of(redis: Any) -> Any:
+    """The `fastlock.asyncio.Client` of a `redis.asyncio.Redis`. TypeError: it is something else."""
+    return _client(redis, AsyncClient, asynchronous=True)
+
+
+def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
+    if _part(redis, "command_stack") is not None:
+        raise TypeError(
+            "redis is a pipeline, which sends nothing before it is executed, and a lock is acquired at once: "
+            "give the client that the pipeline was made from"
+        )
+    pool = _part(redis, "connection_pool")
+    if pool is None or _part(pool, "connection_kwargs") is None:
+        ours = "; a fastlock client makes its locks itself: client.lock(name)" if _part(redis, "_transport") else ""
+        raise TypeError(f"redis must be a {_kind(asynchronous)} client, not {type(redis).__name__}{ours}")
+    if inspect.iscoroutinefunction(pool.disconnect) is not asynchronous:
+        right = "fastlock.Lock" if asynchronous else "fastlock.asyncio.Lock"
+        raise TypeError(f"redis is a {_kind(not asynchronous)} client: use {right}")
+    check()
+    owned = vars(pool)
+    client = _made(owned)
+    if client is None:
+        with _MUTEX:
+            client = _made(owned) or kind(settings=settings_from_pool(pool))
+            client = owned[CLIENT_ATTRIBUTE] = (
+                _made(owned) or client
+            )  # a handler of signals may have made another meanwhile
+    return client
+
+
+def _made(owned: dict[str, Any]) -> Any:
+    """The client of a pool, unless it has none, or closed it."""
+    client = owned.get(CLIENT_ATTRIBUTE)
+    return None if client is None or client.closed else client
+
+
+def _part(whole: Any, name: str) -> Any:
+    """An attribute, or None; also where a signal's handler may raise AttributeError."""
+    try:
+        return getattr(whole, name)
+    except AttributeError as error:
+        if by_handler(error):
+            raise
+        return None
+
+
+def _kind(asynchronous: bool) -> str:
+    return "redis.asyncio.Redis" if asynchronous else "redis.Redis"
+
+
+# redis-py's arguments
+
+
+def as_text(value: Any) -> Any:
+    """A name or token: of numbers what redis-py's encoder makes of them. All else is left to the checks."""
+    return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def as_number(value: Any) -> Any:
+    """Seconds: whatever is a real number. Anything else is left to the checks, which refuse it by name."""
+    if value is None or type(value) in (int, float):
+        return value
+    return float(value) if isinstance(value, (Real, Decimal)) else value
+
+
+def as_sleep(value: Any) -> Any:
+    """`sleep`. redis-py takes None and fails when it has to wait."""
+    return DEFAULT_SLEEP if value is None else as_number(value)
+
+
+def as_blocking_timeout(value: Any) -> Any:
+    """`blocking_timeout`: below 0 there is one look, as with 0; longer than can be waited is for ever."""
+    seconds = as_number(value)
+    if not isinstance(seconds, (int, float)) or math.isnan(seconds):
+        return seconds
+    return None if seconds > arguments.MAX_WAIT else max(0, seconds)
+
+
+# What redis-py's lock is made of, by the method that is there instead.
+_INNARDS = {
+    name: verb
+    for verb in ("acquire", "release", "extend", "reacquire")
+    for name in (f"do_{verb}", f"lua_{verb}", f"LUA_{verb.upper()}_SCRIPT")
+} | {"register_scripts": ""}
+
+
+def _foreign(name: str) -> str:
+    """Why a part of redis-py's lock cannot be replaced here."""
+    verb = _INNARDS[name]
+    way = f": override {verb!r} itself" if verb else ""
+    if verb == "extend":
+        way += ", or set the time that is left by `extend(seconds, replace_ttl=True)`"
+    return f"fastlock's locks do not use redis-py's scripts, so {name!r} would be ignored{way}"
+
+
+class _Innard:
+    """A part of redis-py's lock that is not there, and cannot be put there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, lock: Any, owner: Any = None) -> Any:
+        raise AttributeError(f"fastlock's locks have no {self.name!r}")
+
+    def __set__(self, lock: Any, value: Any) -> None:
+        raise AttributeError(_foreign(self.name))
+
+
+def _named(lock: Any, value: Any) -> Any:
+    lock.key = arguments.as_name(as_text(value), lock._names)
+    return value
+
+
+def _timed(lock: Any, value: Any) -> Any:
+    seconds = as_number(value)
+    lock.ms = 0 if seconds is None else arguments.as_ms(seconds)
+    return seconds
+
+
+def _slept(lock: Any, value: Any) -> Any:
+    return arguments.as_wait(as_sleep(value), "sleep")
+
+
+def _waited(lock: Any, value: Any) -> Any:
+    seconds = as_blocking_timeout(value)
+    return seconds if seconds is None else arguments.as_wait(seconds, "blocking_timeout")
+
+
+class _Whole(type):
+    """A class on which nobody can put such a part either, as software does that replaces it for all locks."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name in _INNARDS:
+            raise AttributeError(_foreign(name))
+        super().__setattr__(name, value)
+
+
+class DropIn(BaseLock, metaclass=_Whole):
+    """What the drop-ins of both faces have in common. Each adds how it waits."""
+
+    if not TYPE_CHECKING:
+        name = mutable_setting("name", _named)
+        timeout = mutable_setting("timeout", _timed)
+        sleep = mutable_setting("sleep", _slept)
+        blocking_timeout = mutable_setting("blocking_timeout", _waited)
+        vars().update({name: _Innard(name) for name in _INNARDS})
+
+    redis: Any
+    _names: str  # their encoding; that of tokens may be another
+
+    def __init__(
+        self,
+        redis: Any,
+        client: Any,
+        names: str,
+        name: Any,
+        timeout: Any,
+        sleep: Any,
+        blocking: Any,
+        blocking_timeout: Any,
+        thread_local: Any,
+        raise_on_release_error: Any,
+        queue: bool = True,
+    ) -> None:
+        tokens = redis.get_encoder().encoding
+        self.redis = redis
+        self._names = names
+        super().__init__(
+            client,
+            as_text(name),
+            as_number(timeout),
+            as_sleep(sleep),
+            bool(blocking),
+            as_blocking_timeout(blocking_timeout),
+            bool(thread_local),
+            bool(raise_on_release_error),
+            encoding=names,
+            queue=queue,
+        )
+        if tokens != names:
+            self._encoding = tokens
+        if self.name is not name:
+            self.name = name
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """A subclass may override what is public, also for `with`; what it defines for redis-py's lock is refused."""
+        super().__init_subclass__(**keywords)
+        theirs = itertools.takewhile(lambda base: base.__module__.partition(".")[0] != "fastlock", cls.__mro__)
+        defined = {name for base in theirs for name in vars(base)}
+        if innards := sorted(defined & _INNARDS.keys()):
+            raise TypeError(f"{cls.__qualname__}: {_foreign(innards[0])}")
+        cls._heed(defined)
+
+    @classmethod
+    def _heed(cls, defined: set[str]) -> None:
+        """Enter and leave a `with` by the subclass's own `acquire` and `release`."""
+
+    @property
+    def local(self) -> LocalToken:
+        """redis-py's place of the token: `lock.local.token`."""
+        return LocalToken(self)
+
+    def acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Any:
+        """As redis-py has it: its numbers, and None for the lock's own setting."""
+        seconds = as_blocking_timeout(blocking_timeout)
+        if seconds is None and blocking_timeout is not None:  # for ever, and not what the lock says
+            seconds = arguments.MAX_WAIT
+        return super().acquire_with(as_number(sleep), blocking, seconds, token)
+
+    def _check_both(self, blocking: bool) -> None:
+        """Who does not wait may name a time: `acquire(blocking=True)` means it."""
+
+    def _as_token(self, token: Any) -> bytes:
+        return arguments.as_bytes(as_text(token), "token", self._encoding)
+
+    def _extension(self, seconds: Any, replace_ttl: Any, verb: str, owner: Any) -> Any:
+        lease = self._lease_for(verb, owner)
+        added = as_number(seconds)
+        ms = int(arguments.as_number(added, "additional_time") * 1000)
+        if ms > 0:
+            ms = arguments.as_ms(added, "additional_time")
+            return extension.extend(lease, ms, bool(replace_ttl), now, verb == "reacquire")
+        return shortened(lease, ms, bool(replace_ttl), now)
+
+    def _endless(self, why: str) -> LockError:
+        """As redis-py's script has it, of whose answers 0 stands for this, too."""
+        return LockNotOwnedError(why, lock_name=self._text)
+
+
+def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
+    """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
+    outcome = yield from extension.extend(lease, ms, replace, clock)
+    over = outcome is extension.Outcome.LOST and lease.deadline != ENDED  # by now, as was asked for
+    return extension.Outcome.MOVED if over else outcome
+
+
+class Lock(DropIn, SyncLock):
+    """Drop-in for `redis.lock.Lock`: the same arguments, results and exceptions, over fastlock's own connections.
+
+    Made from a `redis.Redis` directly, or by `redis.Redis().lock(name, lock_class=fastlock.Lock)`. All locks of one
+    redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    What differs from redis-py on purpose: docs/drop-in.md.
+    queue: False waits as redis-py's own lock does, for as long as some of these wait for the same names.
+    """
+
+    def __init__(
+        self,
+        redis: Any,
+        name: arguments.Name | float,
+        timeout: float | None = None,
+        sleep: float | None = DEFAULT_SLEEP,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        queue: bool = True,
+    ) -> None:
+        client = sync_client_of(redis)
+        super().__init__(
+            redis,
+            client,
+            "utf-8",  # as redis-py sends names, whatever encoding it was given
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            thread_local,
+            raise_on_release_error,
+            queue=queue,
+        )
+
+    @classmethod
+    def _heed(cls, defined: set[str]) -> None:
+        if "acquire" in defined and "__enter__" not in defined:
+            cls.__enter__ = cls._enter  # type: ignore[method-assign]
+        if "release" in defined and "__exit__" not in defined:
+            cls.__exit__ = cls._exit
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+    else:
+        __enter__ = fastpath.enter_lock
+
+    def _enter(self) -> Self:
+        if not self.acquire():
+            raise self._not_got()
+        return self
+
+    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.release()
+        except RedisError as problem:
+            self.report_release_error(error, problem)
+
+
+class AsyncioLock(DropIn, AsyncLock):
+    """Drop-in for `redis.asyncio.lock.Lock`: the same arguments, results and exceptions, over fastlock's own
+    connections.
+
+    Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of
+    one redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
+    What differs from redis-py on purpose: docs/drop-in.md.
+    queue: False waits as redis-py's own lock does, for as long as some of these wait for the same names.
+    """
+
+    def __init__(
+        self,
+        redis: Any,
+        name: arguments.Name | float,
+        timeout: float | None = None,
+        sleep: float | None = DEFAULT_SLEEP,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        queue: bool = True,
+    ) -> None:
+        client = async_client_of(redis)
+        super().__init__(
+            redis,
+            client,
+            redis.get_encoder().encoding,
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            thread_local,
+            raise_on_release_error,
+            queue=queue,
+        )
+
+    @classmethod
+    def _heed(cls, defined: set[str]) -> None:
+        if "acquire" in defined and "__aenter__" not in defined:
+            cls.__aenter__ = cls._enter  # type: ignore[method-assign]
+        if "release" in defined and "__aexit__" not in defined:
+            cls.__aexit__ = cls._exit
+
+    async def __aenter__(self) -> Self:
+        """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+        await fastpath.aio_acquire(self, True)
+        return self
+
+    async def _enter(self) -> Self:
+        if not await self.acquire():
+            raise self._not_got()
+        return self
+
+    async def _exit(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.release()
+        except RedisError as problem:
+            self.report_release_error(error, problem)
+
+
+AsyncioLock.__name__ = AsyncioLock.__qualname__ = "Lock"  # as users know it: fastlock.asyncio.Lock

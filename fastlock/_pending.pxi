@@ -1,0 +1,51 @@
+# Part of _core.pyx: who waits for replies, and what a reply may be. Never here: their order.
+
+@cython.final
+@cython.freelist(64)
+cdef class PendingReply:
+    """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
+
+    def __cinit__(self):
+        self.thread = PyThread_get_thread_ident()
+
+    cdef bint waits(self, unsigned long thread) noexcept:
+        """Whether that thread waits for it."""
+        return self.thread == thread and not self.ready and not self.abandoned
+
+    cdef bint sleeps(self) noexcept:
+        """Whether its thread sleeps, and could read in its turn."""
+        return self.wake is not None and not self.abandoned
+
+    def done(self):
+        return self.ready
+
+    def set_result(self, reply):
+        self.reply = reply
+        self.ready = True
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake.release()
+
+
+@cython.final
+cdef class _Many:
+    cdef object pending_reply
+    cdef list replies
+    cdef Py_ssize_t missing
+
+
+cdef _Many _many(pending_reply, Py_ssize_t count):
+    cdef _Many many = _Many.__new__(_Many)
+    many.pending_reply = pending_reply
+    many.replies = []
+    many.missing = count
+    return many
+
+
+cdef int _check_depth(reply, int left) except -1:
+    if not left:
+        raise ProtocolError("a reply nested too deeply")
+    for item in (reply.values() if type(reply) is dict else reply):
+        if type(item) is list or type(item) is dict:
+            _check_depth(item, left - 1)
+    return 0

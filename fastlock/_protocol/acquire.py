@@ -1,0 +1,322 @@
+"""How a name is acquired: what is asked, what an answer means, and how to wait.
+
+Outcomes are never guessed. A command whose reply was lost is asked again with the same token: the server's answer then
+says whether the lease is the caller's. A caller who gives up while the outcome is unknown leaves an `Undo`, which is
+carried out behind whatever it undoes. Never here: sockets, asyncio, threads, sleep.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastlock import _errors as errors
+from fastlock._protocol import commands
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.extension import set_expiry
+from fastlock._protocol.lease import Lease, new_token
+from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueue, LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.release import Release
+from fastlock._protocol.retry import RetryState, limited, request, resolve, run_script, with_undo
+from fastlock._protocol.steps import (
+    CALLS,
+    Answer,
+    Clock,
+    Command,
+    Dequeue,
+    Enqueue,
+    RawCommands,
+    Sleep,
+    Steps,
+    Undo,
+    Wait,
+)
+
+LAST_TRY_SECONDS = 0.01  # before the end of a blocking_timeout, so that its wait is of some use
+
+
+class Acquire(Command):
+    """Acquire a name: a step, whose answer goes to `rest`. Waits while its terms allow it. Checked values only: `ms` 0
+    means a lease without end.
+
+    The outcome is the Lease, or None: somebody else holds it. Raises redis-py's exception of an error reply;
+    ConnectionError or TimeoutError when the server stays away.
+    """
+
+    blocking = False
+    polls = False  # whether it may not use the queue
+    given = False  # whether the caller chose its token
+    task = "let a waiter take what it was handed"  # for who reads of a refusal
+    scripts = (commands.ENTER_LUA,)
+    alone = False  # whether it waits by itself, in strict order, or with a token that was given
+    sleep = 0.1  # seconds between two looks, where the holder cannot be told that somebody waits
+    outcome_unknown = False  # a look's reply was lost, once: from then on our own token may turn up at any time
+    polled = False  # whether it has waited without a queue
+    late_grants = 0  # to it, whose time was over before the reply came
+    waiting: Waiter | None = None  # as which it waits, or did
+    handed: Lease | None = None  # what waiting gave it
+    seen: Any = None  # the last look of the hot path, if the law is to judge its answer: (what was asked, the answer)
+
+    def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
+        self.name = name
+        self.key = key
+        self.token = token
+        self.ms = ms
+        self.opcode = Opcode.ACQUIRE if ms else Opcode.ACQUIRE_ENDLESS
+        self.fenced = fenced
+        if fenced:
+            self.kind, self.opcode = CALLS, -1
+            self.calls = [commands.acquire_fenced(key, token, ms)]
+
+    def undo(self) -> Undo:
+        return Undo([self.key], [self.token], self.stale)
+
+    def rest(self, answer: Any, clock: Clock) -> Steps:
+        """From the first answer to the outcome."""
+        lease = yield from with_undo(self._looks(answer, clock), lambda: self.undo() if self.outcome_unknown else None)
+        if lease is None and self.outcome_unknown:
+            yield self.undo()
+        return lease
+
+    def _looks(self, answer: Any, clock: Clock) -> Steps:
+        while True:
+            waiter = answer if type(answer) is Waiter else None
+            lease = (
+                None
+                if waiter is not None or answer is Answer.WAIT_LOCALLY
+                else (yield from self._outcome(answer, clock))
+            )
+            if lease is not None:
+                if lease.valid:
+                    return lease
+                # granted, but its time was over before the reply came: not a success; undone before it is tried again
+                self.late_grants += 1
+                yield from self._withdraw(clock)
+            if not self.blocking or (waiter is None and self._late(clock)):
+                return None
+            if lease is None and not self.polls:
+                lease = yield from self._queue(waiter, clock)
+                if lease is not None or not self.polls:
+                    return lease
+            elif lease is None:
+                yield from self._wait_turn(clock)
+            answer = yield self
+
+    def local(self, queues: LocalQueues, now: float) -> Any:
+        """BEHIND, where it is for the queue to say who is next: no look of its own."""
+        if not self.blocking or self.polls:
+            return None
+        return Answer.WAIT_LOCALLY if self.alone or queues.has_queue(self.key, now) else None
+
+    def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps:
+        """Wait: behind those of this client, and with the first of them in the server's queue."""
+        self.waiting = waiter = waiter or self.waiter()
+        last = None if self.until is None else self.until - LAST_TRY_SECONDS
+        lease = None
+        seen, self.seen = self.seen, None
+        try:
+            if waiter.queue is None:
+                yield Enqueue(waiter)
+            queue: Any = waiter.queue
+            while True:
+                if waiter.lease is None and queue.error is not None:
+                    raise errors.fresh_copy(queue.error)
+                if waiter.lease is None and queue.must_verify(waiter, clock()):
+                    yield from self._see(queue, clock)
+                if seen is not None:
+                    ask, answer = seen
+                    yield from self._enter(waiter, ask, answer, clock)
+                elif waiter.lease is None and queue.queues.may_enter_now(waiter, clock()):
+                    yield from self._enter(waiter, self._look(queue), None, clock)
+                if waiter.entry is None and (over := queue.queues.take_back_expired(waiter, clock())) is not None:
+                    self.late_grants += 1
+                    queue = waiter.queue
+                    yield Undo([self.key], [over.raw_token])
+                    continue
+                lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
+                if lease is not None:
+                    self.token, self.sent, self.handed = (
+                        lease.raw_token,
+                        lease.deadline - self.ms / 1000,
+                        lease,
+                    )  # to undo
+                    queue.queues.handover_completed(waiter)
+                if lease is not None or self.polls or self._late(clock):
+                    break
+                seen = yield Wait(waiter, last, self._look)
+        except GeneratorExit:  # nobody drives these steps any more: nothing can be left
+            self.leave(waiter, lease, clock)
+            raise
+        except BaseException:
+            if (left := self.leave(waiter, lease, clock)) is not None:
+                yield left
+            raise
+        if lease is None and (left := self.leave(waiter, None, clock)) is not None:
+            yield left
+        return lease
+
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
+        """The caller is gone, struck from outside. Returns what is to be undone; asked once more, that again."""
+        left = None if self.waiting is None else self.leave(self.waiting, None, clock)
+        undos = [] if left is None else [left]
+        passed = self.handed is not None and queues.release(self.handed, clock()) in (
+            ReleaseRoute.LOCAL,
+            ReleaseRoute.NOT_HELD,
+        )
+        if not passed and (self.sent or self.outcome_unknown):
+            undos.append(self.undo())
+            undos[-1].connection = self.connection
+        return undos
+
+    def _see(self, queue: LocalQueue, clock: Clock) -> Steps:
+        """Ask whether what goes round here still holds the name."""
+        held, ask = queue.circulating, Command(Opcode.GET, self.key)
+        ask.until = self.until
+        try:
+            found = yield from request(ask, RetryState(clock))
+        except errors.ResponseError as error:  # who may not ask waits for the end of the lease
+            if not errors.is_own(error):
+                raise
+            return
+        if (
+            held is not None
+            and found is not Answer.DEADLINE_EXCEEDED
+            and not commands.token_matches(found, held.raw_token)
+        ):
+            with queue.queues.mutex:
+                queue.lease_gone(held)
+
+    def waiter(self) -> Waiter:
+        """Who waits for this. In a queue its own token is its place, where it is to be told from others of the client,
+        or may turn up by itself."""
+        own = self.token if self.alone or self.outcome_unknown else None
+        return Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
+
+    def _wait_turn(self, clock: Clock) -> Steps:
+        """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
+        self.polled = True
+        ask = Command(Opcode.PTTL, self.key)
+        ask.until = self.until
+        left = yield from request(ask, RetryState(clock))
+        pause = self.sleep
+        if left is not Answer.DEADLINE_EXCEEDED and left != -1:  # -1: a holder without end
+            pause = min(pause, left / 1000)
+        last = None if self.until is None else self.until - LAST_TRY_SECONDS
+        yield Sleep(limited(max(pause, SHORTEST_SLEEP), last, clock), held=True)
+
+    def _look(self, queue: LocalQueue) -> RawCommands:
+        """A look of the first at the server, by the place of its gate."""
+        ask = RawCommands([commands.enter(self.key, queue.queues.channel, self.fenced, queue.entry, b"%d" % self.ms)])
+        ask.ms, ask.until, ask.needs_push, ask.stale = self.ms, self.until, True, queue.stale
+        return ask
+
+    def _enter(self, waiter: Waiter, ask: Command, answer: Any, clock: Clock) -> Steps:
+        """Ask the server for the place of a gate, or go on from its answer: the waiter gets the lease, or is to
+        wait."""
+        queue: Any = waiter.queue
+        retry = RetryState(clock)
+        try:
+            reply = yield from run_script(ask, (yield ask) if answer is None else answer, is_enter_reply, retry)
+        except errors.RedisError as error:
+            own = errors.is_own(error)  # else a signal's handler raised it, for this caller alone
+            if own and errors.is_unreachable(error) and (self.until is None or clock() < self.until):
+                queue.queues.fail(
+                    queue, errors.fresh_copy(error)
+                )  # the end of its own time would say nothing to the others
+            self.polls = own and errors.is_forbidden(error)
+            if not self.polls:
+                raise
+            if queue.was_queued:  # it might queue, and may not take what it is handed
+                ask.connection.undo_refused(self, error)
+            return
+        finally:
+            queue.connection, queue.stale = ask.connection, ask.stale
+        if reply is Answer.DEADLINE_EXCEEDED:
+            return
+        if not reply[0]:
+            left = math.inf if reply[1] < 0 else reply[1] / 1000
+            with queue.queues.mutex:
+                queue.note_queued(left, bool(reply[2]), clock())
+            return
+        lease = Lease(self.name, self.key, queue.entry, ask.end(), reply[2] if self.fenced else None)
+        lease.contended = reply[1] > 0 or queue.was_queued
+        if lease.valid:
+            queue.queues.stats.recovered += retry.outcome_unknown
+            with queue.queues.mutex:
+                waiter.lease = lease  # not before: who is interrupted here leaves its place, or what it was granted
+                queue.note_granted(waiter, lease, reply[1], ask.sent)
+            return
+        self.late_grants += 1
+        undo = Undo([self.key], [queue.entry], ask.stale)  # its time was over before the reply came
+        undo.connection = ask.connection  # before the same place is asked for again
+        yield undo
+        with queue.queues.mutex:
+            queue.new_entry()
+
+    def leave(self, waiter: Waiter, lease: Lease | None, clock: Clock) -> Undo | None:
+        """Wait no longer: what was handed over goes to the next, or back."""
+        waiter.lease = waiter.lease or lease
+        queue = waiter.queue
+        if queue is None:
+            return None
+        handed, entry = queue.queues.dequeue(waiter, clock())
+        if handed is not None:
+            return Undo([self.key], [handed.raw_token])
+        if entry is None:
+            return None
+        return Dequeue(
+            commands.leave(self.key, entry, queue.queues.channel), queue.stale, queue.connection, matters=not self.polls
+        )
+
+    def _withdraw(self, clock: Clock) -> Steps:
+        release = Release(Lease(self.name, self.key, self.token, math.inf))  # somebody may wait for it by now
+        undo = lambda: Undo([self.key], [self.token], release.stale)  # noqa: E731
+        yield from with_undo(release.asked(RetryState(clock)), undo)
+        if not self.given:  # of the old token something may still be on its way: a release, or where nobody may end it
+            self.token, self.outcome_unknown = new_token(), False
+            if self.fenced:
+                self.calls = [commands.acquire_fenced(self.key, self.token, self.ms)]
+
+    def _late(self, clock: Clock) -> bool:
+        """Whether there is no time for another look."""
+        return self.until is not None and clock() >= self.until - LAST_TRY_SECONDS
+
+    def _lease(self, sent: float, fence: int | None) -> Lease:
+        return Lease(self.name, self.key, self.token, sent + self.ms / 1000 if self.ms else math.inf, fence)
+
+    def _outcome(self, answer: Any, clock: Clock) -> Steps:
+        """From one answer to what it means. Returns the Lease, in time or not, or None."""
+        retry = RetryState(clock)
+        try:
+            if self.fenced:
+                answer = yield from run_script(self, answer, _is_fenced_reply, retry)
+            else:
+                answer = yield from resolve(self, answer, retry)
+        finally:
+            self.outcome_unknown |= retry.outcome_unknown
+        if answer is Answer.DEADLINE_EXCEEDED:
+            return None
+        holder, fence = answer if self.fenced else (answer, None)
+        if holder is None:
+            return self._lease(self.sent, fence)
+        if not self.outcome_unknown or not commands.token_matches(holder, self.token):
+            return None
+        return (yield from self._confirm(fence, clock))
+
+    def _confirm(self, fence: int | None, clock: Clock) -> Steps:
+        """Ours since a command whose reply was lost: when, nobody knows. So the lease is set anew and counts from
+        that."""
+        if not self.ms:
+            return self._lease(self.sent, fence)
+        sent = yield from set_expiry(self.key, self.token, self.ms, clock)
+        return None if sent is None else self._lease(sent, fence)
+
+
+def is_enter_reply(reply: Any) -> bool:
+    if type(reply) is not list or len(reply) != 3:
+        return False
+    return type(reply[0]) is int and type(reply[1]) is int and type(reply[2]) is int
+
+
+def _is_fenced_reply(reply: Any) -> bool:
+    return type(reply) is list and len(reply) == 2 and type(reply[0]) in (type(None), bytes) and type(reply[1]) is int

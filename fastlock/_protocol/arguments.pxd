@@ -1,0 +1,9 @@
+# The types of arguments.py where it is compiled.
+
+import cython
+
+
+@cython.locals(name=bytes, text=str)
+cpdef bytes as_name(value, str encoding=*)
+cpdef as_wait(value, str what)
+cpdef long long as_ms(value, str what=*) except? -1

@@ -1,0 +1,398 @@
+"""What the locks of both faces have in common: checked terms, the leases they keep, the texts of their errors. No I/O,
+no waiting.
+
+A lock is terms plus convenience; what is owned is the lease of one acquisition. Leases are kept by owner (a thread, or
+a task), so that a lock shared between owners never lets one of them free what another acquired.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from fastlock._errors import LockError, LockNotOwnedError
+from fastlock._protocol import arguments, extension, steps
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.arguments import as_ms, as_name, as_wait
+from fastlock._protocol.lease import ENDED, Lease, new_token, now
+from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.release import Release
+from fastlock._stream_errors import by_handler
+
+DEFAULT_SLEEP = 0.1  # seconds between two looks at a name that is held
+SHOWN = 200  # characters of a name that messages repeat
+MAX_LEASES = 64  # leases of one lock: beyond, those that ended are forgotten, whose owners never released them
+_LOG = logging.getLogger("fastlock")
+
+NOT_HELD = {"release": "not owned or already unlocked", "extend": "unlocked", "reacquire": "unlocked"}
+DONE = {"release": "released", "extend": "extended", "reacquire": "reacquired"}
+
+
+class BaseLock:
+    """A lock's name and settings, and the leases acquired through it."""
+
+    def __init__(
+        self,
+        client: Any,
+        name: arguments.Name,
+        timeout: float | None,
+        sleep: float,
+        blocking: bool,
+        blocking_timeout: float | None,
+        thread_local: bool,
+        raise_on_release_error: bool,
+        fence: bool = False,
+        fair: bool = False,
+        queue: bool = True,
+        encoding: str = "utf-8",
+    ) -> None:
+        self._client = client  # which closes its connections when nobody needs it any more
+        self._transport = client._transport
+        self._encoding = encoding
+        self.name = name
+        self.timeout = timeout
+        self.key = as_name(name, encoding)
+        self.ms = 0 if timeout is None else as_ms(timeout)
+        self.leases: dict[Any, Lease] = {}
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = thread_local
+        self.raise_on_release_error = raise_on_release_error
+        self.fence = fence
+        self.fair = fair
+        self.queue = queue
+        if sleep is not DEFAULT_SLEEP:
+            as_wait(sleep, "sleep")
+        if blocking_timeout is not None:
+            as_wait(blocking_timeout, "blocking_timeout")
+            self._check_both(blocking)
+        if fair and not queue:
+            raise ValueError("fair=True is an order in the queue, which queue=False stays out of: give one of them")
+
+    def _check_both(self, blocking: bool) -> None:
+        """Refuse a time to wait for who does not wait: which of the two is meant?"""
+        if not blocking:
+            raise ValueError(
+                "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
+            )
+
+    def _as_token(self, token: Any) -> bytes:
+        """The bytes of a token that the caller gives."""
+        return arguments.as_bytes(token, "token", self._encoding)
+
+    def _owner(self) -> Any:
+        """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""
+        raise NotImplementedError
+
+    def _orphaned_lease(self) -> Lease | None:
+        """A lease whose owner is gone and will never release it, if the caller may take it over."""
+        return None
+
+    def keep_lease(self, lease: Lease) -> None:
+        """Keep a lease for the caller."""
+        self.leases[self._owner()] = lease
+        if len(self.leases) > MAX_LEASES:
+            for owner, kept in list(self.leases.items()):
+                if kept is not lease and not kept.valid:
+                    self.leases.pop(owner, None)
+
+    def drop_lease(self, lease: Lease) -> None:
+        """Keep a lease no longer, whoever acquired it."""
+        for owner, kept in list(self.leases.items()):
+            if kept is lease:
+                self.leases.pop(owner, None)
+
+    def new_acquire(self, token: bytes | None = None, required: bool = True, start: float | None = None) -> LockAcquire:
+        """The operation of an acquire on the lock's own terms. must: whether not to get it is an error; start: when it
+        was begun, if that was before."""
+        op = LockAcquire(self, token or new_token(), required)
+        if self.blocking:
+            op.blocking = True
+            op.polls = not self.queue
+            op.sleep = self.sleep
+            if self.blocking_timeout is not None:
+                self._limit(op, self.blocking_timeout, start)
+        return op
+
+    def acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> LockAcquire:
+        """The operation of an acquire with these arguments; None stands for the lock's own setting."""
+        raw_token = new_token() if token is None else self._as_token(token)
+        op = LockAcquire(self, raw_token, required=False)
+        op.given = token is not None
+        op.polls = op.given or not self.queue  # in a queue, two who give the same token would be taken for each other
+        op.blocking = bool(self.blocking if blocking is None else blocking)
+        op.sleep = self.sleep if sleep is None else as_wait(sleep, "sleep")
+        if blocking_timeout is not None:
+            as_wait(blocking_timeout, "blocking_timeout")
+            self._check_both(op.blocking)
+        else:
+            blocking_timeout = self.blocking_timeout
+        if blocking_timeout is not None and op.blocking:
+            self._limit(op, blocking_timeout)
+        return op
+
+    @staticmethod
+    def _limit(op: Acquire, blocking_timeout: float, start: float | None = None) -> None:
+        if blocking_timeout:
+            op.until = (now() if start is None else start) + blocking_timeout
+        else:  # no time to wait: one look, with as much time as a look takes
+            op.blocking = False
+
+    @property
+    def lease(self) -> Lease | None:
+        """The caller's lease (this thread's, or this task's), or None. Ended leases stay until they are released."""
+        return self._lease_of(self._owner())
+
+    def _lease_of(self, owner: Any) -> Lease | None:
+        return self.leases.get(owner) or self._orphaned_lease()
+
+    def _lease_for(self, verb: str, owner: Any) -> Lease:
+        """The lease to work on. Raises LockError: there is none, or the lock has no timeout by now."""
+        lease = self._lease_of(owner)
+        if lease is None:
+            raise self._not_held(verb)
+        if lease.inherited:
+            why = "the parent process acquired it before it forked"
+            raise LockError(self._cannot(verb, why), lock_name=self._text)
+        if verb != "release" and not self.ms:
+            raise LockError(self._cannot(verb, "it has no timeout"), lock_name=self._text)
+        if lease.deadline == ENDED:  # let go of by `release_many`, or by its token
+            if verb == "release":
+                self.drop_lease(lease)
+            raise self._lost(verb)
+        return lease
+
+    @property
+    def _text(self) -> Any:  # redis-py declares a str; it shows whatever names the lock
+        return self.name
+
+    def _cannot(self, verb: str, why: str) -> str:
+        return f"Cannot {verb} lock {abbreviated(self.name)}: {why}"
+
+    def _extension(self, seconds: float, replace_ttl: bool, verb: str, owner: Any) -> Any:
+        """The operation that moves the end of an owner's lease."""
+        ms = as_ms(seconds, "additional_time")
+        return extension.extend(self._lease_for(verb, owner), ms, replace_ttl, now, verb == "reacquire")
+
+    def _moved(self, verb: str, outcome: extension.Outcome) -> Literal[True]:
+        """From the outcome of an extension to that of the call, or its error."""
+        if outcome is extension.Outcome.ENDLESS:
+            raise self._endless(self._cannot(verb, "it was acquired without end; reacquire() gives it one"))
+        if outcome is not extension.Outcome.MOVED:
+            raise self._lost(verb, found=outcome is extension.Outcome.LOST)
+        return True
+
+    def _endless(self, why: str) -> LockError:
+        """The error of an extension where there is no end to move. The lease stays as it is."""
+        return LockError(why, lock_name=self._text)
+
+    def new_release(self, owner: Any = None) -> LockRelease:
+        """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""
+        return LockRelease(self, self._lease_for("release", owner or self._owner()))
+
+    def _not_held(self, verb: str) -> LockError:
+        why = f"it is {NOT_HELD[verb]}"
+        if self.leases:
+            why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
+        return LockError(self._cannot(verb, why), lock_name=self._text)
+
+    def _not_got(self) -> LockError:
+        limit = self.blocking_timeout  # in which the server may also just have been slow
+        why = ": somebody else holds it" if limit is None else f" within {limit} seconds"
+        return LockError(f"Unable to acquire lock {abbreviated(self.name)}{why}", lock_name=self._text)
+
+    def _lost(self, verb: str, found: bool = False) -> LockNotOwnedError:
+        """The error of a loss. found: just now, so that it is counted and told in the log; else it was known before, or
+        let go of."""
+        if found:
+            self._transport.stats.losses += 1
+            warn_of_loss(self.name, verb)
+        return LockNotOwnedError(self._cannot(verb, "it is no longer owned"), lock_name=self._text)
+
+    def report_release_error(self, error: BaseException | None, problem: Exception) -> None:
+        """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
+        if by_handler(problem):
+            raise problem
+        if error is not None:
+            failed = f"{type(problem).__name__}: {problem}"  # repr() drops the text of redis-py's errors since 8.0
+            error.add_note(f"fastlock: then the release of {abbreviated(self.name)} failed: {failed}")
+        elif isinstance(problem, LockError) and not self.raise_on_release_error:
+            if not isinstance(problem, LockNotOwnedError):  # a loss was logged where it was found
+                _LOG.warning("lock %s was unlocked before its with statement ended", abbreviated(self.name))
+        else:
+            raise problem
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise refuse_copy(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
+
+
+def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
+    """One of a lock's terms that can be changed after it was made, as an attribute of its class. changed: what a value
+    becomes, and what follows from it."""
+    if name in vars(BaseLock):  # which is compiled
+        read, write = vars(BaseLock)[name].__get__, vars(BaseLock)[name].__set__
+    else:
+        place = f"_{name}"
+        read = operator.attrgetter(place)
+
+        def write(lock: Any, value: Any) -> None:
+            lock.__dict__[place] = value
+
+    return property(read, lambda lock, value: write(lock, changed(lock, value)))
+
+
+def _named(lock: Any, value: Any) -> Any:
+    lock.key = as_name(value, lock._encoding)
+    return value
+
+
+def _timed(lock: Any, value: Any) -> Any:
+    lock.ms = 0 if value is None else as_ms(value)
+    return value
+
+
+class MutableSettings:
+    """The terms of a client's lock that can be changed later, for the acquires from then on."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+        name = mutable_setting("name", _named)
+        timeout = mutable_setting("timeout", _timed)
+        sleep = mutable_setting("sleep", lambda lock, value: as_wait(value, "sleep"))
+        blocking_timeout = mutable_setting(
+            "blocking_timeout", lambda lock, value: value if value is None else as_wait(value, "blocking_timeout")
+        )
+
+
+def refuse_copy(thing: Any) -> TypeError:
+    """Of clients and locks: what is said to who copies or pickles one."""
+    kind = type(thing)
+    return TypeError(
+        f"a {kind.__module__}.{kind.__qualname__} cannot be copied or pickled, as its connections and leases cannot: "
+        "share the client between the threads or tasks of a process, and make another, from the same URL, in each "
+        "other process or loop. A lock is made anew there by its name; what can be sent is a Lease"
+    )
+
+
+def abbreviated(name: Any) -> str:
+    """A lock's name for messages: 64 KiB of it say no more than its beginning does."""
+    text = repr(bytes(name) if isinstance(name, bytearray | memoryview) else name)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def warn_of_loss(name: Any, verb: str) -> None:
+    """Once for each lease that its holder finds lost."""
+    why = "its lease had ended, or its key was deleted or taken"
+    _LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[verb], why)
+
+
+def warn_of_losses(leases: list[Lease], released: list[Any]) -> list[Any]:
+    """Of a batch. None: another thread let go of it meanwhile."""
+    if False in released:
+        for lease, was_mine in zip(leases, released, strict=True):
+            if was_mine is False:
+                warn_of_loss(lease.name, "release")
+    return released
+
+
+class LockAcquire(Acquire):
+    """An acquire whose lease the lock keeps, for the thread or task that asked."""
+
+    def __init__(self, lock: BaseLock, token: bytes, required: bool) -> None:
+        self.lock = lock
+        self.required = required
+        Acquire.__init__(self, lock.name, lock.key, token, lock.ms, lock.fence)
+        self.alone = lock.fair
+
+    def forget(self) -> None:
+        """The caller is gone before it could know that it holds."""
+        lease = self.lock.lease
+        if lease is not None and lease.raw_token == self.token:
+            self.lock.drop_lease(lease)
+
+    def abandon(self, queues: LocalQueues, clock: steps.Clock) -> list[steps.Undo]:
+        self.forget()
+        return super().abandon(queues, clock)
+
+    def leave(self, waiter: Any, lease: Lease | None, clock: steps.Clock) -> steps.Undo | None:
+        if (handed := lease or waiter.lease) is not None:
+            self.lock.drop_lease(handed)
+        return super().leave(waiter, lease, clock)
+
+    def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
+        lease = yield from super().rest(answer, clock)
+        self._count(lease is not None)
+        if lease is not None:
+            self.lock.keep_lease(lease)
+        elif self.required:
+            raise self.lock._not_got()
+        return lease
+
+    def _count(self, got: bool) -> None:
+        stats = self.lock._transport.stats
+        stats.acquires += got
+        stats.timeouts += not got and self.blocking
+        stats.recovered += got and self.outcome_unknown
+        stats.waits += self.polled
+        stats.late_grants += self.late_grants
+
+
+class LockRelease(Release):
+    """A release after which the lock keeps the lease no longer. Raises LockNotOwnedError: it was not the caller's any
+    more."""
+
+    def __init__(self, lock: BaseLock, lease: Lease) -> None:
+        self.lock = lock
+        Release.__init__(self, lease)
+
+    def abandon(self, queues: LocalQueues, clock: steps.Clock) -> list[steps.Undo]:
+        """The lease stays, so that the release can be repeated; not where it has passed on."""
+        undos = super().abandon(queues, clock)
+        if self.lease.deadline == ENDED:
+            self.lock.drop_lease(self.lease)
+        return undos
+
+    def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
+        was_mine = yield from super().rest(answer, clock)
+        lock = self.lock
+        known = self.lease.deadline == ENDED  # somebody has let go of it meanwhile, or has told
+        lock.drop_lease(self.lease)
+        self.lease.deadline = ENDED
+        lock._transport.stats.recovered += was_mine and self.lease.release_unknown
+        if not was_mine:
+            raise lock._lost("release", found=not known)
+
+
+class LocalToken:
+    """`lock.local` as redis-py has it: the caller's token, to be read, or set to one acquired elsewhere."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: BaseLock) -> None:
+        self._lock = lock
+
+    @property
+    def token(self) -> bytes | None:
+        lease = self._lock.lease
+        return None if lease is None else lease.token
+
+    @token.setter
+    def token(self, token: Any) -> None:
+        lock = self._lock
+        if token is None:
+            if lock.lease is not None:
+                lock.drop_lease(lock.lease)
+        else:
+            raw_token = lock._as_token(token)
+            end = now() if lock.ms else math.inf  # when it ends, only the server knows
+            lease = Lease(lock.name, lock.key, raw_token, end)
+            lease.token_read = lease.expiry_unknown = True
+            lock.keep_lease(lease)

@@ -1,0 +1,183 @@
+"""How many names are acquired, or many leases released, in one flush.
+
+Never here: sockets, asyncio, threads, sleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from fastlock._protocol import batch, commands
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.lease import ENDED, Lease
+from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
+from fastlock._protocol.release import Release, is_int
+from fastlock._protocol.retry import RetryState, get_session, request, resolve, with_undo
+from fastlock._protocol.stats import Stats
+from fastlock._protocol.steps import Clock, Command, CommandBatch, ConnectionLost, RawCommands, Steps, Undo
+
+RELEASE_CHUNK = 100  # names in one script: a server does nothing else meanwhile (35 us)
+
+
+class AcquireMany(CommandBatch):
+    """Acquire each name that is free, all in one flush with one token: a step, whose answer goes to `rest`. The outcome
+    is a list of Lease or None.
+
+    An error reply to one of them releases what the others got, and is raised.
+    """
+
+    def __init__(self, names: list[Any], keys: list[bytes], token: bytes, ms: int, stats: Stats) -> None:
+        super().__init__(Opcode.ACQUIRE if ms else Opcode.ACQUIRE_ENDLESS, keys, [token] * len(keys), ms)
+        self.token = token
+        self.given = names
+        self.stats = stats
+
+    def local(self, queues: LocalQueues, now: float) -> None:
+        """As of an Acquire: it never waits."""
+
+    def rest(self, answer: Any, clock: Clock) -> Steps:
+        """From the first answer to the outcome."""
+        leases = yield from with_undo(_each(self, answer, self.given, clock), self.undo)
+        if clock() >= self.end():
+            yield self.undo()
+            return [None] * len(self.names)
+        return self.stats.acquired(leases)
+
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
+        """As of an Acquire."""
+        undo = self.undo()
+        undo.connection = self.connection
+        return [undo] if self.sent else []
+
+
+def _each(ask: CommandBatch, answers: Any, names: list[Any], clock: Clock) -> Steps:
+    """From the answers to leases, each name on its own where its answer does not say all."""
+    if type(answers) is not list:
+        answers = yield from resolve(ask, answers, RetryState(clock))
+    leases, odd = batch.granted(names, ask.names, ask.token, ask.end(), answers)
+    for i in odd:
+        one = Acquire(names[i], ask.names[i], ask.token, ask.ms)
+        try:
+            leases[i] = yield from _again(one, clock)
+        finally:
+            ask.stale += one.stale  # of what broke under it: to be ended before all is undone
+    return leases
+
+
+def _again(one: Acquire, clock: Clock) -> Steps:
+    """One name of a batch whose answer does not say all: asked again on its own."""
+    answer = yield from request(one, RetryState(clock))
+    if answer is None:
+        return one._lease(one.sent, None)
+    if commands.token_matches(
+        answer, one.token
+    ):  # which is fresh with every batch: whatever became of the replies, it is ours
+        return (yield from one._confirm(None, clock))
+    return None
+
+
+def release_many(leases: list[Lease], queues: LocalQueues, clock: Clock, released: list[Any] | None = None) -> Steps:
+    """Let go of several, in one flush; those that others wait for, in a second one. Returns `released`, filled: whether
+    each was the caller's; None where another thread let go of it meanwhile.
+
+    What was released before it failed for others is told when it is repeated.
+    """
+    released = [] if released is None else released
+    told, rest = batch.reported(leases)
+    released += told
+    try:
+        for i in rest if queues.by_key else ():
+            released[i] = queues.release(leases[i], clock()) == ReleaseRoute.LOCAL
+        session = (yield from get_session(clock, allowed_after_close=True)) if not all(released) else None
+        # what is over by now was passed on, or another thread released it: its token may be the next holder's already
+        sent = batch.unended(leases, rest)
+        for i in rest if len(sent) < len(rest) else ():
+            released[i] = released[i] or None
+        if sent:
+            yield from _let_go(leases, sent, released, session, clock)
+    except BaseException:
+        batch.unreported(leases, released)
+        raise
+    return released
+
+
+class InterruptedRelease:
+    """What is left of a release of many that is struck from outside; and what was released, to be told later."""
+
+    def __init__(self, leases: Iterable[Lease | None], released: list[Any]) -> None:
+        self.leases = leases
+        self.released = released
+
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
+        """As of a Release, of each that nobody has let go of."""
+        if not isinstance(self.leases, Collection):  # an iterator that was not asked, or may fail once more
+            return []
+        leases = list(self.leases)
+        if self.released:
+            batch.unreported(leases, self.released)
+        mine = batch.owned(leases, [])
+        left = [lease for lease in mine if lease.deadline != ENDED]
+        return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]
+
+
+def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any, clock: Clock) -> Steps:
+    leases = given if len(at) == len(given) else [given[i] for i in at]
+    names, tokens = batch.keys_and_tokens(leases)
+    ask: Command
+    if session.capabilities & {commands.DELIFEQ, commands.DELEX}:
+        ask = CommandBatch(Opcode.RELEASE, names, tokens)
+    else:  # one script for many names costs the server a quarter
+        ask = RawCommands(
+            [
+                commands.release_many(names[i : i + RELEASE_CHUNK], tokens[i : i + RELEASE_CHUNK])
+                for i in range(0, len(names), RELEASE_CHUNK)
+            ]
+        )
+    answers = yield from _asked_to_release(ask, leases)
+    if type(answers) is list and type(ask) is RawCommands:
+        answers = _flat(answers, len(leases))
+    whole = type(answers) is list and len(answers) == len(leases)
+    odd = batch.ended(leases, answers if whole else [None] * len(leases), at, released)
+    if odd:
+        yield from _hand_over([given[i] for i in odd], odd, released, clock)
+
+
+def _asked_to_release(ask: Command, leases: list[Lease]) -> Steps:
+    """The answers of the server. Whoever does not hear them may find, asking again, what it has released already."""
+    ask.allowed_after_close = doubted = True
+    try:
+        answers = yield ask
+        doubted = type(answers) is ConnectionLost and answers.sent
+    finally:
+        if doubted and ask.sent:
+            for lease in leases:
+                lease.note_unknown_release(ask.sent)
+    return answers
+
+
+def _flat(answers: list[Any], count: int) -> list[Any]:
+    """The answers of a script for each RELEASE_CHUNK names as one for each name; None where one answered an error."""
+    flat: list[Any] = []
+    for part in answers:
+        size = min(RELEASE_CHUNK, count - len(flat))
+        flat += part if type(part) is list and len(part) == size else [None] * size
+    return flat
+
+
+def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps:
+    """Those of a batch that somebody waits for, or that are not the caller's any more: the script knows."""
+    ask = RawCommands([commands.hand_over(lease.key, lease.raw_token) for lease in leases])
+    answers = yield from _asked_to_release(ask, leases)
+    whole = type(answers) is list and len(answers) == len(leases)
+    for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
+        known = lease.deadline == ENDED
+        if is_int(answer):
+            released[i] = bool(answer) or lease.release_unknown
+        else:  # lost, or an error: alone, with all that it takes to know the outcome
+            again = Release(lease)
+            again.hand_over()
+            released[i] = yield from again.rest((yield again), clock)
+        released[i] = released[i] or (None if known else False)
+        lease.deadline = ENDED

@@ -1,0 +1,255 @@
+"""Law: what is said to the server. Verbs, their forms on each kind of server, scripts, and what a server can do.
+
+A form is a tuple of bytes (literal arguments) and NAME, TOKEN, MS (what the call gives); the bytes layer compiles it
+into a template. Which form a connection uses is its dialect, chosen by the capabilities that its own handshake found: a
+promoted node may be older than the one before. Never here: sockets, waiting, redis-py.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+NAME, TOKEN, MS = 0, 1, 2
+
+
+class Opcode(enum.IntEnum):
+    """What is asked of a server: the index of a template in a command table."""
+
+    ACQUIRE = 0
+    ACQUIRE_ENDLESS = 1
+    RELEASE = 2
+    EXTEND = 3
+    EXTEND_SCRIPT = 4
+    RELEASE_SCRIPT = 5
+    PTTL = 6
+    GET = 7
+    EXISTS = 8
+    ACQUIRE_SCRIPT = 9
+    ACQUIRE_ENDLESS_SCRIPT = 10
+
+
+# What to ask instead where a server (or a proxy before it) refuses the native command that its handshake promised.
+SCRIPTED: dict[int, Opcode] = {
+    Opcode.ACQUIRE: Opcode.ACQUIRE_SCRIPT,
+    Opcode.ACQUIRE_ENDLESS: Opcode.ACQUIRE_ENDLESS_SCRIPT,
+    Opcode.RELEASE: Opcode.RELEASE_SCRIPT,
+    Opcode.EXTEND: Opcode.EXTEND_SCRIPT,
+}
+
+# Capabilities, as `Client.server_info()` shows them.
+SET_NX_GET = "set-nx-get"  # SET ... NX GET: Redis 7.0, every Valkey
+DELIFEQ = "delifeq"  # DELIFEQ key value: Valkey 9.0
+DELEX = "delex"  # DELEX key IFEQ value: Redis 8.4, Valkey 9.2
+SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) and with DELEX (Redis 8.4)
+
+TOKEN_SIZE, PLAIN_PREFIX, CONTENDED_PREFIX = (
+    35,
+    b"fl:",
+    b"fl+",
+)  # of our tokens: length, beginning, and that once somebody waits
+QUEUE_KEPT_MS = 10_000  # a queue outlives its last use by so long: all who wait in it look far more often
+# A fence counter outlives the last use of its name by an hour: by then the server's clock is past whatever it held.
+FENCE_KEPT_MS = 3_600_000
+
+
+class Script:
+    """A Lua script: its text, behind the parts it shares with others, and its SHA1 by which the server knows it."""
+
+    def __init__(self, *parts: str) -> None:
+        folder = resources.files(__package__).joinpath("scripts")
+        self.name = parts[-1]
+        self.text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in parts)
+        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+    @property
+    def rights(self) -> str:
+        """What an ACL user needs to run it, as ACL SETUSER has it."""
+        calls = re.findall(r"redis\.p?call\('(\w+)'(?:, '(\w+)')?", self.text.decode())
+        commands = {f"{one}|{two}" if one == "PUBSUB" else one for one, two in calls}
+        return " ".join(["+evalsha", "+script|load", *sorted(f"+{command.lower()}" for command in commands)])
+
+    def template(self, *args: bytes | int) -> tuple[bytes | int, ...]:
+        return (b"EVALSHA", self.sha, b"1", *args)
+
+    @property
+    def load(self) -> tuple[bytes, ...]:
+        return (b"SCRIPT", b"LOAD", self.text)
+
+
+ACQUIRE_LUA = Script("acquire")
+FENCED_LUA = Script("acquire_fenced")
+RELEASE_LUA = Script("release")
+RELEASE_MANY_LUA = Script("release_many")
+EXTEND_LUA = Script("tokens", "extend")
+ENTER_LUA = Script("tokens", "grant", "enter")
+LEAVE_LUA = Script("tokens", "grant", "leave")
+HAND_OVER_LUA = Script("tokens", "grant", "hand_over")
+SCRIPTS = (ACQUIRE_LUA, FENCED_LUA, RELEASE_LUA, RELEASE_MANY_LUA, EXTEND_LUA, ENTER_LUA, LEAVE_LUA, HAND_OVER_LUA)
+
+TemplateParts = tuple[bytes | int, ...]
+RawCommand = tuple[bytes, ...]
+
+
+def command_table(capabilities: frozenset[str]) -> tuple[TemplateParts, ...]:
+    """The form of each verb, by index, on a server with these capabilities."""
+    table: dict[int, TemplateParts] = {
+        Opcode.ACQUIRE_SCRIPT: ACQUIRE_LUA.template(NAME, TOKEN, MS),
+        Opcode.ACQUIRE_ENDLESS_SCRIPT: ACQUIRE_LUA.template(NAME, TOKEN, b"0"),
+        Opcode.RELEASE_SCRIPT: RELEASE_LUA.template(NAME, TOKEN),
+        Opcode.EXTEND_SCRIPT: EXTEND_LUA.template(NAME, TOKEN, MS),
+        Opcode.PTTL: (b"PTTL", NAME),
+        Opcode.GET: (b"GET", NAME),
+        Opcode.EXISTS: (b"EXISTS", NAME),
+    }
+    for native, scripted in SCRIPTED.items():
+        table[native] = table[scripted]
+    if SET_NX_GET in capabilities:
+        table[Opcode.ACQUIRE] = (b"SET", NAME, TOKEN, b"NX", b"GET", b"PX", MS)
+        table[Opcode.ACQUIRE_ENDLESS] = (b"SET", NAME, TOKEN, b"NX", b"GET")
+    if DELIFEQ in capabilities:
+        table[Opcode.RELEASE] = (b"DELIFEQ", NAME, TOKEN)
+    elif DELEX in capabilities:
+        table[Opcode.RELEASE] = (b"DELEX", NAME, b"IFEQ", TOKEN)  # never without IFEQ: that deletes anybody's
+    if SET_IFEQ in capabilities:
+        table[Opcode.EXTEND] = (b"SET", NAME, TOKEN, b"IFEQ", TOKEN, b"PX", MS)
+    return tuple(table[opcode] for opcode in range(len(table)))
+
+
+def scripts_to_load(capabilities: frozenset[str]) -> list[Script]:
+    """The scripts that a connection with these capabilities will need at once, to be loaded by its handshake."""
+    scripts = []
+    if SET_NX_GET not in capabilities:
+        scripts.append(ACQUIRE_LUA)
+    if not capabilities & {DELIFEQ, DELEX}:
+        scripts += [RELEASE_LUA, RELEASE_MANY_LUA]
+    if SET_IFEQ not in capabilities:
+        scripts.append(EXTEND_LUA)
+    return scripts
+
+
+def acquire_fenced(name: bytes, token: bytes, ms: int) -> tuple[bytes, ...]:
+    """The call that acquires and mints a fence."""
+    return (
+        *(b"EVALSHA", FENCED_LUA.sha, b"2", name, fence_key(name)),
+        *(token, b"%d" % ms, b"%d" % FENCE_KEPT_MS),
+    )
+
+
+def rights_needed(call: tuple[bytes, ...]) -> str:
+    """What an ACL user needs for the call of a script, which is refused without a word of it; else nothing."""
+    if call[0] != b"EVALSHA":
+        return ""
+    (rights,) = (script.rights for script in SCRIPTS if script.sha == call[1])
+    keys = " ".join(f"~{key.decode(errors='replace')}" for key in call[3 : 3 + int(call[2])])
+    return f"{rights} {keys}"
+
+
+def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
+    """The call that releases several locks in one script."""
+    return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)
+
+
+def enter(name: bytes, channel: bytes, fenced: bool, entry: bytes | int = TOKEN, ms: bytes | int = MS) -> Any:
+    """The call that acquires a contended lock, or waits for it; its form, if place and lease are not given."""
+    keys = (name, queue_key(name), fence_key(name)) if fenced else (name, queue_key(name))
+    kept = b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
+    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, entry, channel, ms, *kept)
+
+
+def leave(name: bytes, entry: bytes, channel: bytes) -> tuple[bytes, ...]:
+    """The call that waits no longer."""
+    return (b"EVALSHA", LEAVE_LUA.sha, b"2", name, queue_key(name), entry, channel)
+
+
+def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
+    """The call that releases a contended lock; its form, if the token is not given."""
+    return (b"EVALSHA", HAND_OVER_LUA.sha, b"2", name, queue_key(name), token)
+
+
+def undo_commands(
+    names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], again: bool
+) -> list[RawCommand]:
+    """The calls that release each name: to who waits, if anybody does, which not every user may do; and should that be
+    refused. In this order, as a token that was just granted is not marked, whoever waits behind it. `again`: behind the
+    scripts, and in whichever form the token stands there."""
+    calls: list[RawCommand] = [HAND_OVER_LUA.load, RELEASE_LUA.load] if again else []
+    for name, token in zip(names, tokens, strict=True):
+        calls.append(hand_over(name, token))
+        for form in (token, CONTENDED_PREFIX + token[3:]) if again else (token,):
+            native = (b"DELIFEQ", name, form), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, form)
+            calls.append(native[DELIFEQ not in capabilities])
+    return calls
+
+
+def undo_outcomes(replies: list[Any], count: int, again: bool) -> list[Any]:
+    """What became of each of `count` names of an `undo`: an integer, or the error for which nobody knows."""
+    each, first = (3, 2) if again else (2, 0)
+    return [_undo_outcome(replies[i : i + each], again) for i in range(first, first + each * count, each)]
+
+
+def _undo_outcome(replies: list[Any], again: bool) -> Any:
+    handed, *deleted = replies
+    if 1 in replies or not isinstance(handed, Exception):
+        return 1
+    errors = [reply for reply in deleted if isinstance(reply, Exception)]
+    return 1 if again and not errors else (errors or [handed])[0]
+
+
+@lru_cache(1024)
+def fence_key(name: bytes) -> bytes:
+    """The counter of a name."""
+    return _beside(b"fastlock:fence:", name)
+
+
+@lru_cache(1024)
+def queue_key(name: bytes) -> bytes:
+    """Those who wait for a name."""
+    return _beside(b"fastlock:queue:", name)
+
+
+def _beside(prefix: bytes, name: bytes) -> bytes:
+    """A key in the same cluster slot as the name, wherever the rules for hash tags allow it."""
+    start = name.find(b"{")
+    if start >= 0 and name.find(b"}", start) > start + 1:
+        return prefix + b":" + name  # the name's own tag decides, here as there; `a` and `{a}` are two names
+    return prefix + b"{" + name + b"}"
+
+
+def token_matches(held: bytes | None, token: bytes) -> bool:
+    """Whether a name that is held so is held by this token, in either of its forms."""
+    return held == token or (
+        held is not None and held[:3] == CONTENDED_PREFIX and held[3:] == token[3:] and can_be_marked(token)
+    )
+
+
+def can_be_marked(token: bytes) -> bool:
+    """Whether others can mark it, so that its holder learns that they wait: a token of ours."""
+    return len(token) == TOKEN_SIZE and token[:3] == PLAIN_PREFIX
+
+
+def capabilities(hello: dict[bytes, Any], commands: Any) -> frozenset[str]:
+    """What a server can do, from its reply to HELLO and to COMMAND INFO DELIFEQ DELEX (which may be an error)."""
+    found = set()
+    if hello.get(b"server") != b"redis" or version(hello) >= (7, 0):
+        found.add(SET_NX_GET)
+    if isinstance(commands, list):
+        heads = [entry[0] for entry in commands if isinstance(entry, list) and entry]
+        known = [head.lower() for head in heads if isinstance(head, bytes)]
+        found |= {name for name in (DELIFEQ, DELEX) if name.encode() in known}
+    if found & {DELIFEQ, DELEX}:
+        found.add(SET_IFEQ)
+    return frozenset(found)
+
+
+def version(hello: dict[bytes, Any]) -> tuple[int, ...]:
+    """A server's version as numbers; (0,) when it says none that can be read."""
+    text = hello.get(b"version")
+    try:
+        return tuple(int(part) for part in text.split(b".")[:3]) if isinstance(text, bytes) else (0,)
+    except ValueError:
+        return (0,)

@@ -1,0 +1,179 @@
+"""Law: the start of a connection. What is said first, all in one write, and what is learned from the replies.
+
+A session is what a connection knows of its server: who it is there (to be ended by another connection, should this one
+break with commands in flight), and in which forms it takes its commands. Bytes and values only; no sockets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from fastlock import _errors as errors
+from fastlock._protocol import commands
+from fastlock._version import __version__
+
+FLOOR = (6, 2)
+_SERIAL = itertools.count()
+
+
+class Session(NamedTuple):
+    """One connection as its server sees it."""
+
+    hello: dict[bytes, Any]
+    capabilities: frozenset[str]
+    id: bytes  # of this client at the server; empty when the server did not tell
+    address: bytes
+    policy: str  # maxmemory-policy; empty when the server did not tell
+    serial: int = 0  # of this process's sessions, in order
+    run_id: bytes = b""  # of the server, another one after each start; empty when the server did not tell
+
+
+def greeting(settings: Any, credentials: tuple[str | None, str | None]) -> list[tuple[bytes, ...]]:
+    """The calls that open a connection, with these credentials (user, password)."""
+    user, password = credentials
+    hello: list[bytes] = [b"HELLO", b"3"]
+    if password is not None or user is not None:
+        hello += [b"AUTH", (user or "default").encode(), (password or "").encode()]
+    if settings.client_name:
+        hello += [b"SETNAME", settings.client_name.encode()]
+    calls: list[tuple[bytes, ...]] = [
+        tuple(hello),
+        (b"CLIENT", b"INFO"),
+        (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"),
+        (b"CONFIG", b"GET", b"maxmemory-policy"),
+        (b"CLIENT", b"SETINFO", b"LIB-NAME", b"fastlock"),
+        (b"CLIENT", b"SETINFO", b"LIB-VER", __version__.encode()),
+        (b"INFO", b"server"),
+    ]
+    if settings.db:  # else it is a permission that nobody needs
+        calls.append((b"SELECT", b"%d" % settings.db))
+    return calls
+
+
+def refused(hello: Any) -> None:
+    """Raise what the server said before it closed the connection, if it said anything."""
+    if isinstance(hello, Exception):
+        if str(hello).startswith("NOAUTH"):  # whose own text tells how to say HELLO
+            why = "the server asks for a password, and none was given: password=, or redis://:password@host"
+            raise errors.as_own(errors.AuthenticationError(why))
+        raise errors.from_reply(hello)
+
+
+def read_greeting(replies: list[Any]) -> Session:
+    """What the replies say. Only HELLO and SELECT must succeed; the rest may be forbidden, or unknown to an old server.
+
+    Raises redis-py's exceptions: AuthenticationError, ResponseError, InvalidResponse.
+    """
+    hello, info, known_commands, policy = replies[:4]
+    refused(hello)
+    for select in replies[7:]:
+        refused(select)
+    if not isinstance(hello, dict):
+        raise errors.InvalidResponse("the server's reply to HELLO is not a map: is this a Redis or Valkey server?")
+    if hello.get(b"server") == b"redis" and (0,) < commands.version(hello) < FLOOR:
+        raise errors.ResponseError(f"Redis {hello[b'version'].decode()} is too old: fastlock needs Redis 6.2 or Valkey")
+    capabilities, server = commands.capabilities(hello, known_commands), replies[6] if len(replies) > 6 else None
+    return Session(hello, capabilities, *_identity(info), _policy(policy), next(_SERIAL), _run_id(server))
+
+
+def _identity(info: Any) -> tuple[bytes, bytes]:
+    found = re.match(rb"id=(\d+) addr=(\S+) ", info) if isinstance(info, bytes) else None
+    return (found[1], found[2]) if found else (b"", b"")
+
+
+def _run_id(info: Any) -> bytes:
+    found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE) if isinstance(info, bytes) else None
+    return found[1] if found else b""
+
+
+def _policy(reply: Any) -> str:
+    if isinstance(reply, dict) and b"maxmemory-policy" in reply:
+        policy = reply[b"maxmemory-policy"]
+        return str(policy, "ascii", "replace") if isinstance(policy, bytes) else ""
+    return ""
+
+
+def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
+    """The call by which the current connection ends another, so that nothing that sent can still be executed.
+
+    By number and address together, and only at the server on which it was, by that one's run id: another one, as after
+    a restart, has nothing of what it sent, and gives its number to somebody else. Where the run id is not known, the
+    address has to tell them apart, which that of a unix socket cannot: all who are there have the same. And numbers
+    only grow while a server lives: a later connection with a smaller one talks to a server that was restarted.
+    """
+    if not session.id or session is current:  # or it is behind that already
+        return None
+    if session.run_id and current.run_id:
+        same = session.run_id == current.run_id
+    else:
+        younger = not current.id or current.serial < session.serial or int(current.id) > int(session.id)
+        same = younger and not session.address.endswith(b":0")
+    return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address) if same else None
+
+
+def loaded(transport: Any, scripts: list[commands.Script], replies: list[Any]) -> None:
+    """The replies to SCRIPT LOAD: a user may be allowed to acquire locks, and not to release them."""
+    refused = [errors.from_reply(reply) for reply in replies if isinstance(reply, Exception)]
+    if forbidden := [error for error in refused if errors.is_forbidden(error)]:
+        _warn(transport, "may refuse to release locks", "they stay until their leases end", forbidden[0], scripts)
+
+
+def warn_of_refusal(transport: Any, ask: Any, error: errors.RedisError) -> None:
+    """What a caller left behind stays at the server until its time is over, or the next holder is not told."""
+    _warn(transport, f"refuses to {ask.task}", "others wait longer", error, ask.scripts)
+
+
+def _warn(
+    transport: Any, trouble: str, effect: str, error: errors.RedisError, scripts: Iterable[commands.Script]
+) -> None:
+    """Once a client."""
+    if transport.warned:
+        return
+    transport.warned = True
+    rights = " ".join(dict.fromkeys(" ".join(script.rights for script in scripts).split()))
+    remedy = f": its user needs {rights}" if errors.is_forbidden(error) else ""
+    logging.getLogger("fastlock").warning(
+        "%s %s (%s), so that %s%s", transport.settings.endpoint, trouble, error, effect, remedy
+    )
+
+
+def warn_of_pending_undos(transport: Any, left: list[Any]) -> None:
+    """A client was closed, and what callers left behind could not be undone."""
+    names = sorted({name for undo in left for name in undo.names})
+    if names:
+        logging.getLogger("fastlock").warning(
+            "what an acquire may have left under %s stays until its lease ends: its client closed before %s undid it",
+            ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
+            transport.settings.endpoint,
+        )
+
+
+def warn_of_eviction(session: Session, endpoint: str) -> None:
+    """Once a client: a server that may evict keys drops held locks without a word to anybody."""
+    if session.policy not in ("", "noeviction"):
+        logging.getLogger("fastlock").warning(
+            "%s may evict locks that are held (maxmemory-policy %s): use noeviction for a server of locks",
+            endpoint,
+            session.policy,
+        )
+
+
+def describe(session: Session) -> dict[str, Any]:
+    """A session for people: `Client.server_info()`."""
+
+    def text(key: bytes) -> str:
+        value = session.hello.get(key, b"")
+        return str(value, "utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+    return {
+        "server": text(b"server"),
+        "version": text(b"version"),
+        "mode": text(b"mode"),
+        "role": text(b"role"),
+        "capabilities": sorted(session.capabilities),
+        "maxmemory_policy": session.policy,
+    }

@@ -1,8 +1,0 @@
-# The types of _stats.py where it is compiled.
-
-cdef class Stats:
-    cdef public long long acquires, waits, local_handovers, remote_handovers, late_grants, timeouts, recovered
-    cdef public long long losses, reconnects, commands, flushes
-
-    cpdef list acquired(self, list leases)
-    cpdef list released(self, list outcomes)

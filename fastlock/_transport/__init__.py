@@ -1,0 +1,1 @@
+"""How bytes travel and how threads and tasks wait: connections, reconnects, settings. No decisions about locks."""

@@ -1,0 +1,666 @@
+"""Wire: how a task waits. One connection to one server, shared by the tasks of an event loop.
+
+Never here: decisions about locks, the content of frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import math
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator
+from types import ModuleType
+from typing import Any
+
+from fastlock import _errors as errors
+from fastlock._fork import at_fork, check
+from fastlock._protocol import handshake
+from fastlock._protocol.batch_operations import InterruptedRelease
+from fastlock._protocol.lease import now
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
+from fastlock._protocol.release import Release
+from fastlock._protocol.stats import Stats
+from fastlock._protocol.steps import (
+    Answer,
+    ConnectionLost,
+    Dequeue,
+    Enqueue,
+    GetSession,
+    ProtocolViolation,
+    Sleep,
+    Steps,
+    Undo,
+    Wait,
+    backoff,
+)
+from fastlock._stream_errors import Broken, NoReply, broken, by_handler
+from fastlock._transport.aio_connection import AsyncConnection
+from fastlock._transport.base import Transport
+from fastlock._transport.settings import Settings
+from fastlock._transport.sockets import tune_socket
+from fastlock._transport.sync_connection import CLOSE_SECONDS, CONNECT_ERRORS, removed
+from fastlock._transport.wakeups import Wakeup, WakeupQueue
+
+
+class AsyncTransport(Transport):
+    """The connection of one client, and how its tasks wait."""
+
+    def __init__(self, settings: Settings, impl: ModuleType) -> None:
+        self.settings = settings
+        self.impl = impl
+        self.closed = False
+        self.warned = False  # that something was refused which nobody waits for
+        self.ever_connected = (
+            False  # whether there ever was a connection: before that an error is a wrong setting, not an outage
+        )
+        self._start()
+        _TRANSPORTS.add(self)
+
+    def _start(self) -> None:
+        self.pending_undos: list[Undo] = []
+        self.delayed_undos: dict[Undo, asyncio.TimerHandle] = {}  # what is owed, and is said when its timer ends
+        self.connection: AsyncConnection | None = None  # the connection, if there is one now
+        self.open_stream: Any = None  # its pipe, as long as commands may be queued there
+        self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
+        self.wakeups: Any = None  # of that loop
+        self._binding = threading.Lock()
+        self._end: Any = None  # closed by the loop when it comes to its end: see `_at_end`
+        self._connecting: asyncio.Task[AsyncConnection] | None = None
+        self._sleeping: set[Wakeup] = set()
+        self.releases = 0  # under way, of those that take more than one command
+        self._broken = False  # a connection that has had no successor yet
+        self._failures = 0  # to connect, in a row
+        self.stats = Stats()
+        self.queues = LocalQueues(self.impl.Mutex(), self.stats)  # of no use, but faster than what does nothing
+        self.queued_keys = self.queues.by_key  # names for which somebody waits
+        self.shared_timeouts: dict[float, Any] = {}  # of the compiled hot path, by the time that they give
+        self.sweep_timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Before anything is done: all that is kept here is this process's, and the running loop's."""
+        check()
+        loop = asyncio._get_running_loop()
+        if loop is not self.loop or loop is None:
+            self._bind(loop)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        if loop is None:
+            raise RuntimeError(
+                "fastlock.asyncio works in asyncio's event loop, and none runs here: under trio use a "
+                "fastlock.Client in threads, as by trio.to_thread.run_sync or anyio.to_thread.run_sync"
+            )
+        with self._binding:
+            if self.loop is loop:
+                return
+            if self.loop is not None:
+                if not self.loop.is_closed():
+                    raise errors.as_own(
+                        RuntimeError(
+                            "this fastlock.asyncio.Client belongs to another event loop, which is not closed: make "
+                            "one client for each loop, or give all that use this one the same loop (of pytest-asyncio "
+                            'loop_scope="session"); code without `async` is better served by fastlock.Client'
+                        )
+                    )
+                self._leave_loop()
+            self.loop, self.wakeups = loop, WakeupQueue(loop)
+            self._end = _at_end(weakref.ref(self))
+            with contextlib.suppress(StopIteration):
+                self._end.asend(None).send(None)  # where it waits for that
+
+    async def part(self) -> None:
+        """The loop comes to its end: what is owed is said, and the connection closed, as nobody else would."""
+        self._end = None
+        try:
+            await self._flush_undos_over()
+        finally:
+            if self.connection is not None and self.connection.error is None:
+                await self._part_from(self.connection, EOFError("its event loop ends"))
+
+    def _leave_loop(self) -> None:
+        """Those who waited in the loop are gone, and the connection. Leases stay, and what is owed."""
+        self._unwatch()
+        self._undelay()
+        connection, self.connection, self.open_stream = self.connection, None, None
+        if connection is not None:
+            connection.fail(EOFError("its event loop has ended"))
+        self._connecting = None
+        self._sleeping.clear()
+        self.queues.forget_waiters()
+        self.queues = LocalQueues(self.impl.Mutex(), self.stats)
+        self.queued_keys = self.queues.by_key
+        self.shared_timeouts = {}
+        self.sweep_timer = None
+
+    def _unwatch(self) -> None:
+        """The end of the loop is of no more interest."""
+        end, self._end = self._end, None
+        if end is not None:
+            with contextlib.suppress(StopIteration, RuntimeError):  # which runs already
+                end.aclose().send(None)
+
+    async def release(
+        self, lock: Any, owner: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None
+    ) -> None:
+        """A release that the hot path hands on: from its start, of an owner's lease, None: the caller's; or with `op`
+        from its answer."""
+        self.releases += 1
+        try:
+            if op is None:
+                self.begin()
+                await self.run(lock.new_release(owner))
+            elif answer is Answer.WAIT_LOCALLY:
+                await self.run(op, answer)
+            else:
+                await self.resume(op, answer)
+        except errors.RedisError as problem:
+            if not leaving:
+                raise
+            lock.report_release_error(error, problem)
+        except asyncio.CancelledError:
+            await self.flush_if_closed()
+            raise
+        finally:
+            self.releases -= 1
+
+    async def flush_if_closed(self) -> None:
+        """A client that is closed says at once what it owes: nobody else would."""
+        if self.closed:
+            await self._flush_after_close(asyncio.get_running_loop())
+
+    async def run(self, op: Any, answer: Any = None) -> Any:
+        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
+        Waiter; BEHIND: those who wait were asked already."""
+        try:
+            self.begin()
+            if answer is None:
+                answer = op.local(self.queues, now())
+            if answer is None or (answer is Answer.WAIT_LOCALLY and isinstance(op, Release)):
+                answer = await self._ask(op)
+            return await self.drive(op.rest(answer, now))
+        except BaseException as error:  # also as `drive` is entered, when the server has granted already
+            try:
+                self.undo_interrupted(op, error)
+            except BaseException as again:
+                self.undo_interrupted(op, again)
+                raise
+            raise
+
+    async def resume(self, op: Any, answer: Any) -> Any:
+        """Carry out an `Acquire` or `Release` from an answer that was asked for already."""
+        try:
+            return await self.drive(op.rest(answer, now))
+        except BaseException as error:
+            try:
+                self.undo_interrupted(op, error)
+            except BaseException as again:
+                self.undo_interrupted(op, again)
+                raise
+            raise
+
+    def was_interrupted(self, error: BaseException | None) -> bool:
+        """As of threads; but who is cancelled leaves what it has where it waits. Not so who is collected with its loop:
+        what it waits in may have been collected before."""
+        return not isinstance(error, asyncio.CancelledError) and super().was_interrupted(error)
+
+    def undo_interrupted_batch(self, leases: Any, released: list[Any], error: BaseException) -> None:
+        """As of threads; and who is cancelled may have sent nothing yet, as it waits for a connection."""
+        super().undo_interrupted_batch(leases, released, error)
+        if isinstance(error, asyncio.CancelledError):
+            for undo in InterruptedRelease(leases, released).abandon(self.queues, now):
+                self.undo(undo)
+
+    async def drive(self, steps: Steps) -> Any:
+        """Carry out an operation of the law; returns its outcome, raises its errors."""
+        self.begin()
+        answer = None
+        try:
+            while True:
+                try:
+                    step = steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = await self._perform(step)
+        except BaseException as error:
+            # It raises this again: at once if it is over, else after what it leaves to be undone
+            undo = steps.throw(error)
+            while True:
+                try:
+                    self.undo(undo)
+                except BaseException:  # struck once more
+                    self.undo(undo)
+                    raise
+                undo = steps.send(None)
+
+    async def _perform(self, step: Any) -> Any:
+        kind = type(step)
+        if kind is Sleep:
+            await self._sleep(step.seconds)
+        elif kind is Wait:
+            await self._wait(step.waiter, step.until)
+        elif kind is Enqueue:
+            self.queues.enqueue(step.waiter, now())
+        elif kind is Undo or kind is Dequeue:
+            self.undo(step)
+        elif kind is ProtocolViolation:
+            text = f"{self.settings.endpoint}: a reply that makes no sense: {step.reply!r:.80}"
+            error = errors.as_own(errors.InvalidResponse(text))
+            step.ask.connection.fail(error)
+            timeout, broken = self.settings.reply_timeout, step.ask.connection.session
+            return ConnectionLost(error, timeout, sent=True, session=broken, own=True)
+        else:
+            return await self._ask(step)
+        return None
+
+    async def _ask(self, ask: Any) -> Any:
+        if not (self.closed and ask.allowed_after_close):
+            return await self._asked(ask)
+        connection = self.connection
+        if connection is not None and connection.error is None:  # which is closed when this is done
+            return await self.answered(ask, connection)
+        try:
+            return await self._ask_alone(ask)
+        except asyncio.CancelledError:
+            self._carry_out(ask)
+            await self.flush_if_closed()
+            raise
+
+    async def _ask_alone(self, ask: Any) -> Any:
+        """Over a connection for that alone."""
+        connection = None
+        try:
+            connection = await self._connect(asyncio.get_running_loop(), last=True)
+            return await self.answered(ask, connection)
+        except CONNECT_ERRORS as error:
+            if by_handler(error):
+                raise
+            return self._lost(error)
+        finally:
+            if connection is not None:
+                await self._part_from(connection, errors.ClientClosedError("this client was closed"))
+
+    async def _asked(self, ask: Any) -> Any:
+        try:
+            connection = await self._connected(ask.until)
+        except CONNECT_ERRORS as error:
+            if by_handler(error):
+                raise
+            return self._lost(error)
+        except asyncio.CancelledError:
+            self._carry_out(ask)
+            raise
+        return await self.answered(ask, connection)
+
+    def _carry_out(self, ask: Any) -> None:
+        """A release whose caller is cancelled before it was sent: who leaves a `with` does not try again."""
+        if isinstance(ask, Release):
+            ask.sent = ask.sent or now()
+            self.undo(ask.undo())
+
+    def _lost(self, error: BaseException) -> ConnectionLost:
+        known = errors.as_connection_error(error, self.settings.endpoint)
+        refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
+        final = refused or self.closed or not (self.ever_connected or self.settings.patient)
+        return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
+
+    async def answered(self, ask: Any, connection: AsyncConnection) -> Any:
+        """The answer to a step over that connection; `ConnectionLost`, if it breaks; or DEADLINE_EXCEEDED."""
+        if type(ask) is GetSession:
+            return connection.session
+        if connection.error is not None:  # since the connecting ended, a tick ago
+            return ConnectionLost(connection.error, self.settings.reply_timeout, sent=False)
+        wakeup = connection.ask(ask)
+        timer = None
+        if ask.until is not None:
+            timer = connection.loop.call_later(max(0.0, ask.until - now()), wakeup, Answer.DEADLINE_EXCEEDED)
+        try:
+            answer = await wakeup
+            if answer is Answer.DEADLINE_EXCEEDED:
+                connection.cancel(ask, ask.sent)
+            return answer
+        except BaseException:
+            try:
+                connection.cancel(ask, ask.sent)
+            except BaseException:  # struck once more
+                connection.cancel(ask, ask.sent)
+                raise
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def defer(self, undo: Undo) -> None:
+        """Keep it for the next connection, and none of those that are gone."""
+        self.pending_undos.append(undo)
+        undo.connection = undo.reply = None
+
+    def delay_undo(self, undo: Undo, seconds: float) -> None:
+        """Say it so much later: the server can do nothing now."""
+        undo.reply = None
+        if self.closed:  # no timer is left to the loop
+            self.defer(undo)
+        elif self.loop is not None:
+            self.delayed_undos[undo] = self.loop.call_later(seconds, self._say, undo)
+
+    def _say(self, undo: Undo) -> None:
+        self.undo(undo)
+        self.delayed_undos.pop(undo, None)  # last: said twice it does no harm
+
+    def _undelay(self) -> None:
+        """No timer will end any more: what was put off is owed as the rest."""
+        put_offs, self.delayed_undos = self.delayed_undos, {}
+        for undo, timer in put_offs.items():
+            timer.cancel()
+            self.defer(undo)
+
+    async def _flush_undos_over(self) -> None:
+        """Have said what is owed, if that takes a new connection and no more than a second."""
+        self._undelay()
+        if self.pending_undos and self.ever_connected:
+            try:
+                self._post_pending_undos(await asyncio.wait_for(self._connected(), CLOSE_SECONDS))
+            except Exception as error:  # also a provider's: what is owed stays so
+                if by_handler(error):
+                    raise
+
+    def _post_pending_undos(self, connection: AsyncConnection) -> None:
+        for undo in list(self.pending_undos):
+            connection.post(undo)
+            self.pending_undos.remove(undo)  # last: who is struck in between says it twice, which does no harm
+
+    def undo(self, undo: Undo) -> None:
+        """Have something said that nobody waits for; over the next connection, when there is none."""
+        if undo.connection is not None and undo.connection.error is not None:
+            undo.outlived_by(undo.connection.session)
+        if self.connection is not None and self.connection.loop is not asyncio._get_running_loop():
+            with contextlib.suppress(RuntimeError):  # that loop is closed: for the next one
+                self.connection.loop.call_soon_threadsafe(self.undo, undo)
+                return
+            self.defer(undo)
+        elif self.connection is not None:
+            self.connection.post(undo)
+        else:
+            self.defer(undo)
+            self._reconnect()
+
+    async def _wait(self, waiter: Any, until: float | None) -> None:
+        """Sleep until the waiter is called, or its time has come."""
+        if self.closed:
+            raise errors.ClientClosedError("this client was closed")
+        if waiter.woken:
+            waiter.woken = False
+            return
+        at = waiter.queue.recheck_time(waiter)
+        if until is not None and until < at:
+            at = until
+        loop = asyncio.get_running_loop()
+        waiter.on_wake = wakeup = Wakeup().arm(self.wakeups)
+        timer = loop.call_later(max(0.0, at - now()), wakeup, None) if at < math.inf else None
+        self.tick()
+        try:
+            await wakeup
+        finally:
+            waiter.on_wake, waiter.woken = None, False
+            if timer is not None:
+                timer.cancel()
+        if self.closed:
+            raise errors.ClientClosedError("this client was closed")
+
+    def tick(self, over: bool = False) -> None:
+        """While anybody waits, see every second whether a lease that goes round here has lapsed."""
+        if self.loop is not None and (over or self.sweep_timer is None):
+            self.sweep_timer = None
+            try:
+                self._tick_later(self.loop)
+            except BaseException:  # a signal's handler raised, but all wait still
+                self._tick_later(self.loop)
+                raise
+        if over and self.wakeups is not None:
+            self.wakeups.reschedule()
+            self.queues.expire(now())
+
+    def _tick_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.sweep_timer is None and self.queued_keys and not self.closed:
+            self.sweep_timer = loop.call_later(RECHECK_SECONDS, self.tick, True)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, but wake when the client is closed."""
+        if self.closed:
+            return
+        wakeup = Wakeup().arm(self.wakeups)
+        timer = asyncio.get_running_loop().call_later(seconds, wakeup, None)
+        self._sleeping.add(wakeup)
+        try:
+            await wakeup
+        finally:
+            timer.cancel()
+            self._sleeping.discard(wakeup)
+
+    # the connection
+
+    async def _connected(self, until: float | None = None) -> AsyncConnection:
+        if self.closed:
+            raise errors.ClientClosedError("this client is closed")
+        if self.connection is not None and self.connection.error is not None:
+            self.connection.fail(self.connection.error)  # whoever did was interrupted in it
+        if self.connection is not None:
+            return self.connection
+        loop = asyncio.get_running_loop()
+        task = self._connect_task(loop)
+        try:
+            async with asyncio.timeout(None if until is None else max(CLOSE_SECONDS, until - now())) as limit:
+                return await asyncio.shield(task)
+        except TimeoutError:
+            if limit.expired():  # others may still wait for it
+                raise NoReply("no connection came up in time") from None
+            raise
+        except asyncio.CancelledError:
+            if task.cancelled() and self._connecting is None and self.closed:
+                raise errors.ClientClosedError("this client was closed") from None
+            raise
+
+    def _connect_task(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[AsyncConnection]:
+        if self._connecting is None or self._connecting.done():  # whoever was to note that was interrupted
+            self._connecting = loop.create_task(self._connect(loop), name="fastlock: connect")
+            self._connecting.add_done_callback(self._connect_done)
+        return self._connecting
+
+    def _connect_done(self, task: asyncio.Task[AsyncConnection]) -> None:
+        if self._connecting is task:
+            self._connecting = None
+        failed = task.cancelled() or task.exception() is not None  # whoever waits has it, if anybody does
+        self._failures = self._failures + 1 if failed else 0
+        if failed and self.pending_undos:  # nobody has to use the client again for what it owes
+            task.get_loop().call_later(backoff(self._failures), self._reconnect)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop, last: bool = False) -> AsyncConnection:
+        """last: for what is owed by a client that is closed."""
+        settings = self.settings
+        credentials = await settings.credentials_async()  # a provider's time is its own
+        connection = AsyncConnection(self, loop)
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                if settings.path is not None:
+                    await loop.create_unix_connection(lambda: connection, settings.path)
+                else:
+                    host, port = settings.address()
+                    await loop.create_connection(
+                        lambda: connection, host, port, ssl=settings.tls, server_hostname=host if settings.tls else None
+                    )
+                    tune_socket(connection.byte_transport.get_extra_info("socket"), settings)
+                await connection.do_handshake(settings, credentials)
+            if self.closed and not last:
+                raise errors.ClientClosedError("this client is closed")
+            if self.connection is not None and self.connection.error is None and not last:
+                connection.fail(Broken("another was first"))  # whoever began that was interrupted before it was noted
+                return self.connection
+            self._on_connected(connection)
+        except OSError as error:
+            connection.fail(error)
+            if by_handler(error):
+                raise
+            raise broken(error) from error
+        except BaseException as error:
+            connection.fail(error if isinstance(error, Exception) else Broken("connecting was given up"))
+            raise
+        return connection
+
+    def _on_connected(self, connection: AsyncConnection) -> None:
+        self.stats.reconnects += self._broken
+        self._broken = False
+        if not self.ever_connected:
+            self.ever_connected = True
+            handshake.warn_of_eviction(connection.session, self.settings.endpoint)
+        self.connection = connection
+        self.open_stream = None if self.closed else connection.stream
+        self._post_pending_undos(connection)
+
+    def _reconnect(self) -> None:
+        """Somebody is owed an undo: connect for that alone, if nobody else does or did."""
+        loop = self.loop
+        if (
+            not self.closed
+            and self.connection is None
+            and self.ever_connected
+            and self._end is not None  # the loop has not come to its end
+            and loop is not None
+            and loop is asyncio._get_running_loop()
+            and not loop.is_closed()
+        ):
+            self._connect_task(loop)
+
+    def discard(self, connection: AsyncConnection) -> None:
+        """A connection broke."""
+        if self.connection is connection:
+            self.connection = self.open_stream = None
+            self._broken = True
+        if self.pending_undos and connection.session is not None:
+            self._reconnect()
+
+    async def close(self) -> None:
+        """End the connection, after what is in flight was answered (a second at most), and say what is owed (another
+        one, or two, where the server does not answer); who waits gets ClientClosedError."""
+        check()
+        loop = asyncio.get_running_loop()
+        if self.loop is not None:
+            self._bind(loop)  # says so where another one has it
+        try:
+            if self.loop is not None:
+                await asyncio.sleep(0)  # a release whose task was just made has begun
+                await self._flush_undos_over()
+        finally:
+            await self._shut()
+            await self._flush_after_close(loop)
+
+    async def _flush_after_close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What is owed by a client that is closed, as nobody else would say it."""
+        self._undelay()
+        while self.pending_undos and self.ever_connected:
+            owed = list(self.pending_undos)
+            try:
+                connection = await asyncio.wait_for(self._connect(loop, last=True), CLOSE_SECONDS)
+                await self._part_from(connection, errors.ClientClosedError("this client was closed"))
+            except Exception as error:  # also a provider's
+                if by_handler(error):
+                    raise
+            left = [undo for undo in owed if removed(self.pending_undos, undo)]
+            handshake.warn_of_pending_undos(self, left)
+
+    async def _part_from(self, connection: AsyncConnection, error: Exception) -> None:
+        """End a connection, after all that is in flight was answered."""
+        try:
+            await connection.drain()
+        finally:
+            if self.connection is connection:
+                self.connection = self.open_stream = None
+            connection.fail(error)
+        await asyncio.sleep(0)  # the transport closes its socket in the next tick
+
+    async def _shut(self) -> None:
+        self.closed = True
+        self.open_stream = None
+        self._unwatch()
+        connection = self.connection
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
+        for wakeup in list(self._sleeping):
+            wakeup(None)
+        self.queues.wake_all()
+        until = now() + CLOSE_SECONDS
+        while self._busy() and connection is not None and connection.error is None and now() < until:
+            await asyncio.sleep(0)  # each leaves the queue as it goes, and releases hand over to others
+        if connecting is not None:
+            await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
+            await asyncio.sleep(0)  # its transport closes its socket in the next tick
+        if connection is not None:
+            await self._part_from(connection, errors.ClientClosedError("this client was closed"))
+        self.cancel_shared_timeouts()
+
+    def _busy(self) -> bool:
+        """Whether tasks have something to say yet: who waited, who releases, and who was answered and does not run."""
+        return bool(self.queues.by_entry or self.releases > 0 or (self.wakeups is not None and self.wakeups.due))
+
+    def cancel_shared_timeouts(self) -> None:
+        """Nobody waits any more: no timer is left to the loop."""
+        for alarm in self.shared_timeouts.values():
+            alarm.cancel()
+
+    def abandon(self) -> None:
+        """Nobody holds the client any more, in whatever thread that came out: its loop closes the connection."""
+        check()
+        connection, self.closed, self.open_stream = self.connection, True, None
+        self._unwatch()
+        if connection is not None and connection.error is None and connection.loop.is_closed():
+            connection.fail(errors.ClientClosedError("nobody holds this client"))
+        elif connection is not None and connection.error is None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed in this very moment
+                connection.loop.call_soon_threadsafe(
+                    connection.fail, errors.ClientClosedError("nobody holds this client")
+                )
+
+    def forget_parent(self) -> None:
+        """In a forked child: the parent's connection, debts and loop are not ours; nothing is said on its socket."""
+        connection = self.connection
+        if connection is not None and connection.byte_transport is not None:
+            sock = connection.byte_transport.get_extra_info("socket")
+            if sock is not None and sock.fileno() >= 0:
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, sock.fileno())  # the number stays taken, until the transport gives it back
+                os.close(null)
+        self._unwatch()
+        self._start()
+
+
+async def _at_end(transport: weakref.ref[AsyncTransport]) -> AsyncGenerator[None, None]:
+    """A loop that comes to its end closes the asynchronous generators that began in it, under asyncio.run and all that
+    do as it does: there is no other way to hear of it while something can still be said."""
+    try:
+        yield
+    finally:
+        found = transport()
+        if found is not None and found._end is not None:
+            await found.part()
+
+
+_TRANSPORTS: weakref.WeakSet[AsyncTransport] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for transport in list(_TRANSPORTS):
+        transport.forget_parent()
+
+
+def _close_leftovers() -> None:
+    """The interpreter ends: connections whose loop was closed, which nobody else closes."""
+    check()
+    for transport in list(_TRANSPORTS):
+        if transport.connection is not None and transport.connection.loop.is_closed():
+            transport.abandon()
+
+
+at_fork(_forget_parent)
+atexit.register(_close_leftovers)

@@ -1,0 +1,288 @@
+"""Wire: one connection of an asyncio client, and what its tasks wait for on it; one flush a tick.
+
+A call appends its command and what its task waits for; the first of a tick schedules the flush. Who is cancelled keeps
+his slot as a tombstone, so replies never shift. Never here: decisions about locks, the content of frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hiredis import ProtocolError
+
+from fastlock import _errors as errors
+from fastlock._protocol import commands, handshake
+from fastlock._protocol.lease import now
+from fastlock._protocol.steps import Command, ConnectionLost, RawCommands, Undo, UndoReply
+from fastlock._stream_errors import Broken, NoReply
+from fastlock._transport.settings import Settings
+from fastlock._transport.sync_connection import CLOSE_SECONDS, compile_templates, write_request
+from fastlock._transport.wakeups import Wakeup
+
+if TYPE_CHECKING:
+    from fastlock._transport.aio import AsyncTransport
+
+
+ROOM = 65536  # bytes that are read at once
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """One connection and what tasks wait for on it."""
+
+    def __init__(self, transport: AsyncTransport, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport = transport
+        self.loop = loop
+        self.reply_timeout = transport.settings.reply_timeout
+        self.stream = transport.impl.Stream()
+        self.stream.on_push = transport.queues.on_push
+        self.stream.serve(self, transport.wakeups, threading.get_ident(), self._flush_soon)
+        self.session: Any = None
+        self.subscribed = False  # whether messages come here
+        self.error: Exception | None = None
+        self.in_flight: list[Any] = []  # slots that missed a reply when it broke
+        self.failed = False  # whether they were told, and all else done that follows
+        self.byte_transport: Any = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._quiet = True  # nothing was in flight
+        self._room = memoryview(bytearray(ROOM))
+        self._reading = False  # into that; not over TLS and in other loops, which may begin to read what is not there
+        self._watches = transport.settings.tls is None and isinstance(loop, asyncio.BaseEventLoop)
+        self._progress = 0.0  # when the server last said something, or was first asked
+
+    # called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.byte_transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._reading:  # KeyboardInterrupt was raised in it, and the loop went on: replies may be missing
+            self.fail(Broken("interrupted half-way"))
+        self._reading = self._watches
+        return self._room
+
+    def buffer_updated(self, size: int) -> None:
+        if self.error is None:
+            self.received(bytes(self._room[:size]))
+        self._reading = False
+
+    def received(self, data: bytes) -> None:
+        self._progress = self.loop.time()
+        self.stream.wakeups.reschedule()
+        try:
+            self.stream.feed(data)
+        except ProtocolError as error:  # bytes that cannot be explained
+            early = self.session is None and data[:1] == b"-"  # a server that is full says so before it is greeted
+            self.fail(errors.from_reply(Exception(data[1:].decode(errors="replace").strip())) if early else error)
+        except BaseException:  # a signal's handler raised
+            self.fail(Broken("interrupted half-way"))
+            raise
+        else:
+            self._quiet = not self.stream.pending
+
+    def connection_lost(self, error: Exception | None) -> None:
+        try:
+            if self.session is None and error is not None:
+                self._read_last_reply()
+        finally:
+            self.fail(error or Broken("the server closed the connection"))
+
+    def _read_last_reply(self) -> None:
+        """What a server had said before it closed, where our greeting met that before its words were read."""
+        sock = self.byte_transport.get_extra_info("socket")
+        if self.transport.settings.tls is None and sock is not None:
+            with contextlib.suppress(OSError), socket.fromfd(sock.fileno(), sock.family, sock.type) as left:
+                left.setblocking(False)
+                self.received(left.recv(4096))
+
+    # called by the wire
+
+    async def do_handshake(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
+        """The handshake. Raises redis-py's exceptions."""
+        calls = handshake.greeting(settings, credentials)
+        if self.error is not None:  # it has closed already: nothing queued now would be answered
+            raise errors.fresh_copy(self.error)
+        hello, rest = self._new_wakeup(), self._new_wakeup()
+        self.stream.put_command(hello, calls[0])
+        self.stream.put_calls(rest, calls[1:])
+        self.stream.announce()
+        replies = await rest
+        if type(replies) is ConnectionLost:
+            handshake.refused(hello.result())  # a server that is full says so unasked, and closes
+            raise errors.fresh_copy(replies.error)
+        self.session = handshake.read_greeting([hello.result(), *replies])
+        self.stream.templates = compile_templates(self.transport.impl, self.session.capabilities)
+        if self.error is not None:  # since the replies were delivered, a tick ago: nothing queued now would be answered
+            raise errors.fresh_copy(self.error)
+        # waited for: on an idle connection nothing may be pending
+        if scripts := commands.scripts_to_load(self.session.capabilities):
+            loaded = self._new_wakeup()
+            self.stream.put_calls(loaded, [script.load for script in scripts])
+            self.stream.announce()
+            if type(replies := await loaded) is ConnectionLost:
+                raise errors.fresh_copy(replies.error)
+            handshake.loaded(self.transport, scripts, replies)
+
+    def _new_wakeup(self) -> Wakeup:
+        return Wakeup().arm(self.stream.wakeups)
+
+    def ask(self, ask: Any) -> Wakeup:
+        """Queue a step; what to wait for gives its answer, or `ConnectionLost`."""
+        ask.connection = self
+        ask.sent = now()
+        wakeup = self._new_wakeup()
+        if ask.needs_push and not self.subscribed:
+            self.subscribed = True
+            self.stream.put_command(self.transport.queues, (b"SUBSCRIBE", self.transport.queues.channel))
+        write_request(self, ask, wakeup)
+        self.stream.announce()
+        return wakeup
+
+    def post(self, undo: Undo) -> None:
+        """Queue an undo that nobody waits for."""
+        if self.stream.broken:
+            self.fail(Broken("interrupted half-way"))
+        if self.error is not None or self.loop.is_closed():
+            undo.outlived_by(self.session)
+            self.transport.defer(undo)
+            self.transport.discard(self)
+            return
+        undo.connection = self
+        write_request(self, undo, UndoReply(undo))
+        self.stream.announce()
+
+    def post_later(self, undo: Undo, seconds: float) -> None:
+        """Queue it then, over whichever connection there is."""
+        self.transport.delay_undo(undo, seconds)
+
+    def undo_refused(self, undo: Undo, error: errors.RedisError) -> None:
+        """The server will not do it."""
+        handshake.warn_of_refusal(self.transport, undo, error)
+
+    def cancel(self, ask: Command, sent: float) -> None:
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
+        connection."""
+        ask.connection, ask.sent = self, sent
+        undo = ask.undo()
+        if undo is None:
+            return
+        if self.error is None:
+            self.post(undo)
+        else:
+            undo.outlived_by(self.session)
+            self.transport.undo(undo)
+
+    def _flush_soon(self) -> None:
+        self.stream.sent = now()
+        self._watch_over()
+        self.loop.call_soon(self.stream.tick)
+
+    def _watch_over(self) -> None:
+        if self._watch is None:
+            self._watch = self.loop.call_later(self.transport.settings.reply_timeout, self._check_progress)
+
+    def flush(self) -> None:
+        """Send what was queued."""
+        if self.error is not None or self.stream.broken:
+            self.fail(self.error or Broken("interrupted half-way"))  # or whoever failed it was interrupted in that
+            return
+        try:
+            if self._quiet:
+                self._quiet = False
+                self._progress = self.loop.time()
+            self._watch_over()
+            self.byte_transport.write(self.stream.take_output())
+        except BaseException:  # a signal's handler raised: what was taken may be in nobody's hands
+            self.fail(Broken("interrupted half-way"))
+            raise
+
+    def _check_progress(self) -> None:
+        """Is the server still answering? One timer for all that is in flight: replies come in order."""
+        try:
+            self._check_progress_once()
+        except BaseException:  # a signal's handler raised: look again
+            self._watch = None
+            self._watch_over()
+            raise
+
+    def _check_progress_once(self) -> None:
+        self._watch = None
+        self.stream.wakeups.reschedule()
+        if self.error is not None:
+            self.fail(self.error)
+        if not self.stream.pending:
+            return
+        if self._quiet:  # what is queued is sent this tick, or the loop has forgotten to: to do so twice does no harm
+            self._watch_over()
+            self.loop.call_soon(self.stream.tick)
+            return
+        limit = self.transport.settings.reply_timeout
+        left = self._progress + limit - self.loop.time()
+        if left <= 0:
+            self.fail(NoReply(f"no reply within {limit} s"))
+        else:
+            self._watch = self.loop.call_later(left, self._check_progress)
+
+    def fail(self, error: BaseException) -> None:
+        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
+        again."""
+        if not self.failed:
+            try:
+                self._fail_pending(error)
+            except BaseException:  # interrupted in it: nobody else would tell those who wait
+                self._fail_pending(error)
+                raise
+
+    def _fail_pending(self, error: BaseException) -> None:
+        """Tell all who wait here. May be called again, by one who was interrupted in it, or who finds that out."""
+        if self.error is None:
+            self.error = errors.as_connection_error(error, self.transport.settings.endpoint)
+            self.transport.stats.retire(self.stream)
+        if self.byte_transport is not None:
+            _abort(self.byte_transport)
+        pending_replies = self.stream.drain(self.in_flight)
+        own = isinstance(error, ProtocolError) and len(pending_replies) == 1
+        final = isinstance(self.error, errors.ClientClosedError)
+        lost = ConnectionLost(
+            self.error, self.transport.settings.reply_timeout, sent=True, final=final, session=self.session, own=own
+        )
+        over = self.loop.is_closed()  # nobody waits here any more; what is owed is owed still
+        for pending_reply in pending_replies:
+            if type(pending_reply) is UndoReply:
+                pending_reply.connection_broke(self.transport, self.session)
+            elif isinstance(pending_reply, Wakeup) and not over:
+                pending_reply.set_result_once(lost)
+        if not over:
+            self.transport.discard(self)
+            if self.subscribed:
+                self.transport.queues.on_reconnect()
+            if self.transport.closed:
+                self.transport.cancel_shared_timeouts()
+        self.failed = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self.in_flight.clear()
+
+    async def drain(self) -> None:
+        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
+        was closed."""
+        until = now() + CLOSE_SECONDS
+        while self.stream.pending and self.error is None and now() < until:  # as of threads
+            ping = RawCommands([(b"PING",)])
+            ping.until = until
+            await self.transport.answered(ping, self)
+
+
+def _abort(transport: Any) -> None:
+    """End a connection without further words, also after its loop was closed: asyncio's transport cannot, then."""
+    try:
+        transport.abort()
+    except RuntimeError:
+        sock = getattr(transport, "_sock", None)
+        if sock is not None:
+            sock.close()
+            transport._sock = None

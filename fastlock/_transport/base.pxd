@@ -1,0 +1,13 @@
+# The types of base.py where it is compiled.
+
+from fastlock._protocol.local_queue cimport LocalQueues
+from fastlock._protocol.stats cimport Stats
+
+cdef class Transport:
+    cdef public bint closed
+    cdef public LocalQueues queues
+    cdef public Stats stats
+    cdef public dict queued_keys, shared_timeouts
+    cdef public list pending_undos, connections, idle
+    cdef public int push_connection_lent
+    cdef public object push_connection, open_stream, sweep_timer

@@ -1,0 +1,570 @@
+"""Wire: how a thread waits. A small set of connections to one server, shared by the threads of a process.
+
+A caller takes an idle connection, or a new one, for itself; when all are busy it shares one of them
+(`sync_connection.py`). There is no background thread. Never here: decisions about locks, the content of frames.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import threading
+import time
+import weakref
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from fastlock import _errors as errors
+from fastlock import _native as native
+from fastlock._fork import at_fork, check
+from fastlock._protocol import handshake
+from fastlock._protocol.lease import now
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
+from fastlock._protocol.release import Release
+from fastlock._protocol.stats import Stats
+from fastlock._protocol.steps import (
+    Answer,
+    ConnectionLost,
+    Dequeue,
+    Enqueue,
+    GetSession,
+    ProtocolViolation,
+    Sleep,
+    Steps,
+    Undo,
+    Wait,
+)
+from fastlock._stream_errors import Broken, NoReply, by_handler
+from fastlock._transport.base import Transport
+from fastlock._transport.settings import Settings
+from fastlock._transport.sync_connection import (
+    CLOSE_SECONDS,
+    CONNECT_ERRORS,
+    INSERT,
+    POP,
+    REMOVE,
+    SPIN_SECONDS,
+    Connection,
+    removed,
+)
+
+_WITHIN = (
+    "this thread waits for a reply on the only connection that could be used, and would wait for itself: a lock that is"
+    " used in a handler of signals needs max_connections of 2 or more, and to be free"
+)
+
+
+class SyncTransport(Transport):
+    """The connections of one client, and how its threads wait."""
+
+    def __init__(self, settings: Settings, impl: ModuleType) -> None:
+        self.settings = settings
+        self.impl = impl
+        self.closed = False
+        self.warned = False  # that something was refused which nobody waits for
+        self._ended = False  # whether all connections of a client that was closed are
+        self.ever_connected = (
+            False  # whether there ever was a connection: before that an error is a wrong setting, not an outage
+        )
+        self._start()
+        _TRANSPORTS.add(self)
+
+    def _start(self) -> None:
+        self.pending_undos: list[Undo] = []
+        self.connections: list[Connection] = []
+        self.idle: list[Connection] = []
+        self._opening: set[object] = set()  # those who connect now
+        self._turn = 0
+        self._broken = 0  # connections that have had no successor yet
+        self._mutex = native.RLock()
+        self._changed = native.Changes()  # for those who wait for a connection
+        self._closing = native.allocate_lock()  # held until the client is closed
+        self._closing.acquire()
+        self.stats = Stats()
+        self.queues = LocalQueues(self.impl.Mutex(), self.stats)
+        self.queued_keys = self.queues.by_key  # names for which somebody waits
+        self.push_connection: Connection | None = None  # on which messages come
+        self.push_connection_lent = 0  # 1: it is missing among the idle ones
+
+    def begin(self) -> None:
+        """Before anything is done: all that is kept here is this process's."""
+        check()
+
+    def run(self, op: Any, answer: Any = None) -> Any:
+        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
+        Waiter; BEHIND: those who wait were asked already."""
+        check()
+        try:
+            if answer is None:
+                answer = op.local(self.queues, now())
+            if answer is None or (answer is Answer.WAIT_LOCALLY and isinstance(op, Release)):
+                answer = self._ask(op)
+            return self.drive(op.rest(answer, now))
+        except BaseException as error:
+            try:
+                self.undo_interrupted(op, error)
+            except BaseException as again:
+                self.undo_interrupted(op, again)
+                raise
+            raise
+
+    def drive(self, steps: Steps) -> Any:
+        """Carry out an operation of the law; returns its outcome, raises its errors."""
+        check()
+        answer = None
+        try:
+            while True:
+                try:
+                    step = steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = self._perform(step)
+        except BaseException as error:  # also what strikes between a step and the next
+            # It raises this again: at once if it is over, else after what it leaves to be undone
+            undo = steps.throw(error)
+            while True:
+                try:
+                    self._perform(undo)
+                except BaseException:  # struck once more
+                    self._perform(undo)
+                    raise
+                undo = steps.send(None)
+        finally:
+            if self.push_connection_lent and not self.queued_keys:
+                self._back_among_the_idle()
+
+    def _back_among_the_idle(self) -> None:
+        """Nobody waits any more, but what was left to be undone there may be refused: whoever asks next reads that."""
+        with self._mutex:
+            push_connection = self.push_connection
+            if (
+                self.push_connection_lent
+                and push_connection is not None
+                and push_connection.error is None
+                and push_connection.stream.pending
+                and not self.queued_keys
+            ):
+                self.push_connection_lent = 0
+                self.idle.append(push_connection)
+
+    def _perform(self, step: Any) -> Any:
+        kind = type(step)
+        if kind is Sleep:
+            if step.held:
+                native.refuse_greenlet("the lock is held")
+            self._sleep(step.seconds)
+        elif kind is Wait:
+            return self.wait(step.waiter, step.until, step.look)
+        elif kind is Enqueue:
+            self.queues.enqueue(step.waiter, now())
+        elif kind is Undo or kind is Dequeue:
+            self.undo(step)
+        elif kind is ProtocolViolation:
+            return step.ask.connection.protocol_violation(step)
+        elif kind is GetSession:
+            return self._ask_after_close(step) if self.closed and step.allowed_after_close else self.get_session()
+        else:
+            return self._ask(step)
+        return None
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, but wake when the client is closed."""
+        if self._closing.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            self._closing.release()  # for the next one
+
+    def wait(self, waiter: Any, until: float | None, look: Any = None) -> Any:
+        """Sleep until the waiter is called, or its time has come. The first of a gate listens to the server, and asks
+        as soon as it is called: see `Wait`."""
+        native.refuse_greenlet(f"{waiter.name!r} is held")
+        pending_reply, wake, ask, template = self.impl.PendingReply(), native.allocate_lock(), None, None
+        wake.acquire()
+        with self.queues.mutex:
+            if waiter.woken and not self.closed:
+                waiter.woken = False
+                return None
+            pending_reply.wake = wake
+            waiter.on_wake = pending_reply.set_result
+            queue = waiter.queue
+            first = (queue.circulating is None or queue.queued_early) and queue.first() is waiter
+            at = min(queue.recheck_time(waiter), now() + RECHECK_SECONDS, math.inf if until is None else until)
+        try:
+            push_connection = self.push_connection
+            if self.closed:
+                raise errors.ClientClosedError("this client was closed")
+            if first and push_connection is not None and push_connection.error is None:
+                if look is not None and not queue.stale:
+                    ask = look(queue)
+                    template = push_connection.impl.Template(*ask.calls[0])  # now, as every microsecond counts then
+                push_connection.listen(pending_reply, wake, at - now())
+            elif not pending_reply.ready:
+                wake.acquire(timeout=max(0.0, at - now()))
+        finally:
+            called, waiter.on_wake, waiter.woken = waiter.woken, None, False
+        if self.closed:
+            raise errors.ClientClosedError("this client was closed")
+        return self._enter_now(push_connection, waiter, ask, template) if called and template is not None else None
+
+    def _enter_now(self, push_connection: Any, waiter: Any, ask: Any, template: Any) -> Any:
+        """Who was called asks at once, if nothing is in the way; None: nothing was asked."""
+        if self.pending_undos or push_connection.error is not None or not self.queues.may_enter_now(waiter, now()):
+            return None
+        ask.sent, ask.connection = now(), push_connection
+        try:
+            answer = push_connection.stream.round_trip(
+                template, b"", b"", 0, push_connection._timeout(ask, ask.sent), 0.0
+            )
+        except BaseException as error:
+            answer = push_connection.classify_error(ask, error)
+        else:
+            answer = Answer.RETRY_ELSEWHERE if answer is push_connection.busy else [answer]
+        return None if answer is Answer.RETRY_ELSEWHERE else (ask, answer)
+
+    def _spin(self) -> float:
+        return SPIN_SECONDS if len(self.connections) - len(self.idle) - self.push_connection_lent <= 1 else 0.0
+
+    def _listening(self, until: float | None) -> Connection:
+        """The connection on which messages come: nobody's own while somebody waits."""
+        push_connection = self.push_connection
+        if (
+            push_connection is None
+            or push_connection.error is not None
+            or (self._would_deadlock(push_connection) and not self.push_connection_lent)
+        ):
+            fresh, owner = self._get_connection(until)
+            try:
+                with self._mutex:
+                    push_connection = self.push_connection
+                    if (
+                        push_connection is None
+                        or push_connection.error is not None
+                        or (self._would_deadlock(push_connection) and not self.push_connection_lent)
+                    ):
+                        self.push_connection = push_connection = fresh
+                        self.push_connection_lent, owner = int(owner), False
+            finally:
+                if owner:  # meanwhile another thread has found one
+                    self.idle.append(fresh)
+        with self._mutex:
+            if removed(self.idle, push_connection):
+                self.push_connection_lent = 1
+        return push_connection
+
+    def _would_deadlock(self, connection: Connection) -> bool:
+        """Whether this thread would wait there for itself, as in a signal handler: see `Stream.in_use_by_caller`."""
+        return bool(connection.stream.in_use_by_caller(self.queues.mutex.mine()))
+
+    def _ask(self, ask: Any) -> Any:
+        while (answer := self._asked(ask)) is Answer.RETRY_ELSEWHERE:  # ends: each is thrown away, a new one is fresh
+            pass
+        return answer
+
+    def _asked(self, ask: Any) -> Any:
+        if self.closed and ask.allowed_after_close:
+            return self._ask_after_close(ask)
+        connection: Any = None
+        owner = False
+        try:  # from here on, as a signal's handler may come between a connection and what is done with it
+            try:
+                if ask.needs_push:
+                    connection = self._listening(ask.until)
+                else:
+                    try:
+                        (connection,), owner = map(POP, (self.idle,)), True  # the latest used, whose memory is warm
+                    except IndexError as none:
+                        if by_handler(none):
+                            raise
+                        connection, owner = self._get_connection(ask.until)
+                    else:
+                        if self._would_deadlock(connection):  # somebody listens there besides
+                            (_,), owner = map(INSERT, (self.idle,), (0,), (connection,)), False
+                            connection, owner = self._get_connection(ask.until)
+            except CONNECT_ERRORS as error:
+                return self._lost(error)
+            if not owner and self._would_deadlock(connection):
+                return ConnectionLost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
+            if self.pending_undos:
+                self._flush_undos_over(connection)
+            return connection.ask(ask, self._spin())
+        finally:
+            if owner and connection.error is None:
+                self.idle.append(connection)
+
+    def _ask_after_close(self, ask: Any) -> Any:
+        """Ask it over a connection for that alone."""
+        connection: Any = None
+        try:
+            connection = Connection(self, self.settings)
+            return connection.session if type(ask) is GetSession else connection.ask(ask, 0.0)
+        except CONNECT_ERRORS as error:
+            return self._lost(error)
+        finally:
+            if connection is not None:
+                connection.fail(errors.ClientClosedError("this client was closed"))
+
+    def get_session(self) -> Any:
+        """A session with the server (over whichever connection), or `ConnectionLost`."""
+        connection: Any = None
+        owner = False
+        try:
+            connection, owner = self._get_connection()
+            return connection.session
+        except CONNECT_ERRORS as error:
+            return self._lost(error)
+        finally:
+            if owner:
+                self.idle.append(connection)
+
+    def _lost(self, error: BaseException) -> ConnectionLost:
+        if by_handler(error):
+            raise error
+        known = errors.as_connection_error(error, self.settings.endpoint)
+        refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
+        final = refused or self.closed or not (self.ever_connected or self.settings.patient)
+        return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
+
+    def _get_connection(self, until: float | None = None) -> tuple[Connection, bool]:
+        """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one.
+        until: when the caller's time is over, who waits for a connection of its own for PARTING at least."""
+        timeout = self.settings.connect_timeout
+        if until is not None:
+            timeout = min(timeout, max(CLOSE_SECONDS, until - now()))
+        mark = object()
+        try:
+            connection, owner = self._find_connection(mark, now() + timeout)
+            return (self._open_connection(mark, timeout), True) if connection is None else (connection, owner)
+        finally:
+            if mark in self._opening:
+                self._opening.discard(mark)
+                self._changed.tell()
+
+    def _find_connection(self, mark: object, deadline: float) -> tuple[Connection | None, bool]:
+        """As `_more`; None: one is to be opened, for which `mark` stands."""
+        connection, owner = None, False
+        while True:
+            try:
+                with self._mutex:
+                    if self.closed:
+                        raise errors.ClientClosedError("this client is closed")
+                    connection = self._free_idle()
+                    if connection is not None:
+                        (_,), owner = map(REMOVE, (self.idle,), (connection,)), True
+                    elif (
+                        self.push_connection_lent
+                        and not self.queued_keys
+                        and self.push_connection is not None
+                        and self.push_connection.error is None
+                    ):
+                        self.push_connection_lent, connection, owner = 0, self.push_connection, True
+                    elif len(self.connections) + len(self._opening) < self.settings.max_connections:
+                        self._opening.add(mark)
+                        return None, True
+                    elif self.connections:
+                        connection = self._share_connection()
+                    else:
+                        wake = self._changed.expect()
+            except BaseException as error:
+                if owner and connection is not None:
+                    self.idle.append(connection)
+                if not isinstance(error, ValueError) or by_handler(error):
+                    raise
+                continue  # another thread has popped it
+            if connection is not None:
+                return connection, owner
+            native.refuse_greenlet("another is still connecting")
+            if not self._changed.wait(wake, deadline - now()):
+                raise NoReply("no connection came up")
+
+    def _free_idle(self) -> Connection | None:
+        """An idle one on which this thread may wait."""
+        for connection in reversed(self.idle):
+            if not self._would_deadlock(connection):
+                return connection
+        return None
+
+    def _share_connection(self) -> Connection:
+        """A share in the next one; of those on which this thread may wait, if there is one."""
+        for _ in self.connections:
+            self._turn += 1
+            connection = self.connections[self._turn % len(self.connections)]
+            if not self._would_deadlock(connection):
+                break
+        return connection
+
+    def _open_connection(self, mark: object, timeout: float) -> Connection:
+        connection = Connection(self, replace(self.settings, connect_timeout=timeout))
+        try:
+            with self._mutex:
+                self.connections.append(connection)
+                self._opening.discard(mark)
+                first, self.ever_connected = not self.ever_connected, True
+                if self._broken:
+                    self._broken -= 1
+                    self.stats.reconnects += 1
+            self._changed.tell()
+            if self.closed:
+                connection.fail(errors.ClientClosedError("this client is closed"))
+            if first:
+                handshake.warn_of_eviction(connection.session, self.settings.endpoint)
+        except BaseException:  # interrupted: it is nobody's
+            connection.fail(Broken("interrupted"))
+            raise
+        return connection
+
+    def discard(self, connection: Connection) -> None:
+        """A connection broke; its idle twin, if any, is thrown away by whoever takes it."""
+        with self._mutex:
+            if connection in self.connections:
+                self.connections.remove(connection)
+                self._broken += 1
+            if connection is self.push_connection:
+                self.push_connection, self.push_connection_lent = (
+                    None,
+                    0,
+                )  # or the two of them would keep each other, and the socket
+            removed(self.idle, connection)
+
+    def defer(self, undo: Undo) -> None:
+        """Keep it for the next connection, and none of those that are gone."""
+        with self._mutex:  # nobody takes it in between
+            undo.connection = undo.reply = None
+            if undo not in self.pending_undos:  # who is struck in here owes it once more
+                self.pending_undos.append(undo)
+
+    def undo(self, undo: Undo) -> None:
+        """Have something said that nobody waits for; over the next connection, when there is none."""
+        connection = undo.connection
+        if connection is None or connection.error is not None:
+            if connection is not None:
+                undo.outlived_by(connection.session)
+            with self._mutex:
+                connection = self.connections[0] if self.connections else None
+        if connection is not None:
+            connection.post(undo)
+            return
+        self.defer(undo)
+        self.flush_after_close()
+
+    def flush_pending_undos(self) -> None:
+        """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
+        if self.pending_undos and self.ever_connected:
+            try:
+                connection, owner = self._get_connection(now())
+                try:
+                    self._flush_undos_over(connection)
+                finally:
+                    if owner and connection.error is None:
+                        self.idle.append(connection)
+            except Exception as error:  # a provider's, or a greenlet's that would have to wait: what is owed stays so
+                if by_handler(error):
+                    raise
+
+    def _flush_undos_over(self, connection: Connection) -> None:
+        """Have said what is owed by now, each by one thread only."""
+        for _ in range(len(self.pending_undos)):
+            undo: Any = None
+            try:
+                with self._mutex:
+                    (undo,) = map(self.pending_undos.pop, (0,) if self.pending_undos else ())
+                connection.post(undo)
+            except BaseException as error:
+                if undo is not None:  # struck: it may be said twice, which does no harm
+                    self.defer(undo)
+                if undo is not None or not isinstance(error, ValueError) or by_handler(error):
+                    raise
+                return  # another thread has said the rest
+            if connection.error is not None:
+                return
+
+    def close(self) -> None:
+        """End all connections, after what is in flight was answered (a second at most), and say what is owed (another
+        one, or two, where the server does not answer); who waits gets ClientClosedError."""
+        check()
+        try:
+            self.flush_pending_undos()
+        finally:
+            try:
+                self._end()
+            finally:
+                self._ended = True
+            self.flush_after_close()
+
+    def flush_after_close(self) -> None:
+        """What is owed by a client that is closed, whoever owes it says: nobody will use another connection of it."""
+        while self.pending_undos and self._ended and self.ever_connected:
+            owed, connection = list(self.pending_undos), None
+            try:
+                connection = Connection(self, replace(self.settings, connect_timeout=CLOSE_SECONDS))
+                connection.last = True
+                self._flush_undos_over(connection)
+                connection.drain(now() + CLOSE_SECONDS)
+            except Exception as error:  # also a provider's
+                if by_handler(error):
+                    raise
+            finally:
+                if connection is not None:
+                    connection.fail(errors.ClientClosedError("this client was closed"))
+            with self._mutex:
+                left = [undo for undo in owed if removed(self.pending_undos, undo)]
+            handshake.warn_of_pending_undos(self, left)
+
+    def _end(self) -> None:
+        with self._mutex:
+            try:
+                self._closing.release()
+            except RuntimeError as error:  # it was closed before, or by one who was interrupted in it
+                if by_handler(error):
+                    raise
+            self.closed = True
+            connections = list(self.connections)
+            self.idle.clear()
+        self._changed.tell()
+        self.queues.wake_all()
+        for connection in connections:
+            if connection.subscribed:  # one of those who were called may be reading there: the reply wakes it
+                connection.post(Undo([], []))
+        until = now() + CLOSE_SECONDS
+        while self.queues.by_entry and now() < until:  # each leaves the queue as it goes
+            time.sleep(0.0005)
+        for connection in connections:
+            connection.drain(until)
+            connection.fail(errors.ClientClosedError("this client was closed"))
+        self.queues.drop_connections()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its
+        sockets."""
+        for connection in self.connections:
+            connection.sock.close()
+        self._start()
+        if self.closed:
+            self._closing.release()
+
+
+_TRANSPORTS: weakref.WeakSet[SyncTransport] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for transport in list(_TRANSPORTS):
+        transport.forget_parent()
+
+
+def _at_exit() -> None:
+    """The interpreter ends: clients that live until then say what they owe, as long as there is Python; and what nobody
+    uses is closed here, as it is collected in no order, and a socket may come before whoever would close it."""
+    check()
+    until = now() + CLOSE_SECONDS
+    for transport in list(_TRANSPORTS):
+        if not transport.closed:
+            with contextlib.suppress(Exception):  # of whoever knows the password, which must not cost the others theirs
+                transport.flush_pending_undos()
+        for connection in list(transport.connections):
+            connection.drain(until)
+        for connection in list(transport.idle):
+            if removed(transport.idle, connection):
+                connection.fail(EOFError("the process ends"))
+
+
+at_fork(_forget_parent)
+atexit.register(_at_exit)

@@ -1,0 +1,316 @@
+"""Wire: one connection of a client for threads, and the threads that wait on it.
+
+A caller sends and reads on its own, or, where others do too, queues its command: whoever is reading (the leader)
+delivers to all, and passes leadership on when it has its own reply. Never here: which connection a caller gets,
+decisions about locks (the law makes them), the content of frames (the bytes layer knows it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hiredis import ProtocolError
+
+from fastlock import _errors as errors
+from fastlock import _fallback
+from fastlock import _native as native
+from fastlock._protocol import commands, handshake, steps
+from fastlock._protocol.lease import now
+from fastlock._protocol.steps import Answer, Command, ConnectionLost, ProtocolViolation, Undo, UndoReply
+from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, by_handler
+from fastlock._transport.settings import Settings
+from fastlock._transport.sockets import open_socket, shut
+
+if TYPE_CHECKING:
+    from fastlock._transport.sync import SyncTransport
+
+SPIN_SECONDS = 100e-6  # to poll the socket before sleeping, while a single thread waits: as much as that may cost
+CLOSE_SECONDS = 1.0  # seconds: how long closing waits for what is in flight, and who has less time for a connection
+STREAM_ERRORS = (Broken, ProtocolError)
+POP: Any = list.pop  # for `(taken,) = map(POP, (some,))`: no signal's handler comes between taken and kept
+INSERT, REMOVE = list.insert, list.remove  # as POP
+CONNECT_ERRORS = (*STREAM_ERRORS, errors.RedisError)
+
+
+def compile_templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[Any, ...]:
+    """The dialect of a server, compiled by an implementation; kept, as a process meets few kinds of servers."""
+    key = impl, capabilities
+    if key not in _TEMPLATES:
+        _TEMPLATES[key] = tuple(impl.Template(*template) for template in commands.command_table(capabilities))
+    return _TEMPLATES[key]
+
+
+_TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
+
+
+def write_request(connection: Any, ask: Any, pending_reply: Any) -> None:
+    """Write a step of the law into a connection's pipe; `pending_reply` gets the answer."""
+    stream = connection.stream
+    templates = stream.templates
+    for ended in ask.stale:  # nothing that these sessions sent may still be executed after this
+        if (call := handshake.end(ended, connection.session)) is not None:
+            stream.put_command(None, call)
+    kind = ask.kind
+    if kind == steps.ONE:
+        stream.put(templates[ask.opcode], pending_reply, ask.key, ask.token, ask.ms)
+    elif kind == steps.MANY:
+        stream.put_many(templates[ask.opcode], pending_reply, ask.names, ask.tokens, ask.ms)
+    else:
+        stream.put_calls(pending_reply, ask.calls)
+
+
+def removed(these: list[Any], one: Any) -> bool:
+    """Take it out of a list; False: another thread, which needs no mutex for that, did so first."""
+    found = False
+    try:
+        (_,), found = map(these.remove, (one,)), True  # no signal's handler comes between
+    except ValueError as gone:
+        if by_handler(gone):
+            raise
+    return found
+
+
+class Connection:
+    """One connection and the threads that wait on it."""
+
+    def __init__(self, transport: SyncTransport, settings: Settings) -> None:
+        self.transport = transport
+        self.reply_timeout = transport.settings.reply_timeout
+        self.error: Exception | None = None
+        self.mutex = native.RLock()  # that nothing is owed to a connection which has just failed
+        self.subscribed = False  # whether messages come here
+        self.last = False  # whether it is for what a closed client owes, and what is owed here stays so
+        self.in_flight: list[Any] | None = None  # slots that missed a reply when it broke
+        self.failed = False  # whether all who waited were told that it broke
+        self.garbled = False  # whether it broke by a reply that made no sense, with nobody else in flight
+        credentials = settings.credentials()
+        self.sock = open_socket(settings)
+        # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
+        self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else transport.impl
+        self.stream = self.impl.Stream(self.sock)
+        self.busy = self.impl.BUSY
+        try:
+            self.session = self._greet(settings, credentials)
+        except BaseException:
+            self.sock.close()
+            raise
+        self.stream.templates = compile_templates(self.impl, self.session.capabilities)
+
+    def _greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> handshake.Session:
+        hello, rest = self.impl.PendingReply(), self.impl.PendingReply()
+        calls = handshake.greeting(settings, credentials)
+        self.stream.put_command(hello, calls[0])
+        self.stream.put_calls(rest, calls[1:])
+        try:
+            if not self.stream.exchange(rest, settings.connect_timeout, 0.0):
+                raise NoReply("no reply to the handshake")
+        except STREAM_ERRORS:
+            with contextlib.suppress(*STREAM_ERRORS):
+                self.stream.receive(0.0, 0.0)  # a server that is full says so unasked, and closes
+            handshake.refused(hello.reply)
+            raise
+        found = handshake.read_greeting([hello.reply, *rest.reply])
+        if scripts := commands.scripts_to_load(
+            found.capabilities
+        ):  # waited for: on an idle connection nothing may be pending
+            loaded = self.impl.PendingReply()
+            self.stream.put_calls(loaded, [script.load for script in scripts])
+            if not self.stream.exchange(loaded, settings.connect_timeout, 0.0):
+                raise NoReply("no reply to SCRIPT LOAD")
+            handshake.loaded(self.transport, scripts, loaded.reply)
+        return found
+
+    def ask(self, ask: Command, spin: float) -> Any:
+        """Send a step and wait. Returns its answer, `ConnectionLost`, LATE when `ask.until` passed first, or STALE."""
+        ask.sent = now()
+        ask.connection = self
+        try:
+            if ask.kind == steps.ONE and not ask.stale and self.error is None:
+                template, timeout = self.stream.templates[ask.opcode], self._timeout(ask, ask.sent)
+                answer = self.stream.round_trip(
+                    template, ask.key, ask.token, ask.ms, timeout, spin
+                )  # nobody else uses it
+                if answer is not self.busy:
+                    return answer
+            return self._share(ask, spin)
+        except BaseException as error:
+            return self.classify_error(ask, error)
+
+    def classify_error(self, ask: Command, error: BaseException) -> Any:
+        """What an exception out of the stream means for a request: RETRY_ELSEWHERE, DEADLINE_EXCEEDED or
+        `ConnectionLost`. Raises what only the caller can explain: it was interrupted."""
+        if isinstance(error, NoReply) and ask.until is not None and now() >= ask.until and not self.stream.broken:
+            self._cancel(ask)
+            return Answer.DEADLINE_EXCEEDED
+        if isinstance(error, UnsolicitedData):
+            ask.sent = 0.0  # it was not
+            self.fail(error)
+            self.transport.discard(self)  # who found it broken before may not have come to that yet
+            return Answer.RETRY_ELSEWHERE
+        if isinstance(error, STREAM_ERRORS):
+            self.fail(error)  # after which it is `dead`
+            dead: Any = self.error
+            return ConnectionLost(dead, self.reply_timeout, sent=True, session=self.session, own=self.garbled)
+        self._cancel(ask)  # perhaps on its way out: the others must not pay for it
+        try:
+            raise error
+        finally:  # or its traceback and this frame would keep each other, and the socket, until the next collection
+            del error
+
+    def _timeout(self, ask: Command, time: float) -> float:
+        return self.reply_timeout if ask.until is None else max(0.0, min(self.reply_timeout, ask.until - time))
+
+    def _share(self, ask: Command, spin: float) -> Any:
+        """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
+        stream = self.stream
+        if self.error is not None or not stream.usable():
+            raise UnsolicitedData("the connection is of no use any more")
+        timeout = self._timeout(ask, now())
+        end = now() + timeout
+        pending_reply = self.impl.PendingReply()
+        wake = native.allocate_lock()
+        wake.acquire()
+        if ask.needs_push and not self.subscribed:
+            stream.on_push = self.transport.queues.on_push
+            stream.put_command(self.transport.queues, (b"SUBSCRIBE", self.transport.queues.channel))
+            self.subscribed = True  # not before: who is interrupted would leave it deaf
+        try:
+            ask.sent = now()
+            write_request(self, ask, pending_reply)
+            if not stream.lead(pending_reply, wake):
+                stream.flush(timeout)
+                if not pending_reply.ready:  # asked after `wake` was given: a reply from now on finds it there
+                    wake.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+            if stream.leads(pending_reply):
+                stream.exchange(pending_reply, max(0.0, end - now()), spin)
+        finally:
+            pending_reply.abandoned = not pending_reply.ready  # first: nobody must make this one the reader any more
+            try:
+                stream.resign(pending_reply)
+            except BaseException:  # interrupted in it: nobody else could resign for this ticket
+                stream.resign(pending_reply)
+                raise
+        if pending_reply.ready:
+            return pending_reply.reply
+        raise NoReply(f"no reply within {self.reply_timeout} s")
+
+    def listen(self, pending_reply: Any, wake: Any, seconds: float) -> None:
+        """Sleep until the ticket is ready, and read for all meanwhile, if nobody else does."""
+        stream, end = self.stream, now() + seconds
+        try:
+            stream.listen(pending_reply)
+            if not stream.lead(pending_reply, wake) and not pending_reply.ready:
+                wake.acquire(timeout=max(0.0, seconds))
+            if stream.leads(pending_reply):
+                stream.exchange(pending_reply, max(0.0, end - now()), 0.0)
+        except STREAM_ERRORS as error:
+            self.fail(error)
+        finally:
+            pending_reply.abandoned = True  # first: nobody must make this one the reader any more
+            try:
+                stream.unlisten(pending_reply)
+                stream.resign(pending_reply)
+            except BaseException:  # interrupted in it: nobody else could resign for this ticket
+                stream.unlisten(pending_reply)
+                stream.resign(pending_reply)
+                raise
+
+    def _cancel(self, ask: Any) -> None:
+        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
+        connection."""
+        undo = ask.undo()
+        if self.stream.broken:
+            self.fail(Broken("interrupted half-way"))
+        if undo is not None:
+            self.post(undo)
+
+    def post(self, undo: Undo) -> None:
+        """Send an undo that nobody waits for; whoever reads next on this connection reads its reply."""
+        undo.connection = self
+        with self.mutex:
+            alive = self.error is None
+            if alive:
+                write_request(self, undo, UndoReply(undo))
+        if not alive:
+            undo.outlived_by(self.session)
+            self.transport.defer(undo)
+            if not self.last:
+                self.transport.flush_after_close()
+            return
+        try:
+            self.stream.flush(0.0)
+        except STREAM_ERRORS as error:
+            self.fail(error)
+
+    def post_later(self, undo: Undo, seconds: float) -> None:
+        """Send it before whatever is asked next: there is no thread to wait for it, and who is refused too asks again
+        after a pause of its own."""
+        self.transport.defer(undo)
+
+    def undo_refused(self, undo: Undo, error: errors.RedisError) -> None:
+        """The server will not do it."""
+        handshake.warn_of_refusal(self.transport, undo, error)
+
+    def fail(self, error: BaseException) -> None:
+        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
+        again."""
+        if not self.failed:
+            with self.mutex:  # by one thread: what it owes again may be said by another one meanwhile
+                try:
+                    self._fail_pending(error)
+                except BaseException:  # interrupted in it: nobody else would tell those who wait
+                    self._fail_pending(error)
+                    raise
+            if not self.last:
+                self.transport.flush_after_close()
+
+    def _fail_pending(self, error: BaseException) -> None:
+        """Tell all who wait here, if nobody has. May be called again, by one who was interrupted in it."""
+        if self.failed:
+            return
+        self.error = dead = self.error or errors.as_connection_error(error, self.transport.settings.endpoint)
+        if self.in_flight is None:
+            self.in_flight = []
+            self.transport.stats.retire(self.stream)
+        self.stream.drain(self.in_flight)
+        self.garbled = isinstance(error, ProtocolError) and len(self.in_flight) == 1
+        shut(self.sock)  # whoever reads wakes up; closed when the last of them has let go of it
+        final = isinstance(error, errors.ClientClosedError)
+        for pending_reply in self.in_flight:
+            if type(pending_reply) is UndoReply:
+                pending_reply.connection_broke(self.transport, self.session)
+            elif pending_reply is not None:
+                lost = ConnectionLost(
+                    dead, self.reply_timeout, sent=True, final=final, session=self.session, own=self.garbled
+                )
+                pending_reply.set_result(lost)
+        self.transport.discard(self)
+        if self.subscribed:
+            self.transport.queues.on_reconnect()
+        self.failed = True
+
+    def drain(self, until: float) -> None:
+        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
+        was closed."""
+        while (
+            self.stream.pending and self.error is None and now() < until
+        ):  # what is refused is said once more, behind it
+            last = steps.RawCommands([(b"PING",)])
+            last.until = until
+            self.ask(last, 0.0)
+
+    def __del__(self) -> None:
+        sock = getattr(self, "sock", None)
+        if sock is not None:
+            sock.close()
+
+    def protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
+        """A reply that cannot be true: nothing that is in flight here can be believed."""
+        text = f"{self.transport.settings.endpoint}: a reply that makes no sense: {step.reply!r:.80}"
+        error = errors.as_own(errors.InvalidResponse(text))
+        self.fail(error)
+        return ConnectionLost(error, self.reply_timeout, sent=True, session=self.session, own=True)

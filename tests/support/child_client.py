@@ -1,0 +1,197 @@
+"""Who waits elsewhere: a process with one client, which does as it is told and can be killed, stopped or interrupted.
+
+`ChildClient` is its handle in the test. The process is told in lines and answers in lines, so that a test waits for
+what has happened and not for a time. It runs the implementation of the test, in threads or asyncio as the test does.
+Nothing here knows what is right.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import redis
+
+from support.faces import Face, Job
+
+ROOT = Path(__file__).parent.parent.parent
+NAME = "sku"
+QUEUE = "fastlock:queue:{sku}"
+ORDER = "order"  # a list, to which holders add themselves
+LONG = 60.0  # seconds: a lease that does not end in a test
+SOON = 10.0  # seconds: a wait that must not run out, far shorter than LONG
+
+
+async def until(face: Face, holds: Callable[[], object], what: str, patience: float = SOON) -> None:
+    """Return when it holds, letting tasks run meanwhile; AssertionError when it never does."""
+    end = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < end, f"never: {what}"
+        if face.is_async:
+            await asyncio.sleep(0.0005)
+        else:
+            time.sleep(0.0005)
+
+
+async def fired(face: Face, wait: Callable[[], object]) -> None:
+    """Return when a thread of the proxy's has come so far, as `armed.wait` tells; the event loop goes on meanwhile."""
+    await (asyncio.to_thread(wait) if face.is_async else face.get(wait()))
+
+
+async def queued(face: Face, probe: redis.Redis, count: int) -> list[bytes]:
+    """Wait until so many are in the queue of the server; who they are."""
+    await until(face, lambda: probe.zcard(QUEUE) == count, f"{count} in the queue")
+    return list(probe.zrange(QUEUE, 0, -1))
+
+
+async def waits(face: Face, client: Any, count: int) -> None:
+    """Wait until so many callers of this client have had to wait."""
+    await until(face, lambda: client.get_stats()["waits"] >= count, f"{count} who wait")
+
+
+async def held(face: Face, client: Any, **terms: Any) -> Any:
+    """The lock, acquired."""
+    lock = client.lock(NAME, **{"timeout": LONG, "thread_local": False, **terms})
+    assert await face.get(lock.acquire(blocking=False))
+    return lock
+
+
+def wait_with(face: Face, client: Any, **terms: Any) -> tuple[Any, Job]:
+    """A lock and a job that acquires it; it does not look every `sleep` seconds, unless that is among the terms."""
+    lock = client.lock(NAME, **{"timeout": LONG, "sleep": LONG, "thread_local": False, **terms})
+    return lock, face.start(lock.acquire)
+
+
+async def either(face: Face, pairs: list[Any]) -> list[Any]:
+    """Those of these pairs of lock and job that are done, once one is."""
+    await until(face, lambda: any(job.finished.is_set() for _, job in pairs), "one of them")
+    return [pair for pair in pairs if pair[1].finished.is_set()]
+
+
+class ChildClient:
+    """A process with a client and a lock. It knows these orders:
+
+    acquire: says "got" and its token, "nothing", "interrupted" or the error's name. release: says "released" or the
+    error's name. turn LABEL: acquire, add LABEL to ORDER, release; says "served". gates: says how many it has left.
+    """
+
+    def __init__(self, face: Face, url: str, **terms: Any) -> None:
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        self.face = face
+        self.said: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, face.name, url, repr({"sleep": LONG, **terms})],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, name="party", daemon=True)
+        self._reader.start()
+
+    def tell(self, order: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+
+    async def hears(self, beginning: str, count: int = 1, patience: float = SOON) -> str:
+        """The last line it says that begins so, once there are so many of them."""
+        lines: Callable[[], list[str]] = lambda: [line for line in self.said if line.startswith(beginning)]  # noqa: E731
+        await until(
+            self.face, lambda: len(lines()) >= count, f"{count} times {beginning!r}, only {self.said}", patience
+        )
+        return lines()[count - 1]
+
+    async def ask(self, order: str, answer: str) -> str:
+        """Tell it something and wait for the answer, which has to begin so."""
+        before = len([line for line in self.said if line.startswith(answer)])
+        self.tell(order)
+        return await self.hears(answer, before + 1)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(SOON)
+
+    def stop(self) -> None:
+        """Freeze it; its connections stay. Returns when it has stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(self.process.pid, os.WUNTRACED)[1])
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def __enter__(self) -> ChildClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._reader.join(SOON)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip("\n"))
+
+
+# ----------------------------------------------------------------------------------------------------- in the process
+
+
+async def live(face: Face, url: str, terms: dict[str, Any]) -> None:
+    client = face.client(url)
+    lock = client.lock(NAME, **terms)
+    await face.get(client.server_info())
+    print("ready", flush=True)
+    while order := await (asyncio.to_thread(sys.stdin.readline) if face.is_async else face.get(sys.stdin.readline())):
+        verb, _, label = order.strip().partition(" ")
+        print(await obey(face, client, lock, verb, label), flush=True)
+
+
+async def obey(face: Face, client: Any, lock: Any, verb: str, label: str) -> str:
+    """Carry out an order; what to say then."""
+    try:
+        if verb == "gates":
+            return f"gates {len(client._transport.queues.by_key) + len(client._transport.queues.by_entry)}"
+        if verb in ("acquire", "turn") and not await face.get(lock.acquire()):
+            return "nothing"
+        if verb == "acquire":
+            return f"got {lock.lease.token.decode()}"
+        if verb == "turn":
+            note(client, label)
+        await face.get(lock.release())
+        return "served" if verb == "turn" else "released"
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return "interrupted"
+    except Exception as error:
+        return type(error).__name__
+
+
+def note(client: Any, label: str) -> None:
+    """By the holder: the order in which they are served."""
+    with redis.Redis(unix_socket_path=client._settings.path) as raw:
+        raw.rpush(ORDER, label)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    face = Face(sys.argv[1])
+    face.run(live(face, sys.argv[2], ast.literal_eval(sys.argv[3])))

@@ -1,0 +1,405 @@
+"""A client made of the real law and the real gates, driven by hand: nothing it says arrives before it is told to.
+
+What an operation asks lies in `flights` until somebody has the server execute it; what the server says to the process
+lies in `come` until somebody has it heard, but for replies that keep no order with messages. Whoever is called wakes at
+once. One connection carries all, in the order in which it is executed. Decisions of its own: none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import hiredis
+
+from fastlock import _errors as errors
+from fastlock._protocol import commands, steps
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.batch_operations import release_many
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.handshake import Session
+from fastlock._protocol.lease import ENDED, Lease, new_token
+from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, Waiter
+from fastlock._protocol.release import Release
+from fastlock._protocol.steps import Answer
+from support.handover import GHOSTS, Command
+from support.resp import encode
+from support.run_steps import Clock
+from support.streams import LONG
+
+KEY = b"name"
+MS = 10_000_000  # of every lease: longer than any walk
+RESTLESS = 50  # steps in a row, for none of which anything has to happen
+ORDERED = ("ENTER", "LEAVE")  # what shares the connection on which messages come
+
+
+class Gone(BaseException):
+    """The caller is gone."""
+
+
+class RawConnection:
+    """A connection: commands, their replies, and what was pushed before each of them."""
+
+    def __init__(self, path: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(LONG)
+        self.sock.connect(path)
+        self.reader = hiredis.Reader()
+        self.pushed: list[Any] = []
+        self.subscribed = False
+        self.ask((b"HELLO", b"3"))
+        (self.id,) = self.ask((b"CLIENT", b"ID"))
+
+    def ask(self, *calls: tuple[bytes, ...]) -> list[Any]:
+        """The replies to these."""
+        self.sock.sendall(b"".join(encode(*call) for call in calls))
+        replies: list[Any] = []
+        while len(replies) < sum(call[0] != b"SUBSCRIBE" for call in calls):
+            reply = self.reader.gets()
+            if reply is False:
+                self.reader.feed(self.sock.recv(65536))
+            elif isinstance(reply, hiredis.PushNotification):
+                self.pushed.append(reply)
+            else:
+                replies.append(reply)
+        return replies
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+@dataclass(eq=False)
+class Flight:
+    """Something that was asked and not answered. Without a caller: nobody waits for the reply."""
+
+    verb: str
+    token: bytes
+    ask: Any
+    caller: Caller | None = None
+    ordered: bool = False
+    behind: steps.Undo | None = None  # what its caller, who is gone, has said right behind it
+
+
+@dataclass(eq=False)
+class Caller:
+    """Somebody who wants the name, once."""
+
+    op: Acquire
+    phase: str = "waits"  # then "holds", "lets go", "gone"
+    lease: Lease | None = None
+    steps: Any = None  # of what it does at the time
+    wait: steps.Wait | None = None  # in which it sleeps
+    waiter: Waiter | None = None  # by which the gate knows it
+
+
+@dataclass
+class Process:
+    """One client. `dial` gives it a connection."""
+
+    dial: Callable[[], RawConnection]
+    capabilities: frozenset[str]
+    callers: list[Caller]
+    clock: Clock = field(default_factory=Clock)
+    queues: LocalQueues = field(default_factory=lambda: LocalQueues(contextlib.nullcontext()))
+    line: RawConnection | None = None
+    flights: list[Flight] = field(default_factory=list)
+    come: list[tuple[Any, Any]] = field(default_factory=list)  # (the flight, its reply), or (None, a place)
+    tokens: list[bytes] = field(default_factory=list)  # all that were said, in order
+    asked: bool = False
+    dead: bool = False
+
+    def __post_init__(self) -> None:
+        self.session = Session({}, self.capabilities, b"", b"", "")
+        self.table = commands.command_table(self.capabilities)
+
+    # who is where
+
+    def those(self, phase: str) -> list[Caller]:
+        return [caller for caller in self.callers if caller.phase == phase]
+
+    def waiting(self) -> list[Caller]:
+        """Those who have no lease yet, in the order in which the gate has them."""
+        queue = self.queues.by_key.get(KEY)
+        line = [] if queue is None else list(queue.waiters)
+        callers = [caller for caller in self.those("waits") if caller not in self.passed()]
+        return sorted(callers, key=lambda who: line.index(who.waiter) if who.waiter in line else -1)
+
+    def passed(self) -> list[Caller]:
+        """Those to whom a lease has passed, and who have not run since."""
+        return [each for each in self.those("waits") if each.waiter is not None and each.waiter.lease is not None]
+
+    def first(self) -> Caller:
+        return self.waiting()[0]
+
+    def holders(self) -> list[Caller]:
+        return [caller for caller in self.those("holds") if self.valid(caller)]
+
+    def lapsed(self) -> list[Caller]:
+        return [caller for caller in self.those("holds") if not self.valid(caller)]
+
+    def valid(self, caller: Caller) -> bool:
+        return self.lease(caller).deadline > self.clock()
+
+    @staticmethod
+    def lease(caller: Caller) -> Lease:
+        assert caller.lease is not None
+        return caller.lease
+
+    def token(self, caller: Caller) -> int:
+        """Of its lease, as a number."""
+        return self.number(self.lease(caller).raw_token)
+
+    def number(self, token: bytes) -> int:
+        """Of a token or place, in either form; -1: it was never said."""
+        token = commands.PLAIN_PREFIX + token[3:]
+        return self.tokens.index(token) if token in self.tokens else -1
+
+    def pending(self, caller: Caller) -> Flight | None:
+        """What a caller has asked, whether or not it was executed."""
+        flights = [*self.flights, *(flight for flight, _ in self.come if flight is not None)]
+        return next((flight for flight in flights if flight.caller is caller), None)
+
+    def known_as(self, flight: Flight) -> Command:
+        """As the model calls it."""
+        ghost = flight.caller is None and flight.verb in GHOSTS
+        return GHOSTS[flight.verb] if ghost else flight.verb, self.number(flight.token)
+
+    # operations
+
+    def begin(self) -> None:
+        """All its callers come; several find a gate, as if there had been somebody before them."""
+        self.asked = True
+        for at, caller in enumerate(self.callers):
+            answer = caller.op.local(self.queues, self.clock())
+            assert (answer is Answer.WAIT_LOCALLY) is (at > 0 or caller.op.alone)
+            if answer is None and len(self.callers) == 1:
+                self.send(caller, caller.op)
+            else:
+                self.start(caller, caller.op.rest(Answer.WAIT_LOCALLY, self.clock))
+
+    def another(self, *, fenced: bool) -> None:
+        """One more caller comes, where others of it wait or hold."""
+        self.callers.append(caller(strict=False, fenced=fenced))
+        op = self.callers[-1].op
+        assert op.local(self.queues, self.clock()) is Answer.WAIT_LOCALLY
+        self.start(self.callers[-1], op.rest(Answer.WAIT_LOCALLY, self.clock))
+
+    def start(self, caller: Caller, operation: Any) -> None:
+        caller.steps = operation
+        self.advance(caller, None)
+
+    def advance(self, caller: Caller, answer: Any) -> None:
+        """Go on with an operation, until it waits or is over."""
+        caller.wait = None
+        try:
+            for _ in range(RESTLESS):
+                step = caller.steps.send(answer)
+                if isinstance(step, steps.Command):
+                    self.send(caller, step)
+                    return
+                if isinstance(step, steps.Enqueue | steps.Wait):
+                    caller.waiter = step.waiter
+                if isinstance(step, steps.Wait) and not self.awake(step):
+                    caller.wait = step
+                    return
+                answer = self.perform(step)
+            raise AssertionError("it neither asks nor sleeps")
+        except StopIteration as end:
+            self.ended(caller, end.value)
+
+    def awake(self, step: steps.Wait) -> bool:
+        queue, called, step.waiter.woken = step.waiter.queue, step.waiter.woken, False
+        assert queue is not None, "it has joined"
+        return called or queue.recheck_time(step.waiter) <= self.clock()
+
+    def perform(self, step: Any) -> Any:
+        if isinstance(step, steps.Enqueue):
+            self.queues.enqueue(step.waiter)
+        elif isinstance(step, steps.Undo):
+            self.post(step)
+        elif isinstance(step, steps.GetSession):
+            return self.session
+        else:
+            assert isinstance(step, steps.Sleep | steps.Wait), step
+        return None
+
+    def ended(self, caller: Caller, outcome: Any) -> None:
+        caller.steps = None
+        if caller.phase == "waits" and outcome is not None:
+            assert (outcome.fence is not None) is caller.op.fenced, "a fence is for who wants one"
+            caller.phase, caller.lease = "holds", outcome
+            return
+        caller.phase = "gone"
+        if caller.lease is not None:
+            caller.lease.deadline = ENDED
+
+    def let_go(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
+        """A holder does; `late`: when it is not to pass on any more. Returns whether it passed on."""
+        lease, before = self.lease(caller), self.queues.stats.local_handovers
+        caller.phase = "lets go"
+        if late:
+            self.clock.go(2 * LOCAL_SECONDS)
+        if batch:
+            self.start(caller, release_many([lease], self.queues, self.clock))
+        else:
+            release = Release(lease)
+            if (answer := release.local(self.queues, self.clock())) is None:
+                self.send(caller, release)
+            else:
+                self.start(caller, release.rest(answer, self.clock))
+        passed = self.queues.stats.local_handovers > before
+        assert not (passed and late), "it has gone round for long enough"
+        return passed
+
+    def give_up(self, caller: Caller) -> None:
+        """The caller is cancelled, as the wires do it."""
+        flight = self.pending(caller)
+        if flight is not None:
+            flight.caller, flight.behind = None, flight.ask.undo()
+            self.come = [each for each in self.come if each[0] is not flight]
+            if flight.verb == "EXTEND":
+                self.flights.remove(flight)
+        caller.phase = "gone"
+        with contextlib.suppress(Gone):
+            undo = caller.steps.throw(Gone()) if caller.steps is not None else None
+            while undo is not None:
+                self.perform(undo)
+                undo = caller.steps.send(None)
+        if caller.op.token in self.tokens:  # else the server never heard of it
+            self.post(caller.op.undo())
+
+    def settle(self) -> None:
+        """Whoever was called wakes; but to whom a lease has passed when the walk says so."""
+        awake = lambda each: each.wait is not None and each.wait.waiter.woken and each not in self.passed()  # noqa: E731
+        while called := [each for each in self.callers if awake(each)]:
+            caller = called[0]
+            assert caller.wait is not None
+            caller.wait.waiter.woken = False
+            self.advance(caller, None)
+
+    # what is said
+
+    def send(self, caller: Caller, ask: Any) -> None:
+        ask.sent, ask.connection = self.clock(), self
+        verb, token = named(ask)
+        self.fly(Flight(verb, token, ask, caller, verb in ORDERED))
+
+    def post(self, undo: Any) -> None:
+        """What nobody waits for; once is enough."""
+        ordered, undo.connection = undo.connection is not None, self
+        verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, steps.Dequeue) else ("UNDO", undo.tokens[0])
+        pending = [(flight.verb, flight.token) for flight in self.flights if flight.ordered is ordered]
+        pending += [("UNDO", each.behind.tokens[0]) for each in self.flights if each.behind is not None]
+        if (verb, token) not in pending:
+            self.fly(Flight(verb, token, undo, None, ordered))
+
+    def fly(self, flight: Flight) -> None:
+        if flight.token not in self.tokens:
+            self.tokens.append(flight.token)
+        self.flights.append(flight)
+
+    def spoken(self, ask: Any) -> Iterator[tuple[bytes, ...]]:
+        """The commands of a step."""
+        if isinstance(ask, steps.Undo) or ask.kind == steps.CALLS:
+            yield from ask.calls
+            return
+        many = ask.kind == steps.MANY
+        for name, token in zip(ask.names, ask.tokens, strict=True) if many else [(ask.key, ask.token)]:
+            words = {commands.NAME: name, commands.TOKEN: token, commands.MS: b"%d" % ask.ms}
+            yield tuple(word if isinstance(word, bytes) else words[word] for word in self.table[ask.opcode])
+
+    def serve(self, flight: Flight) -> Any:
+        """The server executes it. Its answer."""
+        self.flights.remove(flight)
+        calls = list(self.spoken(flight.ask))
+        if self.line is None:
+            self.line = self.dial()
+        if flight.verb == "ENTER" and not self.line.subscribed:
+            self.line.subscribed = True
+            calls.insert(0, (b"SUBSCRIBE", self.queues.channel))
+        replies = self.line.ask(*calls)
+        self.collect()
+        return replies[0] if getattr(flight.ask, "kind", None) == steps.ONE else replies
+
+    def execute(self, flight: Flight) -> None:
+        """The server executes it, and what hangs on the reply happens, if that is not to wait for its turn."""
+        reply, caller = self.serve(flight), flight.caller
+        if flight.behind is not None:
+            self.post(flight.behind)
+        if isinstance(flight.ask, steps.Undo):
+            flight.ask.set_result(reply)
+        elif flight.verb == "ENTER" and caller is not None:
+            self.come.append((flight, reply))
+        elif caller is not None:
+            self.answer(caller, flight.ask, reply)
+            again = self.pending(caller)
+            if flight.verb == "EXTEND" and again is not None and again.verb == "EXTEND":
+                self.execute(again)  # in other words: the model knows of one command
+
+    def answer(self, caller: Caller, ask: Any, reply: Any) -> None:
+        if caller.steps is None:
+            self.start(caller, ask.rest(reply, self.clock))
+        else:
+            self.advance(caller, reply)
+
+    def collect(self) -> None:
+        """All that was pushed."""
+        if self.line is None:
+            return
+        self.line.ask((b"PING",))
+        pushed, self.line.pushed = self.line.pushed, []
+        self.come += [(None, each[2]) for each in pushed if each[0] == b"message" and each[1] == self.queues.channel]
+
+    def hear(self) -> None:
+        """The first of what has come."""
+        flight, what = self.come.pop(0)
+        if flight is None:
+            self.queues.on_grant_message(what)
+        else:
+            self.answer(flight.caller, flight.ask, what)
+
+    def hang_up(self) -> list[Flight]:
+        """The connection is gone. What was in flight on it."""
+        flights = [*self.flights, *(flight for flight, _ in self.come if flight is not None)]
+        self.flights, self.come, self.line = [], [], None
+        return flights
+
+    def cut(self, flights: list[Flight]) -> None:
+        """As the wires do when a connection with these breaks: debts first, then what is asked again."""
+        for flight in flights:
+            if isinstance(flight.ask, steps.Undo):
+                flight.ask.connection = self if flight.ordered else None
+                self.post(flight.ask)
+            elif flight.behind is not None:
+                self.post(flight.behind)
+        self.queues.on_reconnect()
+        self.settle()
+        for flight in flights:
+            if flight.caller is not None:
+                lost = steps.ConnectionLost(errors.as_own(errors.ConnectionError("cut")), math.inf, sent=True)
+                self.answer(flight.caller, flight.ask, lost)
+
+
+def named(ask: Any) -> tuple[str, bytes]:
+    """A step as the model knows it, and its token or place."""
+    if ask.kind == steps.ONE:
+        verbs = {Opcode.ACQUIRE: "SET", Opcode.RELEASE: "DEL", Opcode.EXTEND: "EXTEND", Opcode.EXTEND_SCRIPT: "EXTEND"}
+        return verbs[ask.opcode], ask.token
+    if ask.kind == steps.MANY:
+        return "BATCH", ask.tokens[0]
+    (call,) = ask.calls
+    if call[1] == commands.ENTER_LUA.sha:
+        return "ENTER", call[-5]
+    if call[1] == commands.FENCED_LUA.sha:
+        return "SET", call[-3]
+    return {commands.HAND_OVER_LUA.sha: "REL", commands.RELEASE_MANY_LUA.sha: "BATCH"}[call[1]], call[-1]
+
+
+def caller(*, strict: bool, fenced: bool) -> Caller:
+    op = Acquire("name", KEY, new_token(), MS, fenced)
+    op.blocking, op.alone = True, strict
+    return Caller(op)

@@ -1,0 +1,113 @@
+"""What a worker of the chaos writes down, so that it survives a SIGKILL: one file each, appended by single writes.
+
+An entry is written before what it announces (ASK, EXTENDING, RELEASE) or after what it reports (all others), with the
+time on the clock of leases, which all processes of a machine share. A request is one acquire of one name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastlock._protocol.lease import now
+
+ENTRY = struct.Struct("<BBHIddQ")  # what, flags, name, request, when, a time, fence
+ASK, GRANT, EXTENDING, EXTENDED, RELEASE, FREED, ENDED, VANISHED = range(8)
+# ENDED: nothing was granted, or given back at once. VANISHED: the caller was interrupted and cannot know.
+BLOCKING, RIVAL = 1, 2
+
+
+@dataclass(slots=True)
+class Request:
+    """One acquire of one name, as its worker's diary tells it."""
+
+    worker: int
+    name: int
+    asked: float
+    lease: float  # seconds
+    blocking: bool
+    rival: bool  # by redis-py's lock
+    granted: float = math.inf  # when acquire returned
+    first_deadline: float = 0.0  # of the lease as it was granted
+    deadline: float = 0.0  # until when the holder may believe that it holds
+    latest: float = 0.0  # until when the server may keep the name for it
+    fence: int = 0
+    released: float = math.inf  # when release was called
+    freed: float = math.inf  # when it returned
+    ended: float = math.inf  # when the waiting was over, with a grant or without
+    vanished: bool = False
+
+    @property
+    def held(self) -> tuple[float, float]:
+        """In which time its holder could rely on it; empty (end before begin), where it was told too late."""
+        return self.granted, min(self.released, self.deadline)
+
+    @property
+    def kept(self) -> tuple[float, float]:
+        """In which time the server kept the name for it, at most."""
+        return self.first_deadline - self.lease, min(self.freed, self.latest)
+
+
+class EventLog:
+    """Where a worker writes. Safe in threads and against interrupts: an entry is one system call."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.numbers = itertools.count()
+
+    def write(self, what: int, request: int, value: float = 0.0, fence: int = 0) -> None:
+        os.write(self.file, ENTRY.pack(what, 0, 0, request, now(), value, fence))
+
+    def ask(self, name: int, lease: float, *, blocking: bool, rival: bool = False) -> int:
+        """A request begins; returns its number."""
+        request = next(self.numbers)
+        flags = BLOCKING * blocking | RIVAL * rival
+        os.write(self.file, ENTRY.pack(ASK, flags, name, request, now(), lease, 0))
+        return request
+
+
+class Reader:
+    """Reads a diary while it is being written."""
+
+    def __init__(self, path: Path, worker: int) -> None:
+        self.path, self.worker, self.offset = path, worker, 0
+        self.requests: dict[int, Request] = {}
+
+    def read(self) -> None:
+        """What was added since the last time."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            text = file.read()
+        whole = len(text) - len(text) % ENTRY.size
+        self.offset += whole
+        for entry in ENTRY.iter_unpack(text[:whole]):
+            self._note(*entry)
+
+    def _note(self, what: int, flags: int, name: int, number: int, when: float, value: float, fence: int) -> None:
+        if what == ASK:
+            blocking, rival = bool(flags & BLOCKING), bool(flags & RIVAL)
+            self.requests[number] = Request(self.worker, name, when, value, blocking, rival)
+            return
+        request = self.requests[number]
+        if what == GRANT:
+            request.granted = request.ended = when
+            request.first_deadline = request.deadline = request.latest = value
+            request.fence = fence
+        elif what == EXTENDING:
+            request.latest = max(request.latest, value)
+        elif what == EXTENDED:
+            request.deadline = value
+            request.latest = max(request.latest, value)
+        elif what == RELEASE:
+            request.released = min(request.released, when)
+        elif what == FREED:
+            request.freed = when
+        elif request.granted == math.inf:
+            request.ended = when
+            request.vanished = what == VANISHED

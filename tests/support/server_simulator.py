@@ -1,0 +1,406 @@
+"""A little model of a server and of the ways to it, for the law: what can go wrong between asking and knowing.
+
+Commands are written to sessions and may lie there unread, even after their session broke, until a CLIENT KILL that the
+server has read drops them. Replies are lost or late, connections refused, callers cancelled at any step. Others come
+without asking, or wait in the server's queue and mark the holder's token; what its messages say may be lost. Seeded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+from fastlock import _errors as errors
+from fastlock._protocol import commands, steps
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.handshake import Session
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
+from fastlock._protocol.steps import Answer
+from support.run_steps import Clock, Raise, error
+
+MINE, OTHER, RIVAL = (b"fl:" + who * 32 for who in (b"m", b"o", b"r"))  # of a rival, who waits in the queue
+LOADING = error("LOADING Redis is loading the dataset in memory")
+MOMENT = 1.0  # seconds in which who was granted a name has to come for it
+CAPABILITIES = (frozenset(), frozenset({commands.SET_NX_GET, commands.DELIFEQ, commands.SET_IFEQ}))
+
+
+class Gone(BaseException):
+    """The caller is gone."""
+
+
+class AsyncConnection:
+    """A session as an undo knows it."""
+
+    def __init__(self, server: ServerSimulator, number: int) -> None:
+        self.server, self.number = server, number
+        self.session = Session({}, CAPABILITIES[server.native], b"", b"", "", serial=number)
+        self.reply_timeout = 5.0
+
+    def post(self, undo: steps.Undo) -> None:
+        self.server.post(undo, self.number)
+
+    def post_later(self, undo: steps.Undo, seconds: float) -> None:
+        self.server.pending_undos.append(undo)
+
+    def undo_refused(self, undo: steps.Undo, error: Exception) -> None:
+        raise AssertionError(f"{undo.calls} are allowed: {error}")
+
+
+class ServerSimulator:
+    """Keys, sessions and a clock; `run` carries out an operation of the law in it."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.clock = Clock()
+        self.keys: dict[bytes, tuple[bytes, float]] = {}
+        self.server_queues: dict[bytes, list[bytes]] = {}  # places
+        self.ours: set[bytes] = {MINE}  # tokens and places
+        self.queues = LocalQueues(contextlib.nullcontext())
+        self.pushes: list[bytes] = []  # places in messages that are under way
+        self.flight: dict[int, list[Callable[[], Any]]] = {}  # what each session was told and has not read yet
+        self.pending_undos: list[steps.Undo] = []
+        self.push_connection: int | None = None  # the session on which messages come
+        self.owed: dict[int, list[steps.Undo]] = {}  # those among it whose reply has not come
+        self.live: list[int] = []
+        self.released_at: float | None = None  # when a command of ours deleted a key of ours
+        self.outcome_unknown = False  # whether a command with a token was sent whose reply never came
+        self.scripts = self.dice.random() < 0.7
+        self.native = self.dice.random() < 0.5
+        self.loading = 0  # commands that it will refuse, as it loads its data
+        self.trouble = self.dice.choice((0.05, 0.3, 0.6))
+        self.trace: list[str] = []
+        self.watch: Callable[[], None] = lambda: None  # called whenever something happened
+
+    # the server
+
+    def holder(self, key: bytes) -> bytes | None:
+        token, end = self.keys.get(key, (None, math.inf))
+        return token if self.clock() < end else None
+
+    def end(self, key: bytes) -> float:
+        return self.keys[key][1]
+
+    def execute(self, opcode: int, key: bytes, token: bytes, ms: int) -> Any:
+        if self.loads():
+            return LOADING
+        scripted = opcode in commands.SCRIPTED.values() or (not self.native and opcode in commands.SCRIPTED)
+        if scripted and not self.scripts:
+            return error("NOSCRIPT No matching script. Please use EVAL.")
+        held, now = self.holder(key), self.clock()
+        if opcode in (Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS, Opcode.ACQUIRE_SCRIPT, Opcode.ACQUIRE_ENDLESS_SCRIPT):
+            if held is None:
+                self.keys[key] = token, now + ms / 1000 if ms else math.inf
+            return held
+        if opcode == Opcode.PTTL:
+            return -2 if held is None else -1 if self.end(key) == math.inf else math.ceil((self.end(key) - now) * 1000)
+        if opcode in (Opcode.RELEASE, Opcode.RELEASE_SCRIPT):
+            return self.delete(key, token)
+        assert opcode in (Opcode.EXTEND, Opcode.EXTEND_SCRIPT)
+        native = opcode == Opcode.EXTEND and self.native
+        if held is None or not (held == token if native else commands.token_matches(held, token)):
+            return None if native else 0
+        self.keys[key] = held, now + ms / 1000
+        return b"OK" if native else 1
+
+    def loads(self) -> bool:
+        self.loading -= self.loading > 0
+        return self.loading > 0
+
+    def delete(self, key: bytes, token: bytes) -> int:
+        if self.holder(key) != token:
+            return 0
+        del self.keys[key]
+        self.released_at = self.clock()
+        return 1
+
+    def is_ours(self, key: bytes) -> bool:
+        """Whether a token or place of the caller holds it."""
+        return any(commands.token_matches(self.holder(key), token) for token in self.ours)
+
+    def mark(self, key: bytes) -> bool:
+        """Tell the holder that somebody waits, if it can be told."""
+        token, end = self.keys[key]
+        if commands.can_be_marked(token):
+            self.keys[key] = commands.CONTENDED_PREFIX + token[3:], end
+        return self.keys[key][0].startswith(commands.CONTENDED_PREFIX)
+
+    def grant(self, key: bytes, me: bytes | None = None) -> bool:
+        """A free name to the first in the queue, but for `me`."""
+        queue = self.server_queues.get(key, [])
+        if not queue or queue[0] == me:
+            return False
+        entry = queue.pop(0)
+        self.keys[key] = entry, self.clock() + (MOMENT if entry in self.ours else self.dice.choice((0.02, 0.2, 1)))
+        if entry in self.ours:
+            self.pushes.append(entry)
+        return True
+
+    def hand_over(self, key: bytes, token: bytes) -> int:
+        if not commands.token_matches(self.holder(key), token):
+            return 0
+        if token in self.ours:
+            self.released_at = self.clock()
+        if not self.grant(key):
+            del self.keys[key]
+        return 1
+
+    def leave(self, key: bytes, entry: bytes) -> int:
+        self.server_queues[key] = [other for other in self.server_queues.get(key, []) if other != entry]
+        return self.hand_over(key, entry)
+
+    def enter(self, key: bytes, entry: bytes, ms: int, fenced: bool) -> list[int]:
+        self.ours.add(entry)
+        queue, held = self.server_queues.setdefault(key, []), self.holder(key)
+        if commands.token_matches(held, entry) or (held is None and not self.grant(key, entry)):
+            queue[:] = [other for other in queue if other != entry]
+            self.keys[key] = entry, self.clock() + ms / 1000 if ms else math.inf
+            if queue:
+                self.mark(key)
+            return [1, len(queue), 7 if fenced else 0]
+        if entry not in queue:
+            queue.append(entry)
+        left = -1 if self.end(key) == math.inf else math.ceil((self.end(key) - self.clock()) * 1000)
+        return [0, left, int(self.mark(key))]
+
+    def end_session(self, stale: Any, current: int) -> None:
+        """Nothing that another session sent will be executed any more: one that broke, or still lives."""
+        number = stale.serial if isinstance(stale, Session) else stale
+        if number != current:
+            self.flight[number] = []
+            self.broke(number)
+
+    def perform(self, ask: Any, current: int) -> Callable[[], Any]:
+        """What the server will do when it reads this step's bytes, as they are now, on the current session."""
+        stale, kind, opcode, ms = ask.stale, ask.kind, getattr(ask, "opcode", -1), getattr(ask, "ms", 0)
+        calls = list(ask.calls) if kind == steps.CALLS else []
+
+        def read() -> Any:
+            for session in stale:
+                self.end_session(session, current)
+            if kind == steps.ONE:
+                return self.execute(opcode, ask.key, ask.token, ms)
+            if kind == steps.MANY:
+                return [self.execute(opcode, *pair, ms) for pair in zip(ask.names, ask.tokens, strict=True)]
+            return [self.call(call) for call in calls]
+
+        return read
+
+    def call(self, call: tuple[bytes, ...]) -> Any:
+        if self.loads():
+            return LOADING
+        if call[0] == b"SCRIPT":
+            self.scripts = True
+            return b"sha"
+        if call[0] == b"PING":
+            return b"PONG"
+        if call[0] == b"DELIFEQ":
+            return self.delete(call[1], call[2])
+        if not self.scripts:
+            return error("NOSCRIPT No matching script. Please use EVAL.")
+        if call[1] == commands.ENTER_LUA.sha:
+            keys = int(call[2])
+            return self.enter(call[3], call[3 + keys], int(call[5 + keys]), keys == 3)
+        if call[1] == commands.HAND_OVER_LUA.sha:
+            return self.hand_over(call[3], call[5])
+        if call[1] == commands.LEAVE_LUA.sha:
+            return self.leave(call[3], call[5])
+        if call[1] == commands.RELEASE_LUA.sha:
+            return self.delete(call[3], call[4])
+        if call[1] == commands.FENCED_LUA.sha:
+            return [self.execute(Opcode.ACQUIRE, call[3], call[5], int(call[6])), 7]
+        assert call[1] == commands.RELEASE_MANY_LUA.sha
+        names, tokens = call[3 : 3 + int(call[2])], call[3 + int(call[2]) :]
+        return [self.delete(*pair) for pair in zip(names, tokens, strict=True)]
+
+    # the ways to it
+
+    def session(self) -> int:
+        if not self.live or (len(self.live) < 3 and self.dice.random() < 0.3):
+            self.live.append(len(self.flight))
+            self.flight[self.live[-1]] = []
+        return self.dice.choice(self.live)
+
+    def listening(self) -> int:
+        """What is asked of the queue goes over one session, in order."""
+        if self.push_connection not in self.live:
+            self.push_connection = self.session()
+        return self.push_connection
+
+    def flush_undos(self, session: int) -> None:
+        while self.pending_undos and session in self.live:
+            self.post(self.pending_undos.pop(0), session)
+
+    def read(self, session: int) -> Any:
+        """The server reads all that this session was told. The reply to the last of it."""
+        reply = None
+        for _ in range(len(self.flight[session])):  # not what is said only then
+            if self.flight[session]:
+                reply = self.flight[session].pop(0)()
+            self.watch()
+        return reply
+
+    def broke(self, session: int) -> None:
+        """What nobody waits for is owed to the next that is used, behind the end of this; messages may have been
+        lost."""
+        if session not in self.live:  # while it was read, for what was said only then
+            return
+        self.live.remove(session)
+        for undo in self.owed.pop(session, []):
+            undo.stale = (*undo.stale, session)
+            self.pending_undos.append(undo)
+        self.pushes = [entry for entry in self.pushes if self.dice.random() < 0.3]
+        self.queues.on_reconnect()
+
+    def wander(self) -> None:
+        """Time goes by, old bytes arrive, others come and go."""
+        self.clock.go(self.dice.choice((0, 0, 0.001, 0.01, 0.04)))
+        for told in list(self.flight.values()):
+            if told and self.dice.random() < 0.15:
+                told.pop(0)()
+        if self.dice.random() < 0.02:
+            self.scripts = False
+        if self.dice.random() < 0.02:
+            self.loading = self.dice.choice((1, 2, 9))
+        self.watch()
+
+    def others_come(self, keys: list[bytes]) -> None:
+        for key in keys:
+            if self.holder(key) is None and self.dice.random() < 0.3:
+                self.keys[key] = OTHER, self.clock() + self.dice.choice((0.02, 0.2, 1))
+            queue, held = self.server_queues.setdefault(key, []), self.holder(key)
+            if held is None:
+                continue
+            if RIVAL not in queue and not commands.token_matches(held, RIVAL) and self.dice.random() < 0.2:
+                queue.append(RIVAL)
+                self.mark(key)
+            for token in (OTHER, RIVAL):
+                if commands.token_matches(held, token) and self.dice.random() < 0.1:
+                    self.hand_over(key, token)
+
+    def settle_down(self) -> None:
+        """All that still lies anywhere arrives, in any order."""
+        while (waiting := [session for session, told in self.flight.items() if told]) or self.pending_undos:
+            self.flush_undos(self.session())
+            if not waiting:
+                continue
+            self.flight[self.dice.choice(waiting)].pop(0)()
+            self.watch()
+
+    # the wire
+
+    def post(self, undo: steps.Undo, session: int | None = None) -> None:
+        """Send an undo that nobody waits for; over another session, should this one break."""
+        if session is not None and session not in self.live:
+            undo.stale, session = (*undo.stale, session), None
+        session = self.session() if session is None else session
+        undo.connection = AsyncConnection(self, session)
+        read = self.perform(undo, session)
+        self.owed.setdefault(session, []).append(undo)
+
+        def answered() -> None:
+            replies = read()
+            if session in self.live:
+                self.owed[session].remove(undo)
+                undo.set_result(replies)
+
+        self.flight[session].append(answered)
+        self.trace.append(f"undo {undo.calls} over {session}, stale {undo.stale}")
+        if self.dice.random() < self.trouble / 2:
+            self.broke(session)
+
+    def ask(self, ask: Any) -> Any:
+        """The answer to an Ask: a reply, Lost, LATE, or that the caller is gone."""
+        self.wander()
+        fate = self.dice.random()
+        if fate < self.trouble / 4:
+            final = self.dice.random() < 0.1
+            self.trace.append("refused")
+            return steps.ConnectionLost(errors.as_own(errors.ConnectionError("refused")), 5.0, sent=False, final=final)
+        session = self.listening() if ask.needs_push else self.session()
+        self.flush_undos(session)
+        if session not in self.live:
+            return steps.ConnectionLost(errors.as_own(errors.ConnectionError("broke")), 5.0, sent=False)
+        ask.sent, ask.connection = self.clock(), AsyncConnection(self, session)
+        self.flight[session].append(self.perform(ask, session))
+        self.trace.append(f"{vars(ask)} over {session}")
+        self.outcome_unknown |= fate < self.trouble * 0.75 and ask.kind != steps.CALLS
+        if fate < self.trouble / 2:
+            if self.dice.random() < 0.5:
+                self.read(session)
+            self.broke(session)
+            self.clock.go(self.dice.choice((0, 0.01, 5)))
+            final = self.dice.random() < 0.1
+            return steps.ConnectionLost(
+                errors.as_own(errors.ConnectionError("broke")), 5.0, sent=True, final=final, session=session
+            )
+        if fate < self.trouble * 0.75:
+            late = ask.until is not None and self.dice.random() < 0.5
+            if late:
+                self.clock.time = max(self.clock.time, ask.until)
+            if (undo := ask.undo()) is not None:
+                self.post(undo, session)
+            return Answer.DEADLINE_EXCEEDED if late else Raise(Gone())
+        self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
+        reply = self.read(session)
+        self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
+        self.trace.append(f"  reply {reply!r} at {self.clock()}")
+        return reply
+
+    def wait(self, waiter: Any, until: float | None) -> Any:
+        """Until the waiter is called or its time has come, as others come and go."""
+        at = min(
+            waiter.queue.recheck_time(waiter), self.clock() + RECHECK_SECONDS, math.inf if until is None else until
+        )
+        while not waiter.woken and self.clock() < at:
+            self.clock.time = min(at, self.clock() + self.dice.choice((0.001, 0.05, 0.5)))
+            self.others_come([waiter.queue.key])
+            while self.pushes:
+                entry = self.pushes.pop(0)
+                if self.dice.random() > self.trouble / 2:
+                    self.queues.on_grant_message(entry)
+        waiter.woken = False
+        return Raise(Gone()) if self.dice.random() < self.trouble / 10 else None
+
+    def answer(self, step: Any) -> Any:
+        if isinstance(step, steps.Sleep):
+            if self.dice.random() < self.trouble / 10:
+                return Raise(Gone())
+            self.clock.go(step.seconds)
+            return None
+        if isinstance(step, steps.Enqueue):
+            return self.queues.enqueue(step.waiter)
+        if isinstance(step, steps.Wait):
+            return self.wait(step.waiter, step.until)
+        if isinstance(step, steps.Undo):
+            return self.post(step, step.connection and step.connection.number)
+        if isinstance(step, steps.GetSession):
+            return Session({}, CAPABILITIES[self.native], b"", b"", "")
+        assert isinstance(step, steps.Command), f"{step}: no reply of this world makes no sense"
+        return self.ask(step)
+
+    def run(self, operation: Any, keys: list[bytes]) -> Any:
+        """Carry out an operation as the wires do. Its outcome; raises what it raises."""
+        answer = None
+        if isinstance(operation, steps.Command):
+            answer = self.ask(operation)
+            if isinstance(answer, Raise):
+                raise answer.error
+            operation, answer = operation.rest(answer, self.clock), None  # type: ignore[attr-defined]
+        for _ in range(300):
+            try:
+                step = operation.send(answer)
+            except StopIteration as end:
+                return end.value
+            self.others_come(keys)
+            answer = self.answer(step)
+            if isinstance(answer, Raise):
+                break
+        else:
+            answer = Raise(Gone())
+        undo = operation.throw(answer.error)  # raises it again, after what it leaves to be undone
+        while True:
+            self.answer(undo)
+            undo = operation.send(None)
