@@ -41,4 +41,4 @@ def test_take_and_give(benchmark: BenchmarkFixture) -> None:
         return lease
 
     lease = benchmark(pair)
-    assert lease.key == b"order:4711" and not lease.valid and not lock.leases and transport.idle == [connection]
+    assert lease._key == b"order:4711" and not lease.valid and not lock._leases and transport.idle == [connection]

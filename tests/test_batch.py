@@ -30,7 +30,7 @@ async def test_leases_come_in_the_order_of_the_names_and_none_for_what_is_held(
     assert [lease.name for lease in leases if lease] == [names[0], names[2], names[3]]
     for lease in (leases[0], leases[2], leases[3]):
         assert type(lease) is fastlock.Lease and lease.valid and 0 < lease.remaining <= 7 and lease.fence is None
-        assert probe.get(lease.key) == lease.token and 0 < probe.pttl(lease.key) <= 7_000
+        assert probe.get(lease._key) == lease.token and 0 < probe.pttl(lease._key) <= 7_000
     assert await face.get(client.release_many(leases)) == [True, False, True, True]
     assert probe.keys() == [b"b"] and probe.get("b") == b"somebody else"
     assert await face.get(client.release_many(leases)) == [False] * 4
@@ -148,7 +148,7 @@ def test_what_the_flush_did_not_release_is_looked_at_again() -> None:
     released = [True] + [False] * 6
     assert batch.ended(leases, [1, 0, None, b"1", ValueError()], [2, 3, 4, 5, 6], released) == [3, 4, 5, 6]
     assert released == [True, False, True, False, False, False, False]
-    assert [lease.deadline for lease in leases] == [ENDED] + [5.0] * 4
+    assert [lease._deadline for lease in leases] == [ENDED] + [5.0] * 4
 
 
 def test_a_lease_that_is_over_by_the_servers_word_is_not_released_again() -> None:

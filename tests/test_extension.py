@@ -46,9 +46,9 @@ def test_of_several_at_once_the_earliest_end_holds(clock: Clock, lengths: Any, o
     sent = [Extension(clock, lease, ms) for ms in lengths]
     for number in order:
         assert sent[number].answer() is True
-        assert lease.deadline == start + SHORT / 1000
+        assert lease._deadline == start + SHORT / 1000
     alone = Extension(clock, lease, LONGER)
-    assert alone.answer() is True and lease.deadline == start + LONGER / 1000, "the others are over"
+    assert alone.answer() is True and lease._deadline == start + LONGER / 1000, "the others are over"
     assert extension._UNDER_WAY == []
 
 
@@ -59,7 +59,7 @@ def test_one_that_is_struck_holds_the_other_back(clock: Clock, first: bool) -> N
     short, longer = Extension(clock, lease, SHORT), Extension(clock, lease, LONGER)
     for each in (short.strike, longer.answer) if first else (longer.answer, short.strike):
         each()
-        assert lease.deadline == start + SHORT / 1000
+        assert lease._deadline == start + SHORT / 1000
     assert extension._UNDER_WAY == []
 
 
@@ -72,27 +72,27 @@ def test_what_is_let_go_of_as_the_answer_comes_stays_so(
     sent = [Extension(clock, lease, LONGER) for _ in range(1 if alone else 2)]
 
     def let_go(move: Any, end: float) -> None:
-        lease.deadline = ENDED
+        lease._deadline = ENDED
         to(move, end)
 
     monkeypatch.setattr(extension._Extension, "to", let_go)
-    assert sent[0].answer() is False and (lease.deadline, lease.valid) == (ENDED, False)
+    assert sent[0].answer() is False and (lease._deadline, lease.valid) == (ENDED, False)
 
 
 @pytest.mark.parametrize("releasing", [True, False])
 def test_what_the_server_knows_no_more_is_lost_unless_it_is_being_released(clock: Clock, releasing: bool) -> None:
     lease = lease_of(clock, 10)
     sent = Extension(clock, lease, LONGER)
-    lease.releasing = releasing
+    lease._releasing = releasing
     assert isinstance(sent.steps.send(None), Command), "whether somebody waits"
     with pytest.raises(StopIteration) as end:
         sent.steps.send(0)
     assert end.value.value is (Outcome.GONE if releasing else Outcome.LOST)
-    assert not lease.valid and (lease.deadline == ENDED) is not releasing
+    assert not lease.valid and (lease._deadline == ENDED) is not releasing
 
 
 def test_those_of_two_leases_are_each_alone(clock: Clock) -> None:
     one, other, start = lease_of(clock, 10), lease_of(clock, 10), clock()
     sent = [Extension(clock, one, SHORT), Extension(clock, other, LONGER)]
     assert all(each.answer() for each in sent)
-    assert (one.deadline, other.deadline) == (start + SHORT / 1000, start + LONGER / 1000)
+    assert (one._deadline, other._deadline) == (start + SHORT / 1000, start + LONGER / 1000)

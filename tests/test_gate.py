@@ -50,7 +50,7 @@ def grant(
     assert queues.may_enter_now(waiter, clock())
     end = clock() + waiter.ms / 1000 if waiter.ms else math.inf
     lease = Lease(waiter.name, waiter.queue.key, waiter.queue.entry, end, fence)
-    lease.contended = remote_waiters > 0
+    lease._contended = remote_waiters > 0
     waiter.queue.note_granted(waiter, lease, remote_waiters, clock())
     clock.go(0.0001)
     return lease
@@ -188,9 +188,9 @@ def test_a_lease_goes_round_in_order_without_a_command(queues: LocalQueues, cloc
         before = lease
         assert not waiter.woken and passed(queues, lease, clock)
         lease = taken(waiter)
-        assert (before.deadline, before.valid) == (ENDED, False)
-        assert (lease.raw_token, lease.key, lease.name, lease.valid) == (first.raw_token, b"name", "name", True)
-        assert lease.deadline == clock() - 0.0001 + 10
+        assert (before._deadline, before.valid) == (ENDED, False)
+        assert (lease._raw_token, lease._key, lease.name, lease.valid) == (first._raw_token, b"name", "name", True)
+        assert lease._deadline == clock() - 0.0001 + 10
     assert queues.release(lease, clock()) == ReleaseRoute.DELETE and empty(queues)
 
 
@@ -198,7 +198,7 @@ def test_nobody_asks_while_one_of_them_holds(queues: LocalQueues, clock: Clock) 
     one, two, three = join(queues, 3)
     lease = grant(queues, one, clock)
     assert [queues.may_enter_now(waiter, clock()) for waiter in (two, three)] == [False, False]
-    assert two.queue.recheck_time(two) == lease.deadline and two.queue.recheck_time(three) == math.inf
+    assert two.queue.recheck_time(two) == lease._deadline and two.queue.recheck_time(three) == math.inf
     clock.go(9.999)
     assert queues.may_enter_now(two, clock()) is False
     clock.go(0.001)
@@ -213,7 +213,7 @@ def test_what_passes_says_how_contended_it_was(queues: LocalQueues, clock: Clock
         lease = grant(queues, one, clock, remote_waiters)
         assert passed(queues, lease, clock)
         lease = taken(two)
-        assert lease.contended is (remote_waiters > 0)
+        assert lease._contended is (remote_waiters > 0)
         assert queues.release(lease, clock()) == (
             ReleaseRoute.SCRIPT if remote_waiters else ReleaseRoute.DELETE
         ) and empty(queues)
@@ -272,7 +272,7 @@ def test_who_is_interrupted_while_it_is_granted_leaves_the_next_another_place(
     assert queue is not None and queues.may_enter_now(first, clock())
     lease = first.lease = Lease("name", b"name", queue.entry, clock() + MS / 1000)
     assert queues.dequeue(first, clock()) == (lease, None)
-    assert second.woken and queue.entry != lease.raw_token and queues.may_enter_now(second, clock())
+    assert second.woken and queue.entry != lease._raw_token and queues.may_enter_now(second, clock())
     lease = second.lease = Lease("name", b"name", queue.entry, clock() + MS / 1000)
     assert queues.dequeue(second, clock()) == (lease, None) and empty(queues)
 
@@ -333,7 +333,7 @@ def test_what_passes_is_as_long_as_was_asked_for(queues: LocalQueues, clock: Clo
     """Nor longer: a waiter that dies would keep the name from others for longer than it ever wanted it."""
     one, two = join(queues, 2)
     lease = grant(queues, one, clock)
-    lease.deadline = clock() + part * 10 + (1e-6 if part < 1 else -1e-6)
+    lease._deadline = clock() + part * 10 + (1e-6 if part < 1 else -1e-6)
     assert passed(queues, lease, clock) is passes
     assert two.woken and (two.lease is not None) is passes
 
@@ -346,14 +346,14 @@ def test_a_lease_without_end_passes_to_those_only_who_want_one(
     lease = grant(queues, one, clock)
     assert passed(queues, lease, clock) is passes
     if passes:
-        assert taken(two).deadline == math.inf
+        assert taken(two)._deadline == math.inf
 
 
 def test_a_lease_that_is_over_does_not_pass(queues: LocalQueues, clock: Clock) -> None:
     for end in (ENDED, clock(), clock() - 1):
         one, two = join(queues, 2, ms=1)
         lease = grant(queues, one, clock)
-        lease.deadline = end
+        lease._deadline = end
         assert (
             queues.release(lease, clock()) == (ReleaseRoute.NOT_HELD if end == ENDED else ReleaseRoute.SCRIPT)
             and two.lease is None
@@ -462,7 +462,7 @@ def test_who_leaves_at_the_moment_it_was_handed_the_lease_passes_it_on(queues: L
     assert queues.dequeue(two, clock()) == (None, None)
     assert two.lease is None and three.woken
     lease = taken(three)
-    assert lease.valid and lease.raw_token
+    assert lease.valid and lease._raw_token
     queues.release(lease, clock())
     assert empty(queues)
 
@@ -538,7 +538,7 @@ def test_who_waits_alone_has_a_gate_of_its_own_and_its_token_as_place(queues: Lo
     assert len({id(waiter.queue) for waiter in [*others, *alone]}) == 3 and list(queues.by_key) == [b"name"]
     assert all(queues.may_enter_now(waiter, clock()) for waiter in alone)
     lease = grant(queues, alone[0], clock, remote_waiters=2)
-    assert lease.raw_token == GIVEN and list(queues.by_entry) == [b"another"]
+    assert lease._raw_token == GIVEN and list(queues.by_entry) == [b"another"]
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and called(others) == [True, False], (
         "others wait here as well"
     )

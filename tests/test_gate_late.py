@@ -28,7 +28,7 @@ def test_a_lease_that_is_over_before_its_taker_runs_does_not_count(queues: Local
     assert passed(queues, lease, clock) and queues.take_back_expired(two, clock()) is None and two.lease is not None
     clock.go(MS / 1000)
     over = queues.take_back_expired(two, clock())
-    assert over is not None and over.token == lease.raw_token and two.lease is None
+    assert over is not None and over.token == lease._raw_token and two.lease is None
     assert list(two.queue.waiters) == [two, three], "it is the first again"
     assert queues.may_enter_now(two, clock()) and not queues.may_enter_now(three, clock())
     assert two.queue.entry != over.token
@@ -91,7 +91,7 @@ def test_what_is_being_extended_passes_to_nobody(queues: LocalQueues, clock: Clo
     """The server may carry that out later, by the token, for whoever has it by then."""
     one, two, three = join(queues, 3)
     lease = grant(queues, one, clock)
-    lease.extensions = 2
+    lease._extensions = 2
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and two.lease is None and two.woken
     lease = grant(queues, two, clock)
     assert passed(queues, lease, clock) and taken(three).valid
@@ -110,7 +110,7 @@ def test_what_another_thread_does_as_a_lease_passes_on(
     def removed(line: WaiterList, waiter: Waiter) -> None:
         remove(line, waiter)
         if meanwhile == "extended":
-            lease.extensions += 1
+            lease._extensions += 1
         else:
             seen.append(lease.token)
 

@@ -61,13 +61,13 @@ class Crowd(RuleBasedStateMachine):
         if waiter.fenced:
             assert lease.fence is not None and lease.fence > self.last_fence
             self.last_fence = lease.fence
-        assert lease.deadline > self.clock() and (lease.deadline == math.inf) is (waiter.ms == 0)
+        assert lease._deadline > self.clock() and (lease._deadline == math.inf) is (waiter.ms == 0)
         if waiter.ms:
-            assert lease.deadline - self.clock() <= waiter.ms / 1000 + 1e-6
+            assert lease._deadline - self.clock() <= waiter.ms / 1000 + 1e-6
 
     def underway(self) -> bool:
         """Whether a lease that is not over has passed to somebody who does not know it yet."""
-        return any(waiter.lease.deadline > self.clock() for waiter in self.passed if waiter.lease is not None)
+        return any(waiter.lease._deadline > self.clock() for waiter in self.passed if waiter.lease is not None)
 
     @precondition(lambda self: self.waiting)
     @rule(entry=st.integers(0, 5))
@@ -101,7 +101,7 @@ class Crowd(RuleBasedStateMachine):
         assert lease is not None
         what = self.queues.release(lease, self.clock())
         if what == ReleaseRoute.LOCAL:
-            assert lease.deadline == ENDED
+            assert lease._deadline == ENDED
             self.passes_to_the_first(lease)
             return
         assert all(waiter.lease is None for waiter in self.waiting)
@@ -113,7 +113,9 @@ class Crowd(RuleBasedStateMachine):
 
     def passes_to_the_first(self, lease: Lease) -> None:
         first = self.waiting.pop(0)
-        assert first.woken and not first.fenced and first.lease is not None and first.lease.raw_token == lease.raw_token
+        assert (
+            first.woken and not first.fenced and first.lease is not None and first.lease._raw_token == lease._raw_token
+        )
         self.passed.append(first)
         self.passes -= 1
 
@@ -123,7 +125,7 @@ class Crowd(RuleBasedStateMachine):
         """One to whom a lease passed runs at last: it has the lease, or is the first of those who wait."""
         waiter = self.passed.pop(at % len(self.passed))
         assert waiter.lease is not None
-        over = waiter.lease.deadline <= self.clock()
+        over = waiter.lease._deadline <= self.clock()
         found = self.queues.take_back_expired(waiter, self.clock())
         assert (found is not None) is over
         if over:
@@ -151,7 +153,7 @@ class Crowd(RuleBasedStateMachine):
             self.passes_to_the_first(handed)
         else:
             assert given_back is handed
-            if self.remote_waiters and handed.deadline > self.clock():
+            if self.remote_waiters and handed._deadline > self.clock():
                 self.remote_waiters, self.taken = self.remote_waiters - 1, True
             elif self.waiting and self.waiting[0].queue.entry_sent:
                 self.queues.on_grant_message(self.waiting[0].queue.entry)
@@ -168,12 +170,12 @@ class Crowd(RuleBasedStateMachine):
         assert (entry_left is not None) is (not self.waiting and asked)
         assert not held or entry_left is None or entry_left != queue.entry
 
-    @precondition(lambda self: self.holder is not None and self.lease is not None and self.lease.deadline < math.inf)
+    @precondition(lambda self: self.holder is not None and self.lease is not None and self.lease._deadline < math.inf)
     @rule(released=st.booleans())
     def run_out(self, released: bool) -> None:
         """Time goes by until the lease is over; its holder lets go of it later, or never."""
         assert self.lease is not None
-        self.clock.time = max(self.clock.time, self.lease.deadline)
+        self.clock.time = max(self.clock.time, self.lease._deadline)
         if released:
             self.late.append(self.lease)
         self.holder = self.lease = None
@@ -193,7 +195,7 @@ class Crowd(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0001, 0.001, 0.02, 0.3, 11]))
     def wait(self, seconds: float) -> None:
         self.clock.go(seconds)
-        if self.lease is not None and self.lease.deadline <= self.clock():
+        if self.lease is not None and self.lease._deadline <= self.clock():
             self.holder = self.lease = None
         self.sweep()
 

@@ -51,8 +51,8 @@ def in_code(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
 
 def passing_what_lapsed(release: Any) -> Any:
     def mistaken(self: local_queue.LocalQueue, lease: Any, now: float) -> int:
-        if self.circulating is lease and self.waiters and lease.deadline <= now:
-            lease.deadline = now + 1000
+        if self.circulating is lease and self.waiters and lease._deadline <= now:
+            lease._deadline = now + 1000
             self.confirmed_at = now
             for waiter in self.waiters:
                 waiter.ms = 1_000_000

@@ -99,17 +99,17 @@ def test_a_lease_counts_from_before_its_command_was_sent() -> None:
     lock = transport.lock(timeout=10)
     lease = fastpath.acquire(lock, True)
     ((template, name, token, ms, sent),) = transport.asked
-    assert lease is not None and lock.leases == {fastpath.thread_owner(): lease} and transport.idle == [transport]
+    assert lease is not None and lock._leases == {fastpath.thread_owner(): lease} and transport.idle == [transport]
     assert (template, name, ms) == (Opcode.ACQUIRE, b"sku", 10_000)
-    assert (lease.name, lease.key, lease.raw_token, lease.fence) == (NAME, b"sku", token, None)
-    assert before + 10 <= lease.deadline <= sent + 10
+    assert (lease.name, lease._key, lease._raw_token, lease.fence) == (NAME, b"sku", token, None)
+    assert before + 10 <= lease._deadline <= sent + 10
     assert transport.handed_on == []
 
 
 def test_without_end_there_is_no_deadline() -> None:
     transport = FakeTransport(None)
     lease = fastpath.acquire(transport.lock(timeout=None), True)
-    assert lease is not None and lease.deadline == math.inf and transport.asked[0][0] == Opcode.ACQUIRE_ENDLESS
+    assert lease is not None and lease._deadline == math.inf and transport.asked[0][0] == Opcode.ACQUIRE_ENDLESS
 
 
 def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
@@ -122,7 +122,7 @@ def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
 
     transport = FakeTransport(late)
     lock = transport.lock(timeout=0.001)
-    assert fastpath.acquire(lock, True) == "on" and lock.leases == {}
+    assert fastpath.acquire(lock, True) == "on" and lock._leases == {}
     ((how, steps),) = transport.handed_on
     op = next(steps)  # the first that the law asks for
     assert (how, op.opcode, op.token) == ("drive", Opcode.RELEASE, transport.asked[0][2])
@@ -132,7 +132,7 @@ def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
 def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
     transport = FakeTransport(answer)
     lock = transport.lock(blocking=False)
-    assert fastpath.acquire(lock, False) == "on" and lock.leases == {} and transport.idle == [transport]
+    assert fastpath.acquire(lock, False) == "on" and lock._leases == {} and transport.idle == [transport]
     ((how, steps),) = transport.handed_on
     step = next(steps, None)
     assert how == "drive" and (step is None) is isinstance(answer, bytes), "that is: held by somebody else"
@@ -144,7 +144,7 @@ def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(an
 def test_who_finds_it_held_and_may_wait_joins_those_who_wait() -> None:
     transport = FakeTransport(b"another")
     lock = transport.lock()
-    assert fastpath.acquire(lock, True) == "on" and lock.leases == {} and transport.idle == [transport]
+    assert fastpath.acquire(lock, True) == "on" and lock._leases == {} and transport.idle == [transport]
     (waiter,) = transport.waited
     ((how, op, answer),) = transport.handed_on
     assert (how, op.key, op.required, answer) == ("run", b"sku", True, waiter)
@@ -166,7 +166,9 @@ def test_a_lease_that_passes_to_who_waits_is_kept() -> None:
     joined(transport.queues, "sku", b"sku", 0, False, None)
     lock = transport.lock()
     transport.meanwhile = lambda waiter: setattr(waiter, "lease", lease)
-    assert fastpath.acquire(lock, True) is lease and list(lock.leases.values()) == [lease] and transport.handed_on == []
+    assert (
+        fastpath.acquire(lock, True) is lease and list(lock._leases.values()) == [lease] and transport.handed_on == []
+    )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ClientClosedError("closed")], ids=repr)
@@ -190,7 +192,7 @@ def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(ans
     lease = fastpath.acquire(lock, True)
     transport.answer = answer
     fastpath.release(lock)
-    assert lease is not None and lease.valid and list(lock.leases.values()) == [lease]
+    assert lease is not None and lease.valid and list(lock._leases.values()) == [lease]
     ((how, steps),) = transport.handed_on
     assert how == "drive" and transport.idle == [transport]
     if answer == 2:  # as good as 1
@@ -198,7 +200,7 @@ def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(ans
         return
     step = next(steps)
     if type(answer) is int:  # not the caller's, or in the form which says that somebody waits
-        assert type(step) is LockRelease and step.calls == [commands.hand_over(b"sku", lease.raw_token)]
+        assert type(step) is LockRelease and step.calls == [commands.hand_over(b"sku", lease._raw_token)]
     else:
         assert type(step) is ProtocolViolation and step.reply is answer and step.ask.connection is transport
 
@@ -223,13 +225,13 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
     other = fastpath.acquire(lock, True)
-    lock.leases[object()] = lock.leases.pop(fastpath.thread_owner())
+    lock._leases[object()] = lock._leases.pop(fastpath.thread_owner())
     mine = fastpath.acquire(lock, True)
     transport.answer = 1
     fastpath.release(lock)
     assert mine is not None and other is not None
-    assert (mine.deadline, list(lock.leases.values()), other.valid) == (ENDED, [other], True)
-    assert transport.asked[-1][:4] == (Opcode.RELEASE, b"sku", mine.raw_token, 0)
+    assert (mine._deadline, list(lock._leases.values()), other.valid) == (ENDED, [other], True)
+    assert transport.asked[-1][:4] == (Opcode.RELEASE, b"sku", mine._raw_token, 0)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,7 @@ def contended(transport: FakeTransport, how: str) -> tuple[Any, Lease]:
     assert lease is not None
     if how == CONTENDED[0]:
         joined(transport.queues, "sku", b"sku", 0, False, None)
-    lease.contended = how == CONTENDED[1]
+    lease._contended = how == CONTENDED[1]
     return lock, lease
 
 
@@ -301,8 +303,8 @@ def test_a_release_for_which_others_wait_hands_over(how: str) -> None:
     lock, lease = contended(transport, how)
     transport.answer = 1
     fastpath.release(lock)
-    assert transport.asked[-1][0] == commands.hand_over(b"sku", lease.raw_token) and len(transport.asked) == 2
-    assert (lease.deadline, lock.leases, transport.handed_on, transport.idle) == (ENDED, {}, [], [transport])
+    assert transport.asked[-1][0] == commands.hand_over(b"sku", lease._raw_token) and len(transport.asked) == 2
+    assert (lease._deadline, lock._leases, transport.handed_on, transport.idle) == (ENDED, {}, [], [transport])
 
 
 @pytest.mark.parametrize("how", CONTENDED)
@@ -333,7 +335,7 @@ def test_a_hand_over_that_was_not_sent_is_asked_elsewhere(how: str, answer: Any)
     fastpath.release(lock)
     ((what, op, *told),) = transport.handed_on
     assert (what, told) == ("run", [Answer.WAIT_LOCALLY] * (how == CONTENDED[0])), "those who wait here are told once"
-    assert op.calls == [commands.hand_over(b"sku", lease.raw_token)] and lease.valid and transport.idle == [transport]
+    assert op.calls == [commands.hand_over(b"sku", lease._raw_token)] and lease.valid and transport.idle == [transport]
 
 
 def test_a_release_where_others_wait_for_other_names_is_a_plain_one() -> None:
@@ -352,10 +354,10 @@ def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
     first, second = (joined(transport.queues, "sku", b"sku", 10_000, False, None) for _ in range(2))
     lease = Lease("sku", b"sku", b"t", clock + 10)
     first.queue.note_granted(first, lease, 0, clock)
-    lock.keep_lease(lease)
+    lock._keep_lease(lease)
     fastpath.release(lock)
-    assert second.lease is not None and second.lease.raw_token == b"t" and lease.deadline == ENDED
-    assert lock.leases == {} and transport.asked == transport.handed_on == []
+    assert second.lease is not None and second.lease._raw_token == b"t" and lease._deadline == ENDED
+    assert lock._leases == {} and transport.asked == transport.handed_on == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), OSError(), ZeroDivisionError()], ids=repr)

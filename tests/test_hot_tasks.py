@@ -113,7 +113,7 @@ async def test_a_with_that_is_left_late_lets_go_of_no_later_lease(
     with pytest.raises(fastlock.LockError, match="not owned"):
         await late
     assert await failed is None and "not owned" in body.__notes__[0], "as what goes wrong with any release there"
-    assert lock.lease is lease and probe.get(NAME) == lease.raw_token
+    assert lock.lease is lease and probe.get(NAME) == lease._raw_token
     await lock.release()
 
 
@@ -143,7 +143,7 @@ async def test_an_enter_can_be_waited_for_as_any_awaitable(
     ]
     for way in ways:
         lease = await way(lock.__aenter__())
-        assert lease.valid and probe.get(NAME) == lease.raw_token
+        assert lease.valid and probe.get(NAME) == lease._raw_token
         assert await way(lock.__aexit__(None, None, None)) is None
         assert not lease.valid and not probe.exists(NAME) and lock.lease is None
         assert await way(lock.acquire())
@@ -199,7 +199,7 @@ async def test_locks_in_an_exit_stack(face: Face, server: Server, probe: redis.R
     with pytest.raises(ZeroDivisionError) as caught:
         async with contextlib.AsyncExitStack() as stack:
             leases = [await stack.enter_async_context(client.lock(name)) for name in names]
-            assert [probe.get(name) for name in names] == [lease.raw_token for lease in leases]
+            assert [probe.get(name) for name in names] == [lease._raw_token for lease in leases]
             probe.delete("b")
             raise ZeroDivisionError
     assert not probe.exists(*names)
@@ -265,7 +265,7 @@ async def test_a_coroutine_ended_by_hand_while_it_waits_leaves_nothing(
     gc.collect()
     assert not probe.exists(NAME)
     if operation == "release":
-        assert lock.lease is not None and lock.lease.release_unknown
+        assert lock.lease is not None and lock.lease._release_unknown
         await lock.release()
     assert lock.lease is None
 
@@ -314,7 +314,7 @@ async def test_what_is_contended_tasks_leave_to_the_law(
         ran.clear()
         await taken()
         assert ran == [] and lock.lease is not None, "it waits for another name"
-        lock.lease.contended = why == "it is contended"
+        lock.lease._contended = why == "it is contended"
         await lock.release()
         assert len(ran) == (0 if why == "neither" else 1)
         assert lock.lease is None and not probe.exists(NAME)

@@ -111,7 +111,7 @@ async def test_a_look_that_meets_a_fault_is_for_the_law_to_judge(
         await face.get(holder.release())
     if fault != "refused":
         assert await job.get(SOON) is True and lock.lease.valid
-        assert probe.get(NAME) == lock.lease.raw_token
+        assert probe.get(NAME) == lock.lease._raw_token
         await face.get(lock.release())
     if fault in ("lost", "odd", "odd list"):  # what broke is ended before the same place is asked for again
         ((_, then),) = [

@@ -71,7 +71,7 @@ async def test_a_lease_that_is_over_before_its_taker_runs_is_not_acquired(
         await wait_as_two(face, client, holder)
         job = face.start(take)
         await joined(face, client)
-        deadline = holder.lease.deadline
+        deadline = holder.lease._deadline
         for queue in client._transport.queued_keys.values():
             queue.handed_over_at = now() + 1  # as if it had passed a moment ago: the next one is not let run first
         with alone():  # before the taker is told
@@ -220,11 +220,11 @@ def test_a_lease_from_another_boot_is_over(impl: str, monkeypatch: pytest.Monkey
     lease = fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, now() + 1000)
     endless = fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, float("inf"))
     told, forever = pickle.dumps(lease), pickle.dumps(endless)
-    assert pickle.loads(told).deadline == lease.deadline
+    assert pickle.loads(told)._deadline == lease._deadline
     with monkeypatch.context() as patch:
         patch.setattr(leases, "boot_id", lambda: b"another")
         other = pickle.loads(told)
-        assert not other.valid and other.remaining == 0.0 and other.token == lease.raw_token and other.expiry_unknown
+        assert not other.valid and other.remaining == 0.0 and other.token == lease._raw_token and other._expiry_unknown
         assert pickle.loads(forever).valid
 
 
@@ -280,7 +280,7 @@ async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_hol
     assert await face.get(client.release_many([lease])) == [False]
     assert not caplog.records and not client.get_stats()["losses"]
     assert await job.get() is True
-    assert second.lease.raw_token == lease.raw_token and await face.get(second.owned())
+    assert second.lease._raw_token == lease._raw_token and await face.get(second.owned())
     await face.get(second.release())
 
 
@@ -326,7 +326,7 @@ async def test_a_token_that_is_read_after_its_release_is_not_that_of_the_next_ho
     await joined(face, client)
     await face.get(first.release())
     assert await job.get() is True and client.get_stats()["local_handovers"] == 1
-    assert second.lease.raw_token == lease.raw_token != lease.token
+    assert second.lease._raw_token == lease._raw_token != lease.token
     kind = redis.asyncio.Redis if face.is_async else redis.Redis
     async with ending(face, kind(unix_socket_path=server.path)) as other:
         stranger = face.module.Lock(other, NAME)

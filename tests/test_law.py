@@ -54,15 +54,15 @@ pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 def test_free_is_granted_from_the_time_it_was_sent(clock: Clock) -> None:
     sent = clock()
     played = run_steps(clock, acquire(), After(3.0, None))
-    assert played.outcome.deadline == sent + 10
-    assert (played.outcome.name, played.outcome.key, played.outcome.token) == ("name", b"name", MINE)
+    assert played.outcome._deadline == sent + 10
+    assert (played.outcome.name, played.outcome._key, played.outcome.token) == ("name", b"name", MINE)
     assert played.outcome.remaining == 7
     assert [type(step) for step in played.steps] == [Acquire]
 
 
 def test_without_end_there_is_no_deadline(clock: Clock) -> None:
     played = run_steps(clock, acquire(ms=0), After(1e9, None))
-    assert played.outcome.deadline == math.inf
+    assert played.outcome._deadline == math.inf
     assert opcodes(played) == [Opcode.ACQUIRE_ENDLESS]
 
 
@@ -76,7 +76,7 @@ def test_held_is_not_granted(clock: Clock, holder: bytes) -> None:
 def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(clock: Clock) -> None:
     played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 1, None)
     assert opcodes(played) == [Opcode.ACQUIRE, Opcode.RELEASE, Opcode.ACQUIRE]
-    assert played.outcome.deadline == clock() + 0.05
+    assert played.outcome._deadline == clock() + 0.05
     played = run_steps(clock, acquire(ms=50), After(0.05, None), 1)
     assert (played.outcome, opcodes(played)) == (None, [Opcode.ACQUIRE, Opcode.RELEASE])
 
@@ -85,7 +85,7 @@ def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(c
 def test_a_grant_that_comes_after_its_lease_is_handed_over_where_somebody_waits(clock: Clock, reply: int) -> None:
     played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
     assert played.asks[2].calls == [commands.hand_over(b"name", MINE)] and played.asks[1] is played.asks[2]
-    assert played.outcome.deadline == clock() + 0.05 and played.undos == []
+    assert played.outcome._deadline == clock() + 0.05 and played.undos == []
 
 
 @pytest.mark.parametrize("problem", [lost(final=True), lost(sent=False, final=True), error("ERR"), Raise(SystemExit())])
@@ -122,7 +122,7 @@ def test_the_wires_late_is_no_lease(clock: Clock) -> None:
 
 def test_after_a_lost_reply_free_means_granted_from_the_second_send(clock: Clock) -> None:
     played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(1.0, None))
-    assert played.outcome.deadline == clock() - 1 + 10
+    assert played.outcome._deadline == clock() - 1 + 10
     assert played.stales == [(), ("one",)]
     assert played.undos == []
 
@@ -131,7 +131,7 @@ def test_after_a_lost_reply_the_own_token_is_extended_and_counts_from_then(clock
     played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
     assert opcodes(played) == [Opcode.ACQUIRE, Opcode.ACQUIRE, Opcode.EXTEND]
     assert (played.asks[2].key, played.asks[2].token, played.asks[2].ms) == (b"name", MINE, 10_000)
-    assert played.outcome.deadline == clock() - 1 + 10
+    assert played.outcome._deadline == clock() - 1 + 10
     assert played.undos == []
 
 
@@ -143,7 +143,7 @@ def test_after_a_lost_reply_the_own_token_that_cannot_be_extended_is_not_held(cl
 
 def test_after_a_lost_reply_the_own_token_is_known_though_somebody_waits(clock: Clock) -> None:
     played = run_steps(clock, acquire(), lost(session="one"), CONTENDED, None, After(1.0, 1))
-    assert opcodes(played)[2:] == [Opcode.EXTEND_SCRIPT] * 2 and played.outcome.deadline == clock() - 1 + 10
+    assert opcodes(played)[2:] == [Opcode.EXTEND_SCRIPT] * 2 and played.outcome._deadline == clock() - 1 + 10
     assert played.outcome.token == MINE and played.undos == []
     assert run_steps(clock, acquire(fenced=True), lost(), [[CONTENDED, 79]], None, 1).outcome.fence == 79
     assert run_steps(clock, acquire(), CONTENDED).outcome is None
@@ -154,7 +154,7 @@ def test_after_a_lost_reply_the_own_token_is_known_though_somebody_waits(clock: 
 
 def test_without_end_the_own_token_is_enough(clock: Clock) -> None:
     played = run_steps(clock, acquire(ms=0), lost(), MINE)
-    assert played.outcome.deadline == math.inf
+    assert played.outcome._deadline == math.inf
 
 
 def test_after_a_lost_reply_another_holder_ends_no_doubt(clock: Clock) -> None:
@@ -347,7 +347,7 @@ def test_replies_of_the_wrong_shape_are_distrusted(clock: Clock, made: Any, repl
 
 def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
     played = run_steps(clock, acquire(fenced=True), [[None, 77]])
-    assert (played.outcome.fence, played.outcome.deadline) == (77, clock() + 10)
+    assert (played.outcome.fence, played.outcome._deadline) == (77, clock() + 10)
     assert played.asks[0].calls == [commands.acquire_fenced(b"name", MINE, 10_000)]
     played = run_steps(clock, acquire(fenced=True), [[OTHER, 77]])
     assert played.outcome is None
@@ -394,7 +394,7 @@ def test_a_release_that_finds_another_value_hands_over(clock: Clock, outcome: in
 
 def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
     lease = lease_of(clock)
-    lease.contended = True
+    lease._contended = True
     assert asked_for(clock, lease, [1])[:2] == (True, [HAND_OVER])
     assert asked_for(clock, lease, [0])[:2] == (False, [HAND_OVER])
     outcome, asked, played = asked_for(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
@@ -405,7 +405,7 @@ def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
 @pytest.mark.parametrize("reply", [None, b"1", [1], 1.5, True, b"OK"])
 def test_a_reply_of_the_wrong_shape_hands_nothing_over(clock: Clock, reply: Any) -> None:
     lease = lease_of(clock)
-    lease.contended = True
+    lease._contended = True
     played = run_steps(clock, Release(lease), [reply], [reply])
     assert isinstance(played.raised, errors.InvalidResponse) and len(played.of(steps.ProtocolViolation)) == 2
 
@@ -458,10 +458,10 @@ def test_a_lease_that_passes_to_another_of_the_client_needs_no_command(clock: Cl
     clock.go(0.001)
     op = Release(lease)
     played = run_steps(clock, op, queues=queues)
-    assert (played.outcome, played.steps, lease.deadline) == (True, [], -math.inf)
-    assert two.lease is not None and two.lease.raw_token == lease.raw_token
+    assert (played.outcome, played.steps, lease._deadline) == (True, [], -math.inf)
+    assert two.lease is not None and two.lease._raw_token == lease._raw_token
     assert op.undo().names == [], "who is interrupted now must not undo what another has"
-    assert not lease.release_unknown
+    assert not lease._release_unknown
 
 
 def test_a_release_is_handed_over_to_those_who_wait_here(clock: Clock) -> None:
@@ -519,7 +519,7 @@ def test_a_release_that_never_left_changes_nothing(clock: Clock) -> None:
     lease = lease_of(clock)
     played = run_steps(clock, Release(lease), lost(sent=False, final=True))
     assert isinstance(played.raised, errors.ConnectionError)
-    assert (played.undos, lease.release_unknown) == ([], False)
+    assert (played.undos, lease._release_unknown) == ([], False)
 
 
 # -------------------------------------------------------------------------------------------------------------- extend
@@ -531,7 +531,7 @@ MOVED = Outcome.MOVED
 def test_replacing_counts_from_the_send(clock: Clock) -> None:
     lease, sent = lease_of(clock), clock()
     played = run_steps(clock, extension.extend(lease, 30_000, True, clock), After(2.0, b"OK"))
-    assert (played.outcome, lease.deadline) == (MOVED, sent + 30)
+    assert (played.outcome, lease._deadline) == (MOVED, sent + 30)
     assert opcodes(played) == [Opcode.EXTEND]
 
 
@@ -539,7 +539,7 @@ def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -
     lease = lease_of(clock, 10)
     played = run_steps(clock, extension.extend(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
     assert [ask.ms for ask in played.asks] == [15_000, 15_000]
-    assert (played.outcome, lease.deadline) == (MOVED, clock() - 1 + 15)
+    assert (played.outcome, lease._deadline) == (MOVED, clock() - 1 + 15)
 
 
 @pytest.mark.parametrize(("left", "ms"), [(700, 5_700), (-1, 5_000), (-2, 5_000), (0, 5_000)])
@@ -548,17 +548,17 @@ def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: C
     played = run_steps(clock, extension.extend(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
     assert opcodes(played) == [Opcode.PTTL, Opcode.EXTEND, Opcode.EXTEND]
     assert [ask.ms for ask in played.asks[1:]] == [ms, ms]
-    assert lease.deadline == clock() - 1 + ms / 1000
+    assert lease._deadline == clock() - 1 + ms / 1000
 
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock: Clock, replace: bool) -> None:
     lease = lease_of(clock, math.inf)
     played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), -1)
-    assert (played.outcome, lease.deadline, opcodes(played)) == (Outcome.ENDLESS, math.inf, [Opcode.PTTL])
+    assert (played.outcome, lease._deadline, opcodes(played)) == (Outcome.ENDLESS, math.inf, [Opcode.PTTL])
     played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
     ms = 5_000 if replace else 5_700
-    assert (played.outcome, played.asks[1].ms, lease.deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
+    assert (played.outcome, played.asks[1].ms, lease._deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
 
 
 def test_a_lease_without_end_that_gets_one_passes_to_nobody(clock: Clock) -> None:
@@ -566,18 +566,18 @@ def test_a_lease_without_end_that_gets_one_passes_to_nobody(clock: Clock) -> Non
     lease, start = lease_of(clock, math.inf), clock()
     played = run_steps(clock, extension.extend(lease, 5_000, True, clock, anew=True), Raise(KeyboardInterrupt()))
     assert isinstance(played.raised, KeyboardInterrupt) and opcodes(played) == [Opcode.EXTEND]
-    assert (lease.deadline, lease.token_read) == (start + 5, True)
+    assert (lease._deadline, lease._token_read) == (start + 5, True)
 
 
 def test_what_was_let_go_of_while_the_server_was_asked_is_not_extended(clock: Clock) -> None:
     lease = lease_of(clock, -1)
 
     def let_go(ask: Any) -> Any:
-        lease.deadline = ENDED
+        lease._deadline = ENDED
         return 700
 
     played = run_steps(clock, extension.extend(lease, 5_000, False, clock), let_go)
-    assert (played.outcome, lease.deadline, opcodes(played)) == (Outcome.GONE, ENDED, [Opcode.PTTL])
+    assert (played.outcome, lease._deadline, opcodes(played)) == (Outcome.GONE, ENDED, [Opcode.PTTL])
 
 
 def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
@@ -594,13 +594,13 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
     lease, start, seen = lease_of(clock, 10), clock(), []
 
     def note(ask: Any) -> Any:
-        seen.append(lease.deadline - start)
+        seen.append(lease._deadline - start)
         return lost()
 
     played = run_steps(clock, extension.extend(lease, ms, replace, clock), note, note, Raise(KeyboardInterrupt()))
     assert isinstance(played.raised, KeyboardInterrupt)
     assert seen == [held, held]
-    assert lease.deadline - start == held
+    assert lease._deadline - start == held
 
 
 @pytest.mark.parametrize(
@@ -620,7 +620,7 @@ def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
         return lambda ask: asked.append(ask.opcode) or answer
 
     played = run_steps(clock, extension.extend(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
-    assert (played.outcome, lease.deadline) == (MOVED, clock() - 1 + 60)
+    assert (played.outcome, lease._deadline) == (MOVED, clock() - 1 + 60)
     played = run_steps(
         clock, extension.extend(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1)
     )

@@ -32,8 +32,8 @@ def many(clock: Clock, count: int = 3, ms: int = 10_000) -> Any:
 def test_each_name_of_a_batch_has_its_own_outcome(clock: Clock) -> None:
     sent = clock()
     played = run_steps(clock, many(clock), After(1.0, [None, OTHER, None]))
-    assert [lease and lease.key for lease in played.outcome] == [b"n0", None, b"n2"]
-    assert {lease.deadline for lease in played.outcome if lease} == {sent + 10}
+    assert [lease and lease._key for lease in played.outcome] == [b"n0", None, b"n2"]
+    assert {lease._deadline for lease in played.outcome if lease} == {sent + 10}
     assert played.undos == []
 
 
@@ -42,24 +42,24 @@ def test_an_error_in_a_batch_is_asked_again_alone_and_undoes_the_rest(clock: Clo
     assert isinstance(played.raised, errors.ResponseError)
     assert [undone(undo) for undo in played.undos] == [([b"n0", b"n1", b"n2"], [MINE] * 3)]
     played = run_steps(clock, many(clock), [None, error("NOSCRIPT x"), None], error("NOSCRIPT x"), [b"s"] * 7, None)
-    assert [lease and lease.key for lease in played.outcome] == [b"n0", b"n1", b"n2"]
+    assert [lease and lease._key for lease in played.outcome] == [b"n0", b"n1", b"n2"]
 
 
 @pytest.mark.parametrize("odd", [error("ERR no"), 5, [], False])
 def test_the_own_token_in_a_batch_is_ours(clock: Clock, odd: Any) -> None:
     """Its token is made for this batch alone: whatever the first reply said, nobody else can have set it."""
     played = run_steps(clock, many(clock, 1), [odd], MINE, After(1.0, 1))
-    assert [lease.deadline for lease in played.outcome] == [clock() - 1 + 10]
+    assert [lease._deadline for lease in played.outcome] == [clock() - 1 + 10]
     played = run_steps(clock, many(clock, 2), lost(), [MINE, OTHER], MINE, After(1.0, 1))
-    assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
+    assert [lease and lease._deadline for lease in played.outcome] == [clock() - 1 + 10, None]
 
 
 def test_the_own_token_in_a_batch_is_ours_though_somebody_waits(clock: Clock) -> None:
     """Else the key stays behind, and nobody knows that it is his."""
     played = run_steps(clock, many(clock, 2), lost(), [CONTENDED, OTHER], CONTENDED, None, After(1.0, 1))
-    assert [lease and lease.deadline for lease in played.outcome] == [clock() - 1 + 10, None]
+    assert [lease and lease._deadline for lease in played.outcome] == [clock() - 1 + 10, None]
     played = run_steps(clock, many(clock, 1), [error("ERR no")], CONTENDED, None, 1)
-    assert [lease.raw_token for lease in played.outcome] == [MINE]
+    assert [lease._raw_token for lease in played.outcome] == [MINE]
 
 
 def test_a_batch_given_up_in_doubt_is_undone_behind_all_that_broke(clock: Clock) -> None:
@@ -166,7 +166,7 @@ def test_a_batch_passes_to_those_who_wait_in_this_process(clock: Clock) -> None:
     first.queue.note_granted(first, lease, 0, clock())
     played = run_steps(clock, release_many(leases, queues, clock), NATIVE, [1, 1])
     assert played.outcome == [True] * 3 and played.asks[0].names == [b"n0", b"n2"]
-    assert second.woken and second.lease is not None and second.lease.raw_token == lease.raw_token
+    assert second.woken and second.lease is not None and second.lease._raw_token == lease._raw_token
     played = run_steps(clock, release_many([lease, second.lease], queues, clock), NATIVE, [1])
-    assert played.asks[0].tokens == [lease.raw_token], "once: it is the other one's"
+    assert played.asks[0].tokens == [lease._raw_token], "once: it is the other one's"
     assert played.outcome == [None, True] and not queues.by_key, "None: it was let go of before, which is no loss"

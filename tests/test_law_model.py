@@ -54,8 +54,8 @@ def attempt(server: ServerSimulator, operation: Any, keys: list[bytes]) -> tuple
 
 
 def check_lease(server: ServerSimulator, lease: Lease) -> None:
-    assert commands.token_matches(server.holder(lease.key), lease.raw_token)
-    assert server.end(lease.key) >= lease.deadline - LITTLE
+    assert commands.token_matches(server.holder(lease._key), lease._raw_token)
+    assert server.end(lease._key) >= lease._deadline - LITTLE
 
 
 def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease(
@@ -74,9 +74,9 @@ def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease
         lease, ended = attempt(server, op, [b"k"])
         if lease is not None:
             granted += 1
-            waited += lease.contended
-            assert lease.raw_token == op.token
-            assert lease.deadline > server.clock()
+            waited += lease._contended
+            assert lease._raw_token == op.token
+            assert lease._deadline > server.clock()
             check_lease(server, lease)
             server.settle_down()
             check_lease(server, lease)
@@ -97,7 +97,7 @@ def test_a_batch_holds_what_it_says_and_nothing_else(worlds: Iterator[ServerSimu
         found, ended = attempt(server, AcquireMany(keys, keys, MINE, ms, Stats()), keys)
         server.settle_down()
         for key, lease in zip(keys, found or [None] * 3, strict=True):
-            if lease is not None and lease.deadline > server.clock():
+            if lease is not None and lease._deadline > server.clock():
                 check_lease(server, lease)
             elif lease is None:
                 assert not server.is_ours(key)
@@ -114,9 +114,9 @@ def held(server: ServerSimulator, key: bytes = b"k") -> Lease:
 
 def check_release(server: ServerSimulator, lease: Lease, outcome: Any) -> None:
     if outcome:
-        assert not server.is_ours(lease.key)
+        assert not server.is_ours(lease._key)
     elif server.released_at is not None:
-        assert server.released_at >= lease.deadline  # else it was ours, and let go by us
+        assert server.released_at >= lease._deadline  # else it was ours, and let go by us
 
 
 def test_who_held_and_let_go_is_never_told_otherwise(worlds: Iterator[ServerSimulator]) -> None:
@@ -146,9 +146,9 @@ def test_a_batch_of_releases_tells_the_truth_of_each(worlds: Iterator[ServerSimu
         found, ended = attempt(server, release_many(mine, server.queues, server.clock), keys)
         if ended:
             for lease, outcome in zip(mine, found, strict=True):
-                assert not server.is_ours(lease.key)
+                assert not server.is_ours(lease._key)
                 if not outcome:
-                    assert gone[lease.key] or server.clock() >= lease.deadline
+                    assert gone[lease._key] or server.clock() >= lease._deadline
 
 
 def test_an_extended_lease_never_ends_after_its_key(worlds: Iterator[ServerSimulator]) -> None:
@@ -156,14 +156,14 @@ def test_an_extended_lease_never_ends_after_its_key(worlds: Iterator[ServerSimul
     done = 0
     for server in worlds:
         lease = held(server)
-        if lease.deadline == math.inf:
+        if lease._deadline == math.inf:
             continue
 
         def look(server: ServerSimulator = server, lease: Lease = lease) -> None:
             if commands.token_matches(server.holder(b"k"), MINE):
-                assert server.end(b"k") >= lease.deadline - LITTLE
+                assert server.end(b"k") >= lease._deadline - LITTLE
             else:
-                assert server.clock() >= lease.deadline - LITTLE
+                assert server.clock() >= lease._deadline - LITTLE
 
         server.watch = look
         for _ in range(4):

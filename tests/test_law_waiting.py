@@ -65,8 +65,8 @@ def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Cloc
         entry
     )
     lease = played.outcome
-    assert (lease.name, lease.key, lease.raw_token, lease.fence) == ("name", b"name", entry, None) and entry != MINE
-    assert (lease.deadline, lease.contended) == (clock() - 0.5 + 10, False)
+    assert (lease.name, lease._key, lease._raw_token, lease.fence) == ("name", b"name", entry, None) and entry != MINE
+    assert (lease._deadline, lease._contended) == (clock() - 0.5 + 10, False)
     assert played.asks[1].needs_push and played.sleeps == [] and played.undos == played.leaves == []
     assert played.steps[0].token == entry, "what undoes it, should the caller be gone"
 
@@ -77,8 +77,8 @@ def test_the_queue_is_told_what_is_wanted(clock: Clock, ms: int, fenced: bool) -
     played = run_steps(clock, acquire(ms=ms, blocking=True, fenced=fenced), found, [[1, 2, 78 if fenced else 0]])
     (call,) = entered(played)
     assert call == commands.enter(b"name", played.queues.channel, fenced, played.outcome.token, b"%d" % ms)
-    assert (played.outcome.deadline == math.inf, played.outcome.fence) == (ms == 0, 78 if fenced else None)
-    assert played.outcome.contended, "others wait"
+    assert (played.outcome._deadline == math.inf, played.outcome.fence) == (ms == 0, 78 if fenced else None)
+    assert played.outcome._contended, "others wait"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_waiter_looks_again_when_the_lease_ends_or_a_message_may_be_lost(
     played = run_steps(clock, op, OTHER, answer([[0, left, told]]), answer(GRANTED))
     assert times[1] - times[0] == pytest.approx(pause)
     assert len({place_of(call) for call in entered(played)}) == 1, "it keeps its place"
-    assert len(entered(played)) == 2 and played.outcome.deadline == clock() + 10
+    assert len(entered(played)) == 2 and played.outcome._deadline == clock() + 10
 
 
 def test_a_message_ends_the_wait(clock: Clock) -> None:
@@ -130,8 +130,8 @@ def test_who_comes_behind_others_asks_nothing_and_gets_what_is_handed_to_it(cloc
     op = acquire(blocking=True)
     played = run_steps(clock, op, Wakes(0.001, lambda: queues.release(lease, clock())), queues=queues)
     assert played.asks == [] and played.kinds == [steps.Enqueue, steps.Wait]
-    assert (played.outcome.token, played.outcome.deadline) == (lease.raw_token, clock() - 0.001 + 10)
-    assert undone(op.undo()) == ([b"name"], [lease.raw_token])
+    assert (played.outcome.token, played.outcome._deadline) == (lease._raw_token, clock() - 0.001 + 10)
+    assert undone(op.undo()) == ([b"name"], [lease._raw_token])
 
 
 @pytest.mark.parametrize("terms", [{}, {"alone": True}, {"blocking": True, "polls": True}], ids=str)
@@ -147,7 +147,7 @@ def test_who_waits_in_strict_order_asks_the_queue_at_once(clock: Clock) -> None:
     queues = Ran().queues
     joined(queues, "name", b"name", 10_000, False, None)
     played = run_steps(clock, acquire(blocking=True, alone=True), [[1, 1, 0]], queues=queues)
-    assert place_of(entered(played)[0]) == played.outcome.token == MINE and played.outcome.contended
+    assert place_of(entered(played)[0]) == played.outcome.token == MINE and played.outcome._contended
     assert len(played.asks) == 1
 
 
@@ -211,7 +211,7 @@ def test_who_is_gone_when_it_was_handed_the_lease_gives_it_back(clock: Clock) ->
     clock.go(0.001)
     queues.release(lease, clock())
     undo = rest.throw(KeyboardInterrupt())
-    assert type(undo) is steps.Undo and undone(undo) == ([b"name"], [lease.raw_token])
+    assert type(undo) is steps.Undo and undone(undo) == ([b"name"], [lease._raw_token])
     assert not queues.by_key
     with pytest.raises(KeyboardInterrupt):
         rest.send(None)
@@ -261,7 +261,7 @@ def test_who_polls_looks_again_when_the_lease_ends_or_after_sleep(
     played = run_steps(clock, acquire(blocking=True, sleep=sleep, polls=True), OTHER, left, None)
     assert played.sleeps == [pytest.approx(pause)]
     assert opcodes(played) == [Opcode.ACQUIRE, Opcode.PTTL, Opcode.ACQUIRE]
-    assert played.outcome.deadline == clock() + 10
+    assert played.outcome._deadline == clock() + 10
 
 
 def test_who_polls_never_sleeps_past_its_time(clock: Clock) -> None:
@@ -311,7 +311,7 @@ def test_a_place_whose_reply_was_lost_is_asked_for_again_as_the_same(clock: Cloc
     played = run_steps(clock, acquire(blocking=True), OTHER, After(2.0, lost(session="one")), After(1.0, [[1, 0, 0]]))
     calls = [ask.calls[0] for ask in played.asks[1:]]
     assert len(calls) == 2 and calls[0] == calls[1] and played.stales[2] == ("one",)
-    assert played.outcome.deadline == clock() - 1 + 10 and played.undos == played.leaves == []
+    assert played.outcome._deadline == clock() - 1 + 10 and played.undos == played.leaves == []
     assert played.queues.stats.recovered == 1
 
 
@@ -386,7 +386,7 @@ def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: C
         assert undone(undo) == ([b"name"], [one]) and (one == MINE) is alone and other != one
         assert undo.connection == "the connection"
         assert played.steps.index(undo) < played.steps.index(played.asks[-1])
-        assert played.outcome.token == other and played.outcome.deadline == clock() + 0.05
+        assert played.outcome.token == other and played.outcome._deadline == clock() + 0.05
 
 
 # --------------------------------------------------------------------------------------------------------------- undos

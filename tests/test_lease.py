@@ -29,7 +29,7 @@ TOKEN = b"0123456789abcdef" * 2
 
 def test_a_lease_is_valid_until_its_deadline_and_not_a_moment_longer(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, clock() + 2.0, fence=7)
-    assert (lease.name, lease.key, lease.token, lease.fence) == ("name", b"name", TOKEN, 7)
+    assert (lease.name, lease._key, lease.token, lease.fence) == ("name", b"name", TOKEN, 7)
     assert (lease.remaining, lease.valid) == (2.0, True)
     clock.go(1.5)
     assert (lease.remaining, lease.valid) == (0.5, True)
@@ -55,20 +55,20 @@ def test_what_a_lease_says_of_its_time_cannot_be_set(clock: Clock) -> None:
 
 def test_a_doubted_release_counts_only_if_it_left_before_the_end(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, clock() + 1)
-    assert lease.release_unknown is False
-    lease.note_unknown_release(clock() + 1)
-    assert lease.release_unknown is False
-    lease.note_unknown_release(clock() + 0.999)
-    lease.note_unknown_release(clock() + 5)
-    assert lease.release_unknown is True
+    assert lease._release_unknown is False
+    lease._note_unknown_release(clock() + 1)
+    assert lease._release_unknown is False
+    lease._note_unknown_release(clock() + 0.999)
+    lease._note_unknown_release(clock() + 5)
+    assert lease._release_unknown is True
 
 
 def test_the_token_of_what_was_let_go_of_proves_nothing(clock: Clock) -> None:
     """The next holder in the process may have it."""
     token = new_token()
     lease, given = Lease("name", b"name", token, clock() + 10), Lease("name", b"name", b"given", clock() + 10)
-    assert (lease.token, lease.token_read, given.token) == (token, True, b"given")
-    lease.deadline = given.deadline = ENDED
+    assert (lease.token, lease._token_read, given.token) == (token, True, b"given")
+    lease._deadline = given._deadline = ENDED
     assert (lease.token, given.token) == (token.replace(b"fl:", b"fl-"), b"given")
     assert pickle.loads(pickle.dumps(lease)).token == lease.token != token
 
@@ -95,30 +95,39 @@ def test_leases_are_told_apart_by_identity(clock: Clock) -> None:
 def test_a_copy_of_a_lease_claims_no_more_than_the_lease(clock: Clock, how: object) -> None:
     lease = Lease("x", b"x", TOKEN, clock() + 2)
     twin = how(lease)  # type: ignore[operator]
-    assert twin.deadline <= lease.deadline
+    assert twin._deadline <= lease._deadline
     assert twin.remaining <= 2
+
+
+def test_nothing_of_a_lease_can_be_set(clock: Clock) -> None:
+    lease = Lease("x", b"key", TOKEN, clock() + 2, fence=7)
+    for name in ("name", "token", "fence", "remaining", "valid", "inherited", "of_my_own"):
+        with pytest.raises(AttributeError):
+            setattr(lease, name, None)
+    public = {name for name in dir(lease) if not name.startswith("_")}
+    assert public == {"name", "token", "fence", "remaining", "valid", "inherited"}
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
 def test_a_copy_of_a_lease_is_released_and_extended_as_the_lease(clock: Clock, how: object) -> None:
     """Nothing of what decides that is lost: each field has a value of its own here."""
     lease = Lease("x", b"key", TOKEN, clock() + 2, fence=7)
-    lease.contended, lease.stale_sessions = True, (b"broken",)
-    lease.note_unknown_release(clock())
+    lease._contended, lease._stale_sessions = True, (b"broken",)
+    lease._note_unknown_release(clock())
     twin = how(lease)  # type: ignore[operator]
     fields = (
-        "name",
-        "key",
-        "token",
-        "deadline",
+        "_name",
+        "_key",
+        "_raw_token",
+        "_deadline",
+        "_contended",
+        "_release_unknown",
+        "_stale_sessions",
         "fence",
-        "contended",
-        "release_unknown",
-        "stale_sessions",
         "inherited",
     )
     assert [getattr(twin, field) for field in fields] == [getattr(lease, field) for field in fields]
-    assert (lease.contended, lease.release_unknown) == (True, True)
+    assert (lease._contended, lease._release_unknown) == (True, True)
 
 
 @pytest.mark.parametrize("sender", ["parent", "child"])
@@ -141,7 +150,7 @@ def test_a_lease_that_is_sent_to_or_by_a_forked_child_is_valid_there(clock: Cloc
 
 
 def test_a_lease_is_contended_only_if_it_was_so_when_it_was_granted(clock: Clock) -> None:
-    assert Lease("name", b"name", TOKEN, math.inf).contended is False
+    assert Lease("name", b"name", TOKEN, math.inf)._contended is False
 
 
 def test_the_clock_cannot_be_set_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ async def test_who_let_go_in_a_batch_has_nothing_left_to_let_go(
     first, second, job = await one_behind_the_other(face, server, probe)
     lease = first.lease
     assert await face.get(first._client.release_many([lease])) == [True]
-    assert await job.get(SOON) is True and second.lease.raw_token == lease.raw_token, "it went round"
+    assert await job.get(SOON) is True and second.lease._raw_token == lease._raw_token, "it went round"
     assert await face.get(first.owned()) is False and not lease.valid
     for verb in (lambda: first.extend(5), first.reacquire, first.release):
         with pytest.raises(fastlock.LockError):

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 from support.faces import Face
 
 import fastlock
+import fastlock.asyncio
 from fastlock._protocol import commands
 from fastlock.embedded import Server
 
@@ -89,9 +91,9 @@ async def test_who_is_fair_waits_alone_and_who_brings_a_token_in_no_queue(
 ) -> None:
     lock = face.client(server.unix_url).lock("a", **terms)
     arguments = {"sleep": None, "blocking": None, "blocking_timeout": None, "token": None}
-    taking = lock.acquire_with(**{**arguments, **given})
+    taking = lock._acquire_with(**{**arguments, **given})
     assert (taking.alone, taking.polls) == (bool(terms), bool(given))
-    assert (lock.new_acquire().alone, lock.new_acquire().polls) == (bool(terms), False)
+    assert (lock._new_acquire().alone, lock._new_acquire().polls) == (bool(terms), False)
 
 
 async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server: Server, probe: redis.Redis) -> None:
@@ -108,7 +110,7 @@ async def test_settings_that_are_changed_hold_from_then_on(face: Face, server: S
     lock.name, lock.timeout, lock.sleep, lock.blocking_timeout = "after", 60, 1.5, 30
     assert await face.get(lock.acquire())
     assert probe.keys() == [b"after"] and 10_000 < probe.pttl("after") <= 60_000
-    assert lock.new_acquire().sleep == 1.5 and "60" in repr(lock)
+    assert lock._new_acquire().sleep == 1.5 and "60" in repr(lock)
     other = lock._client.lock("after", blocking_timeout=60)
     other.blocking_timeout = 0.01
     assert await face.get(other.acquire()) is False
@@ -225,12 +227,12 @@ async def test_an_extension_that_makes_no_sense_leaves_the_lease_as_it_is(
 ) -> None:
     lock = face.client(server.unix_url).lock("a")
     await face.get(lock.acquire())
-    before, deadline = commands_sent(probe), lock.lease.deadline
+    before, deadline = commands_sent(probe), lock.lease._deadline
     for value, error in EXTENSIONS:
         for replace in (False, True):
             with pytest.raises(error, match="additional_time"):
                 await face.get(lock.extend(value, replace_ttl=replace))
-    assert commands_sent(probe) == before + 1 and lock.lease.deadline == deadline
+    assert commands_sent(probe) == before + 1 and lock.lease._deadline == deadline
     await face.get(lock.release())
 
 
@@ -262,3 +264,21 @@ async def test_the_extremes_that_make_sense_work(face: Face, server: Server, pro
     brief = client.lock("a", timeout=0.001, sleep=0, blocking_timeout=0.003)
     assert await face.get(brief.acquire()) is False
     await face.get(longest.release())
+
+
+SETTINGS = {"name", "timeout", "sleep", "blocking", "blocking_timeout", "thread_local", "raise_on_release_error"}
+METHODS = {"acquire", "release", "extend", "reacquire", "locked", "owned", "lease"}
+
+
+@pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
+def test_a_lock_shows_what_is_for_its_user_only(module: Any) -> None:
+    with_settings = module.Client().lock("a")
+    assert public(with_settings) == SETTINGS | METHODS | {"fence", "fair", "queue"}
+    redis_client = redis.asyncio.Redis() if module is fastlock.asyncio else redis.Redis()
+    theirs = {"redis", "local"}  # as redis-py's own lock has them
+    assert public(module.Lock(redis_client, "a")) == SETTINGS | METHODS | theirs | {"fence", "fair", "queue"}
+
+
+def public(thing: object) -> set[str]:
+    """Its public names; those in whose place redis-py's scripts would be raise AttributeError, and do not count."""
+    return {name for name in dir(thing) if not name.startswith("_") and hasattr(thing, name)}

@@ -493,7 +493,7 @@ async def test_tokens_that_were_given_wait_and_are_waited_for(
     await until(face, lambda: probe.info("commandstats").get("cmdstat_pttl"), "a look")
     assert not jobs[0].finished.is_set() and probe.zcard(QUEUE) == 0, "two may give the same one"
     await face.get(first.release())
-    assert await jobs[0].get(SOON) is True and probe.get(NAME) == token.encode() == given.lease.raw_token
+    assert await jobs[0].get(SOON) is True and probe.get(NAME) == token.encode() == given.lease._raw_token
     jobs.append(face.start(last.acquire))
     await queued(face, probe, 1)
     assert await face.get(given.owned()) and await face.get(given.extend(5))

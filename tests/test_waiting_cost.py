@@ -45,7 +45,7 @@ def grant(queues: LocalQueues, waiter: Waiter, clock: Clock, remote_waiters: int
     assert queues.may_enter_now(waiter, clock())
     end = clock() + waiter.ms / 1000 if waiter.ms else math.inf
     lease = Lease(waiter.name, waiter.queue.key, waiter.queue.entry, end)
-    lease.contended = remote_waiters > 0
+    lease._contended = remote_waiters > 0
     waiter.queue.note_granted(waiter, lease, remote_waiters, clock())
     return lease
 
@@ -96,7 +96,7 @@ def test_a_lease_that_nobody_lets_go_of_keeps_no_gate(
     queues.expire(clock())
     assert empty(queues)
     assert queues.release(lease, clock()) == ReleaseRoute.DELETE
-    assert lease.contended == (remote_waiters > 0), (
+    assert lease._contended == (remote_waiters > 0), (
         "which is for the server all the same, who waited when it was granted"
     )
 

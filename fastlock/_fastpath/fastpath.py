@@ -38,14 +38,14 @@ def thread_owner() -> Any:
 
 def _keep_granted(lock: BaseLock, owner: Any, token: bytes, sent: float) -> Lease | None:
     """The lease, kept for its owner; None: its time was over before the reply came."""
-    deadline = sent + lock.ms / 1000 if lock.ms else math.inf
+    deadline = sent + lock._ms / 1000 if lock._ms else math.inf
     if now() >= deadline:
         return None
-    lease = Lease(lock.name, lock.key, token, deadline)
+    lease = Lease(lock.name, lock._key, token, deadline)
     lock._transport.stats.acquires += 1
-    lock.leases[owner] = lease
-    if len(lock.leases) > MAX_LEASES:
-        lock.keep_lease(lease)
+    lock._leases[owner] = lease
+    if len(lock._leases) > MAX_LEASES:
+        lock._keep_lease(lease)
     return lease
 
 
@@ -55,8 +55,8 @@ def _local_waiter(lock: BaseLock, answer: Any = None, token: bytes | None = None
     transport = lock._transport
     if not lock.blocking or lock.fair or not lock.queue or lock.blocking_timeout == 0:
         return None
-    if lock.key in transport.queued_keys if answer is None else type(answer) is bytes and answer != token:
-        return Waiter(lock.name, lock.key, lock.ms, lock.fence, None, lock.sleep)
+    if lock._key in transport.queued_keys if answer is None else type(answer) is bytes and answer != token:
+        return Waiter(lock.name, lock._key, lock._ms, lock.fence, None, lock.sleep)
     return None
 
 
@@ -66,19 +66,19 @@ def _keep_handed_over(lock: BaseLock, owner: Any, waiter: Any) -> Lease | None:
     lease: Lease | None = waiter.lease
     if lease is None:
         return None
-    if now() >= lease.deadline:
+    if now() >= lease._deadline:
         return None
     lock._transport.queues.handover_completed(waiter)
     lock._transport.stats.acquires += 1
-    lock.leases[owner] = lease
-    if len(lock.leases) > MAX_LEASES:
-        lock.keep_lease(lease)
+    lock._leases[owner] = lease
+    if len(lock._leases) > MAX_LEASES:
+        lock._keep_lease(lease)
     return lease
 
 
 def _not_releasable(lease: Lease) -> bool:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
-    return is_inherited(lease) or lease.deadline == ENDED
+    return is_inherited(lease) or lease._deadline == ENDED
 
 
 def _needs_slow_path(lock: BaseLock) -> bool:
@@ -89,9 +89,9 @@ def _needs_slow_path(lock: BaseLock) -> bool:
 
 
 def _forget_lease(lock: BaseLock, owner: Any, lease: Lease) -> None:
-    if lock.leases.get(owner) is lease:
-        lock.leases.pop(owner, None)
-    lease.deadline = ENDED
+    if lock._leases.get(owner) is lease:
+        lock._leases.pop(owner, None)
+    lease._deadline = ENDED
 
 
 def _as_sent(op: Any, connection: Any, sent: float) -> Any:
@@ -119,7 +119,7 @@ def _spin(transport: Any) -> float:
 def _hand_over(connection: Any, lease: Lease) -> Any:
     """As `_ask`: a release to who waits elsewhere. It does not poll: the server tells that one after us, and both of
     them need a processor."""
-    template = connection.impl.Template(*hand_over(lease.key, lease.raw_token))
+    template = connection.impl.Template(*hand_over(lease._key, lease._raw_token))
     return connection.stream.round_trip(template, b"", b"", 0, connection.reply_timeout, 0.0)
 
 
@@ -143,14 +143,14 @@ def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> 
         release(self)
     except BaseException as problem:
         if isinstance(problem, RedisError) and not by_handler(problem):
-            self.report_release_error(error, problem)
+            self._report_release_error(error, problem)
             return
         _finish_interrupted_release(self, self._owner(), None, None, problem)  # also as `give` is entered
         raise
 
 
 def acquire(lock: BaseLock, required: bool) -> Lease | None:
-    """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `BaseLock.new_acquire`."""
+    """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
     check()
     transport, sent = lock._transport, now()
     if transport.queued_keys:
@@ -158,20 +158,20 @@ def acquire(lock: BaseLock, required: bool) -> Lease | None:
         if (waiter := _local_waiter(lock)) is not None:
             return _wait(lock, required, waiter, sent)
     if transport.pending_undos or _needs_slow_path(lock):
-        return transport.run(lock.new_acquire(None, required))  # type: ignore[no-any-return]
+        return transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
     token, op = new_token(), None
-    opcode = Opcode.ACQUIRE if lock.ms else Opcode.ACQUIRE_ENDLESS
+    opcode = Opcode.ACQUIRE if lock._ms else Opcode.ACQUIRE_ENDLESS
     try:
         (connection,) = map(POP, (transport.idle,))
     except IndexError as none:
         if by_handler(none):
             raise
-        return transport.run(lock.new_acquire(None, required))  # type: ignore[no-any-return]
+        return transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
     try:
         try:
-            answer = _ask(transport, connection, opcode, lock.key, token, lock.ms, lock.blocking_timeout)
+            answer = _ask(transport, connection, opcode, lock._key, token, lock._ms, lock.blocking_timeout)
         except BaseException as error:
-            op = _as_sent(lock.new_acquire(token, required, sent), connection, sent)
+            op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             answer = connection.classify_error(op, error)
         finally:
             if connection.error is None:
@@ -183,15 +183,15 @@ def acquire(lock: BaseLock, required: bool) -> Lease | None:
         waiter = _local_waiter(lock, answer, token) if op is None and answer is not None else None
         if waiter is None:
             if op is None:
-                op = _as_sent(lock.new_acquire(token, required, sent), connection, sent)
+                op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
                 return transport.run(op)  # type: ignore[no-any-return]
             return transport.drive(op.rest(answer, now))  # type: ignore[no-any-return]
     except BaseException as error:  # it may strike anywhere, also after the grant; and once more, in here
         try:
-            transport.undo_interrupted(op or _as_sent(lock.new_acquire(token, required), connection, sent), error)
+            transport.undo_interrupted(op or _as_sent(lock._new_acquire(token, required), connection, sent), error)
         except BaseException as again:
-            transport.undo_interrupted(op or _as_sent(lock.new_acquire(token, required), connection, sent), again)
+            transport.undo_interrupted(op or _as_sent(lock._new_acquire(token, required), connection, sent), again)
             raise
         raise
     return _wait(lock, required, waiter, sent)
@@ -205,7 +205,7 @@ def _until(lock: BaseLock, start: float) -> float | None:
 def _wait(lock: BaseLock, required: bool, waiter: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
     refuse_greenlet(f"{lock.name!r} is held")
-    transport, op = lock._transport, lock.new_acquire(None, required, start)
+    transport, op = lock._transport, lock._new_acquire(None, required, start)
     try:
         transport.queues.enqueue(waiter, start)
         transport.wait(waiter, _until(lock, start))
@@ -224,24 +224,24 @@ def _wait(lock: BaseLock, required: bool, waiter: Any, start: float) -> Lease | 
 
 
 def release(lock: BaseLock) -> None:
-    """Release the lease of the calling thread. Errors are those of `BaseLock.new_release`."""
+    """Release the lease of the calling thread. Errors are those of `BaseLock._new_release`."""
     transport, lease, op, connection = lock._transport, None, None, None
     try:
         check()
         owner = thread_owner() if lock.thread_local else None
-        lease = lock.leases.get(owner)
+        lease = lock._leases.get(owner)
         if lease is None or _not_releasable(lease):
-            transport.run(lock.new_release())
+            transport.run(lock._new_release())
             return
-        contended, told = lease.contended, None  # whether somebody waits elsewhere, as far as is known
-        lease.releasing = True
+        contended, told = lease._contended, None  # whether somebody waits elsewhere, as far as is known
+        lease._releasing = True
         if transport.queued_keys:
             what, told = transport.queues.release(lease, now()), Answer.WAIT_LOCALLY
             if what == ReleaseRoute.LOCAL:
                 _forget_lease(lock, owner, lease)
                 return
             if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
-                lock.drop_lease(lease)
+                lock._drop_lease(lease)
                 raise lock._lost("release")
             contended = contended or what == ReleaseRoute.SCRIPT
         sent = now()
@@ -257,7 +257,7 @@ def release(lock: BaseLock) -> None:
             if contended:
                 answer = _hand_over(connection, lease)
             else:
-                answer = _ask(transport, connection, Opcode.RELEASE, lease.key, lease.raw_token, 0)
+                answer = _ask(transport, connection, Opcode.RELEASE, lease._key, lease._raw_token, 0)
         except BaseException as error:
             op = _as_sent(_release(lock, lease, contended), connection, sent)
             answer = connection.classify_error(op, error)
@@ -325,11 +325,11 @@ def _open_pipe(lock: BaseLock) -> Any:
 
 
 async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
-    """Acquire on the lock's own terms, for a task. Outcome and errors are those of `BaseLock.new_acquire`."""
+    """Acquire on the lock's own terms, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
     transport = lock._transport
     stream = None if _needs_slow_path(lock) else _open_pipe(lock)
     if stream is None or (task := current_task(stream.wakeups.loop)) is None:  # None: another loop runs
-        return await transport.run(lock.new_acquire(None, required))  # type: ignore[no-any-return]
+        return await transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
     start = now()
     if transport.queued_keys and (waiter := _local_waiter(lock)) is not None:
         return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
@@ -339,7 +339,7 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
     sent = start
     try:
         stream.request(
-            stream.templates[Opcode.ACQUIRE if lock.ms else Opcode.ACQUIRE_ENDLESS], wakeup, lock.key, token, lock.ms
+            stream.templates[Opcode.ACQUIRE if lock._ms else Opcode.ACQUIRE_ENDLESS], wakeup, lock._key, token, lock._ms
         )
         sent = stream.sent
         try:
@@ -355,7 +355,7 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
                 return lease
         waiter = None if answer is None else _local_waiter(lock, answer, token)
         if waiter is None:
-            op = _as_sent(lock.new_acquire(token, required, start), stream.connection, sent)
+            op = _as_sent(lock._new_acquire(token, required, start), stream.connection, sent)
             if answer is Answer.DEADLINE_EXCEEDED:
                 stream.connection.cancel(op, sent)
             return await transport.resume(op, answer)  # type: ignore[no-any-return]
@@ -372,14 +372,14 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
 
 def _cancel(lock: BaseLock, required: bool, token: bytes, stream: Any, sent: float) -> None:
     """An acquire whose task is gone."""
-    op = lock.new_acquire(token, required)
+    op = lock._new_acquire(token, required)
     op.forget()
     stream.connection.cancel(op, sent)
 
 
 async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, task: Any, start: float) -> Lease | None:
     """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
-    transport, op, until, timer = lock._transport, lock.new_acquire(None, required, start), _until(lock, start), None
+    transport, op, until, timer = lock._transport, lock._new_acquire(None, required, start), _until(lock, start), None
     try:
         try:
             transport.queues.enqueue_locked(waiter, start)
@@ -416,7 +416,7 @@ def _release_to_next(lock: BaseLock, owner: Any, lease: Lease) -> Any:
         _forget_lease(lock, owner, lease)
         return None
     if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
-        lock.drop_lease(lease)
+        lock._drop_lease(lease)
         raise lock._lost("release")
     return _release(lock, lease, what == ReleaseRoute.SCRIPT)
 
@@ -439,7 +439,7 @@ async def aio_release(
     lock: BaseLock, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
 ) -> None:
     """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
-    `BaseLock.new_release`; `leaving` a `with`, they go where `BaseLock.report_release_error` puts them, beside the
+    `BaseLock._new_release`; `leaving` a `with`, they go where `BaseLock._report_release_error` puts them, beside the
     `error` that ended its body."""
     transport, stream, lease, op, sent = lock._transport, None, noted, None, 0.0
     try:
@@ -447,21 +447,21 @@ async def aio_release(
         task = None if stream is None else current_task(stream.wakeups.loop)
         if owner is None and lock.thread_local:
             owner = task
-        if noted is not None and lock.leases.get(owner, noted) is not noted:  # by now it has another one, which stays
+        if noted is not None and lock._leases.get(owner, noted) is not noted:  # by now it has another one, which stays
             raise lock._not_held("release")
-        lease = None if task is None else lock.leases.get(owner)
+        lease = None if task is None else lock._leases.get(owner)
         if lease is not None:
-            lease.releasing = True
+            lease._releasing = True
         if lease is not None and transport.queued_keys and not _not_releasable(lease):
             if (op := _release_to_next(lock, owner, lease)) is not None:
                 await transport.release(lock, owner, op, Answer.WAIT_LOCALLY, leaving, error)
             return
-        if lease is None or _not_releasable(lease) or lease.contended:
+        if lease is None or _not_releasable(lease) or lease._contended:
             await transport.release(lock, owner, None, None, leaving, error)
             return
         wakeup = Wakeup().arm(stream.wakeups)
         sent = now()
-        stream.request(stream.templates[Opcode.RELEASE], wakeup, lease.key, lease.raw_token, 0)
+        stream.request(stream.templates[Opcode.RELEASE], wakeup, lease._key, lease._raw_token, 0)
         sent = stream.sent
         answer = await wakeup
         if answer == 1:

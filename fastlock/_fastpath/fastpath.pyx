@@ -98,15 +98,15 @@ cdef double _time() except -1:
 
 cdef Lease _keep_granted(BaseLock lock, owner, bytes token, double sent):
     """The lease, kept for its owner; None: its time was over before the reply came."""
-    cdef double deadline = sent + lock.ms / 1000.0 if lock.ms else INFINITY
+    cdef double deadline = sent + lock._ms / 1000.0 if lock._ms else INFINITY
     cdef Lease lease
     if _time() >= deadline:
         return None
-    lease = Lease(lock.name, lock.key, token, deadline)
+    lease = Lease(lock.name, lock._key, token, deadline)
     (<Transport>lock._transport).stats.acquires += 1
-    lock.leases[owner] = lease
-    if len(lock.leases) > MAX_LEASES:
-        lock.keep_lease(lease)
+    lock._leases[owner] = lease
+    if len(lock._leases) > MAX_LEASES:
+        lock._keep_lease(lease)
     return lease
 
 
@@ -116,8 +116,8 @@ cdef Waiter _local_waiter(BaseLock lock, answer, bytes token):
     cdef Transport transport = lock._transport
     if not lock.blocking or lock.fair or not lock.queue or lock.blocking_timeout == 0:
         return None
-    if lock.key in transport.queued_keys if answer is None else type(answer) is bytes and answer != token:
-        return Waiter(lock.name, lock.key, lock.ms, lock.fence, None, lock.sleep)
+    if lock._key in transport.queued_keys if answer is None else type(answer) is bytes and answer != token:
+        return Waiter(lock.name, lock._key, lock._ms, lock.fence, None, lock.sleep)
     return None
 
 
@@ -127,15 +127,15 @@ cdef Lease _keep_handed_over(BaseLock lock, owner, Waiter waiter):
     cdef Lease lease = waiter.lease
     if lease is None:
         return None
-    if lease.deadline != INFINITY and _time() >= lease.deadline:
+    if lease._deadline != INFINITY and _time() >= lease._deadline:
         return None
     (<Transport>lock._transport).queues.handover_completed(waiter)
     if waiter.queue.rapid:
         _prewake(waiter.queue.first())
     (<Transport>lock._transport).stats.acquires += 1
-    lock.leases[owner] = lease
-    if len(lock.leases) > MAX_LEASES:
-        lock.keep_lease(lease)
+    lock._leases[owner] = lease
+    if len(lock._leases) > MAX_LEASES:
+        lock._keep_lease(lease)
     return lease
 
 
@@ -148,7 +148,7 @@ cdef int _prewake(Waiter waiter) except -1:
 
 cdef bint _not_releasable(Lease lease) except -1:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
-    return is_inherited(lease) or lease.deadline == ENDED
+    return is_inherited(lease) or lease._deadline == ENDED
 
 
 cdef bint _needs_slow_path(BaseLock lock) except -1:
@@ -159,9 +159,9 @@ cdef bint _needs_slow_path(BaseLock lock) except -1:
 
 
 cdef int _forget_lease(BaseLock lock, owner, Lease lease) except -1:
-    if lock.leases.get(owner) is lease:
-        del lock.leases[owner]
-    lease.deadline = ENDED
+    if lock._leases.get(owner) is lease:
+        del lock._leases[owner]
+    lease._deadline = ENDED
     return 0
 
 
@@ -203,11 +203,11 @@ cdef _hand_over(Transport transport, connection, Lease lease):
     cdef Template template
     stream = connection.stream
     if type(stream) is not Stream:
-        parts = hand_over(lease.key, lease.raw_token)
+        parts = hand_over(lease._key, lease._raw_token)
         return stream.round_trip(connection.impl.Template(*parts), b"", b"", 0, timeout, 0.0)
-    queue = transport.queued_keys.get(lease.key)
-    template = Template(*hand_over(lease.key)) if queue is None else _cached_template(queue, hand_over, ())
-    return (<Stream>stream).round_trip(template, b"", lease.raw_token, 0, timeout, 0.0)
+    queue = transport.queued_keys.get(lease._key)
+    template = Template(*hand_over(lease._key)) if queue is None else _cached_template(queue, hand_over, ())
+    return (<Stream>stream).round_trip(template, b"", lease._raw_token, 0, timeout, 0.0)
 
 
 cdef Template _cached_template(LocalQueue queue, words, tuple more):
@@ -241,15 +241,15 @@ def exit_lock(BaseLock self not None, kind, error, trace):
     try:
         release(self)
     except RedisError as problem:
-        self.report_release_error(error, problem)
+        self._report_release_error(error, problem)
 
 
 cpdef acquire(BaseLock lock, bint required):
-    """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `BaseLock.new_acquire`."""
+    """Acquire on the lock's own terms, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
     cdef double sent = _time()
     cdef bytes token
     cdef Lease lease
-    cdef Py_ssize_t opcode = ACQUIRE if lock.ms else ACQUIRE_ENDLESS
+    cdef Py_ssize_t opcode = ACQUIRE if lock._ms else ACQUIRE_ENDLESS
     cdef Transport transport = lock._transport
     if forked:
         check()
@@ -259,14 +259,14 @@ cpdef acquire(BaseLock lock, bint required):
             return _wait(lock, required, waiter, sent)
     connection = None if _needs_slow_path(lock) else _idle_connection(transport)
     if connection is None:
-        return transport.run(lock.new_acquire(None, required))
+        return transport.run(lock._new_acquire(None, required))
     op = None
     token = new_token()
     try:
         try:
-            answer = _ask(transport, connection, opcode, lock.key, token, lock.ms, lock.blocking_timeout)
+            answer = _ask(transport, connection, opcode, lock._key, token, lock._ms, lock.blocking_timeout)
         except BaseException as error:
-            op = _as_sent(lock.new_acquire(token, required, sent), connection, sent)
+            op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             answer = connection.classify_error(op, error)
         finally:
             if connection.error is None:
@@ -279,15 +279,15 @@ cpdef acquire(BaseLock lock, bint required):
         waiter = _local_waiter(lock, answer, token) if op is None and answer is not None else None
         if waiter is None:
             if op is None:
-                op = _as_sent(lock.new_acquire(token, required, sent), connection, sent)
+                op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             if answer is RETRY_ELSEWHERE or answer is connection.busy:
                 return transport.run(op)
             return transport.drive(op.rest(answer, now))
     except BaseException as error:  # it may strike anywhere, also after the grant; and once more, in here
         try:
-            transport.undo_interrupted(op or _as_sent(lock.new_acquire(token, required), connection, sent), error)
+            transport.undo_interrupted(op or _as_sent(lock._new_acquire(token, required), connection, sent), error)
         except BaseException as again:
-            transport.undo_interrupted(op or _as_sent(lock.new_acquire(token, required), connection, sent), again)
+            transport.undo_interrupted(op or _as_sent(lock._new_acquire(token, required), connection, sent), again)
             raise
         raise
     return _wait(lock, required, waiter, sent)
@@ -322,12 +322,12 @@ cdef _wait(BaseLock lock, bint required, Waiter waiter, double start):
         if lease is not None:
             PyErr_CheckSignals()
             return lease
-        return transport.run(op or lock.new_acquire(None, required, start), waiter)
+        return transport.run(op or lock._new_acquire(None, required, start), waiter)
     except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
         try:
-            transport.cancel_wait(op or lock.new_acquire(None, required), waiter, error)
+            transport.cancel_wait(op or lock._new_acquire(None, required), waiter, error)
         except BaseException as again:
-            transport.cancel_wait(op or lock.new_acquire(None, required), waiter, again)
+            transport.cancel_wait(op or lock._new_acquire(None, required), waiter, again)
             raise
         raise
 
@@ -490,7 +490,7 @@ cdef _enter_until_granted(Transport transport, BaseLock lock, bint required, Wai
                     waiter.name, waiter.key, entry, sent + waiter.ms / 1000.0 if waiter.ms else INFINITY,
                     reply[2] if waiter.fenced else None,
                 )
-                lease.contended = reply[1] > 0 or queue.was_queued
+                lease._contended = reply[1] > 0 or queue.was_queued
                 mutex.lock()
                 try:
                     waiter.lease = lease
@@ -509,7 +509,7 @@ cdef _enter_until_granted(Transport transport, BaseLock lock, bint required, Wai
 
 cdef _acquire_after_enter(BaseLock lock, bint required, LocalQueue queue, double start, push_connection, double sent):
     """The operation of the law as it is when it has sent its look."""
-    op = lock.new_acquire(None, required, start)
+    op = lock._new_acquire(None, required, start)
     ask = op._look(queue)
     ask.sent, ask.connection = sent, push_connection
     op.seen = ask, None
@@ -517,7 +517,7 @@ cdef _acquire_after_enter(BaseLock lock, bint required, LocalQueue queue, double
 
 
 cpdef release(BaseLock lock):
-    """Release the lease of the calling thread. Errors are those of `BaseLock.new_release`."""
+    """Release the lease of the calling thread. Errors are those of `BaseLock._new_release`."""
     cdef Transport transport = lock._transport
     cdef Lease lease = None
     cdef double sent
@@ -527,11 +527,11 @@ cpdef release(BaseLock lock):
         if forked:
             check()
         owner = thread_owner() if lock.thread_local else None
-        lease = lock.leases.get(owner)
+        lease = lock._leases.get(owner)
         if lease is None or _not_releasable(lease):
-            transport.run(lock.new_release())
+            transport.run(lock._new_release())
             return
-        contended, told, lease.releasing = lease.contended, None, True
+        contended, told, lease._releasing = lease._contended, None, True
         if transport.queued_keys:
             told = WAIT_LOCALLY
             what = _release_locally(transport.queues, lease)
@@ -539,7 +539,7 @@ cpdef release(BaseLock lock):
                 _forget_lease(lock, owner, lease)
                 return
             if what == NOT_HELD:  # by another thread, a moment ago
-                lock.drop_lease(lease)
+                lock._drop_lease(lease)
                 raise lock._lost("release")
             contended = contended or what == SCRIPT
         if (connection := _idle_connection(transport)) is None:
@@ -551,7 +551,7 @@ cpdef release(BaseLock lock):
             if contended:
                 answer = _hand_over(transport, connection, lease)
             else:
-                answer = _ask(transport, connection, RELEASE, lease.key, lease.raw_token, 0, None)
+                answer = _ask(transport, connection, RELEASE, lease._key, lease._raw_token, 0, None)
         except BaseException as error:
             op = _as_sent(_release(lock, lease, contended), connection, sent)
             answer = connection.classify_error(op, error)

@@ -237,7 +237,7 @@ cdef _SharedTimeout _shared_timeout(dict alarms, length, loop):
 
 @cython.final
 cdef class _Acquire(_Awaitable):
-    """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `BaseLock.new_acquire`."""
+    """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `BaseLock._new_acquire`."""
 
     cdef double start
     cdef bytes token
@@ -252,7 +252,7 @@ cdef class _Acquire(_Awaitable):
         cdef BaseLock lock = self.lock
         cdef Stream stream = None if _needs_slow_path(lock) else self._open_pipe()
         if stream is None:
-            self.others = lock._transport.run(lock.new_acquire(None, self.required))
+            self.others = lock._transport.run(lock._new_acquire(None, self.required))
             return
         self.stream = stream
         self.start = _time()
@@ -262,7 +262,7 @@ cdef class _Acquire(_Awaitable):
         self.token = new_token()
         self.arm(stream.wakeups)
         stream.request(
-            <Template>stream.templates[ACQUIRE if lock.ms else ACQUIRE_ENDLESS], self, lock.key, self.token, lock.ms
+            <Template>stream.templates[ACQUIRE if lock._ms else ACQUIRE_ENDLESS], self, lock._key, self.token, lock._ms
         )
         self.sent = stream.sent
         if lock.blocking_timeout is not None:
@@ -306,7 +306,7 @@ cdef class _Acquire(_Awaitable):
         """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
         self.waiter = waiter
         (<Transport>self.lock._transport).queues.enqueue_locked(waiter, self.start)
-        self.lock.key = waiter.key = waiter.queue.key  # one for all who wait: they are many
+        self.lock._key = waiter.key = waiter.queue.key  # one for all who wait: they are many
         if waiter.woken:
             self.others = self.lock._transport.run(self._op(), waiter)
             return
@@ -337,7 +337,7 @@ cdef class _Acquire(_Awaitable):
             _Awaitable._leave(self)
 
     cdef _op(self):
-        return self.lock.new_acquire(None if self.waiter is not None else self.token, self.required, self.start)
+        return self.lock._new_acquire(None if self.waiter is not None else self.token, self.required, self.start)
 
 
 cdef _release_to_next(BaseLock lock, owner, Lease lease):
@@ -354,7 +354,7 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
         _forget_lease(lock, owner, lease)
         return None
     if what == NOT_HELD:  # by another thread, a moment ago
-        lock.drop_lease(lease)
+        lock._drop_lease(lease)
         raise lock._lost("release")
     return _release(lock, lease, what == SCRIPT)
 
@@ -362,7 +362,7 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
 @cython.final
 cdef class _Release(_Awaitable):
     """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
-    `BaseLock.new_release`; `leaving` a `with`, they go where `BaseLock.report_release_error` puts them, beside the
+    `BaseLock._new_release`; `leaving` a `with`, they go where `BaseLock._report_release_error` puts them, beside the
     `error` that ended its body."""
 
     cdef bint leaving
@@ -383,7 +383,7 @@ cdef class _Release(_Awaitable):
         cdef BaseLock lock = self.lock
         self.thread = PyThread_get_thread_ident()
         if self._open_pipe() is not None:
-            self.lease = lock.leases.get(self.owner)
+            self.lease = lock._leases.get(self.owner)
         if self.lease is None:
             self.lease = lock._lease_of(lock._owner())
         self.owner = None
@@ -395,30 +395,30 @@ cdef class _Release(_Awaitable):
     cdef _begin(self):
         cdef BaseLock lock = self.lock
         cdef Stream stream = self._open_pipe()
-        cdef Lease lease = lock.leases.get(self.owner)
+        cdef Lease lease = lock._leases.get(self.owner)
         if self.lease is not None and lease is not None and lease is not self.lease:  # another one by now, which stays
             problem = lock._not_held("release")
             if not self.leaving:
                 raise problem
-            lock.report_release_error(self.error, problem)
+            lock._report_release_error(self.error, problem)
             return
         if stream is None:
             lease = None
         if lease is not None:
-            lease.releasing = True
+            lease._releasing = True
         if lease is not None and (<Transport>lock._transport).queued_keys and not _not_releasable(lease):
             self.lease = lease
             op = _release_to_next(lock, self.owner, lease)
             if op is not None:
                 self._hand_on(op, WAIT_LOCALLY)
             return
-        if lease is None or _not_releasable(lease) or lease.contended:
+        if lease is None or _not_releasable(lease) or lease._contended:
             self._hand_on(None, None)
             return
         self.stream = stream
         self.lease = lease
         self.arm(stream.wakeups)
-        stream.request(<Template>stream.templates[RELEASE], self, lease.key, lease.raw_token, 0)
+        stream.request(<Template>stream.templates[RELEASE], self, lease._key, lease._raw_token, 0)
         self.sent = stream.sent
 
     cdef _end(self, answer):

@@ -19,7 +19,7 @@ from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.lease import Lease, new_token, now
 from fastlock._protocol.retry import get_session
 from fastlock._transport.aio import AsyncTransport
-from fastlock._transport.settings import Settings, settings_from_options, settings_from_url
+from fastlock._transport.settings import settings_from_options, settings_from_url
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,9 +45,9 @@ class Client:
         db: int = 0,
         *,
         queue: bool = True,
-        settings: Settings | None = None,
         **options: Any,
     ) -> None:
+        settings = options.pop("_settings", None)  # of `from_url`, and of a drop-in
         if settings is None:
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
@@ -60,7 +60,7 @@ class Client:
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
         """
-        return cls(queue=queue, settings=settings_from_url(url, **options))
+        return cls(queue=queue, _settings=settings_from_url(url, **options))
 
     def lock(
         self,
@@ -133,7 +133,7 @@ class Client:
                 await self._transport.flush_if_closed()
             raise
         finally:
-            self._transport.releases -= 1
+            self._transport.release_ended()
         return outcome
 
     def locked(

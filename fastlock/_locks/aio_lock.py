@@ -38,7 +38,7 @@ class AsyncLock(BaseLock):
         # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; or where no
         # loop runs, and a coroutine that is closed leaves a `with`
         closing = asyncio._get_running_loop() is None
-        found = [lease for task, lease in self.leases.items() if task is not None and (closing or task.done())]
+        found = [lease for task, lease in self._leases.items() if task is not None and (closing or task.done())]
         return found[-1] if found else None
 
     async def acquire(
@@ -59,7 +59,7 @@ class AsyncLock(BaseLock):
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return (await fastpath.aio_acquire(self, False)) is not None
-        return (await self._transport.run(self.acquire_with(sleep, blocking, blocking_timeout, token))) is not None
+        return (await self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token))) is not None
 
     # These note the task that calls them, and a release also the lease: `shield`, `gather` and others await them in a
     # task of its own.
@@ -71,7 +71,7 @@ class AsyncLock(BaseLock):
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
         owner = self._owner()
-        return self._release(owner, self.leases.get(owner))
+        return self._release(owner, self._leases.get(owner))
 
     async def _release(self, owner: Any, lease: Lease | None) -> None:
         await fastpath.aio_release(self, False, None, owner, lease)
@@ -102,7 +102,7 @@ class AsyncLock(BaseLock):
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock, asked of the server."""
-        return bool(await self._transport.drive(extension.inspect(Opcode.EXISTS, self.key, now)))
+        return bool(await self._transport.drive(extension.inspect(Opcode.EXISTS, self._key, now)))
 
     @coroutine_function
     def owned(self) -> Coroutine[Any, Any, bool]:
@@ -111,10 +111,10 @@ class AsyncLock(BaseLock):
 
     async def _owned(self, owner: Any) -> bool:
         lease = self._lease_of(owner or self._owner())
-        token = await self._transport.drive(extension.inspect(Opcode.GET, self.key, now))
-        if lease is None or lease.inherited or lease.deadline == ENDED:
+        token = await self._transport.drive(extension.inspect(Opcode.GET, self._key, now))
+        if lease is None or lease.inherited or lease._deadline == ENDED:
             return False
-        return commands.token_matches(token, lease.raw_token)
+        return commands.token_matches(token, lease._raw_token)
 
     __aexit__ = fastpath.aio_exit_lock
 

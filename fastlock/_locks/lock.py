@@ -39,7 +39,7 @@ class SyncLock(BaseLock):
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return fastpath.acquire(self, False) is not None
-        return self._transport.run(self.acquire_with(sleep, blocking, blocking_timeout, token)) is not None
+        return self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token)) is not None
 
     def release(self) -> None:
         """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
@@ -67,15 +67,15 @@ class SyncLock(BaseLock):
 
     def locked(self) -> bool:
         """Whether anybody holds the lock, asked of the server."""
-        return bool(self._transport.drive(extension.inspect(Opcode.EXISTS, self.key, now)))
+        return bool(self._transport.drive(extension.inspect(Opcode.EXISTS, self._key, now)))
 
     def owned(self) -> bool:
         """Whether the caller holds the lock, asked of the server."""
         lease = self.lease
-        token = self._transport.drive(extension.inspect(Opcode.GET, self.key, now))
-        if lease is None or lease.inherited or lease.deadline == ENDED:
+        token = self._transport.drive(extension.inspect(Opcode.GET, self._key, now))
+        if lease is None or lease.inherited or lease._deadline == ENDED:
             return False
-        return commands.token_matches(token, lease.raw_token)
+        return commands.token_matches(token, lease._raw_token)
 
     __exit__ = fastpath.exit_lock
 

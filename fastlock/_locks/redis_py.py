@@ -72,7 +72,7 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
     client = _made(owned)
     if client is None:
         with _MUTEX:
-            client = _made(owned) or kind(settings=settings_from_pool(pool))
+            client = _made(owned) or kind(_settings=settings_from_pool(pool))
             client = owned[CLIENT_ATTRIBUTE] = (
                 _made(owned) or client
             )  # a handler of signals may have made another meanwhile
@@ -158,13 +158,13 @@ class _Innard:
 
 
 def _named(lock: Any, value: Any) -> Any:
-    lock.key = arguments.as_name(as_text(value), lock._names)
+    lock._key = arguments.as_name(as_text(value), lock._names)
     return value
 
 
 def _timed(lock: Any, value: Any) -> Any:
     seconds = as_number(value)
-    lock.ms = 0 if seconds is None else arguments.as_ms(seconds)
+    lock._ms = 0 if seconds is None else arguments.as_ms(seconds)
     return seconds
 
 
@@ -251,12 +251,12 @@ class DropIn(BaseLock, metaclass=_Whole):
         """redis-py's place of the token: `lock.local.token`."""
         return LocalToken(self)
 
-    def acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Any:
+    def _acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Any:
         """As redis-py has it: its numbers, and None for the lock's own setting."""
         seconds = as_blocking_timeout(blocking_timeout)
         if seconds is None and blocking_timeout is not None:  # for ever, and not what the lock says
             seconds = arguments.MAX_WAIT
-        return super().acquire_with(as_number(sleep), blocking, seconds, token)
+        return super()._acquire_with(as_number(sleep), blocking, seconds, token)
 
     def _check_both(self, blocking: bool) -> None:
         """Who does not wait may name a time: `acquire(blocking=True)` means it."""
@@ -281,7 +281,7 @@ class DropIn(BaseLock, metaclass=_Whole):
 def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
     outcome = yield from extension.extend(lease, ms, replace, clock)
-    over = outcome is extension.Outcome.LOST and lease.deadline != ENDED  # by now, as was asked for
+    over = outcome is extension.Outcome.LOST and lease._deadline != ENDED  # by now, as was asked for
     return extension.Outcome.MOVED if over else outcome
 
 
@@ -345,7 +345,7 @@ class Lock(DropIn, SyncLock):
         try:
             self.release()
         except RedisError as problem:
-            self.report_release_error(error, problem)
+            self._report_release_error(error, problem)
 
 
 class AsyncioLock(DropIn, AsyncLock):
@@ -409,7 +409,7 @@ class AsyncioLock(DropIn, AsyncLock):
         try:
             await self.release()
         except RedisError as problem:
-            self.report_release_error(error, problem)
+            self._report_release_error(error, problem)
 
 
 AsyncioLock.__name__ = AsyncioLock.__qualname__ = "Lock"  # as users know it: fastlock.asyncio.Lock

@@ -131,13 +131,13 @@ class Acquire(Command):
                 if waiter.entry is None and (over := queue.queues.take_back_expired(waiter, clock())) is not None:
                     self.late_grants += 1
                     queue = waiter.queue
-                    yield Undo([self.key], [over.raw_token])
+                    yield Undo([self.key], [over._raw_token])
                     continue
                 lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
                 if lease is not None:
                     self.token, self.sent, self.handed = (
-                        lease.raw_token,
-                        lease.deadline - self.ms / 1000,
+                        lease._raw_token,
+                        lease._deadline - self.ms / 1000,
                         lease,
                     )  # to undo
                     queue.queues.handover_completed(waiter)
@@ -181,7 +181,7 @@ class Acquire(Command):
         if (
             held is not None
             and found is not Answer.DEADLINE_EXCEEDED
-            and not commands.token_matches(found, held.raw_token)
+            and not commands.token_matches(found, held._raw_token)
         ):
             with queue.queues.mutex:
                 queue.lease_gone(held)
@@ -239,7 +239,7 @@ class Acquire(Command):
                 queue.note_queued(left, bool(reply[2]), clock())
             return
         lease = Lease(self.name, self.key, queue.entry, ask.end(), reply[2] if self.fenced else None)
-        lease.contended = reply[1] > 0 or queue.was_queued
+        lease._contended = reply[1] > 0 or queue.was_queued
         if lease.valid:
             queue.queues.stats.recovered += retry.outcome_unknown
             with queue.queues.mutex:
@@ -261,7 +261,7 @@ class Acquire(Command):
             return None
         handed, entry = queue.queues.dequeue(waiter, clock())
         if handed is not None:
-            return Undo([self.key], [handed.raw_token])
+            return Undo([self.key], [handed._raw_token])
         if entry is None:
             return None
         return Dequeue(

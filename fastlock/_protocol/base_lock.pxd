@@ -7,8 +7,8 @@ cdef class BaseLock:
     cdef public object name, timeout, sleep, blocking_timeout
     cdef public flag blocking, thread_local, raise_on_release_error, fence, fair, queue
     cdef public object _client, _transport
-    cdef public bytes key
-    cdef public long long ms
-    cdef public dict leases
+    cdef public bytes _key
+    cdef public long long _ms
+    cdef public dict _leases
     cdef public str _encoding
     cdef object __weakref__

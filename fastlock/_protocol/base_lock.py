@@ -54,9 +54,9 @@ class BaseLock:
         self._encoding = encoding
         self.name = name
         self.timeout = timeout
-        self.key = as_name(name, encoding)
-        self.ms = 0 if timeout is None else as_ms(timeout)
-        self.leases: dict[Any, Lease] = {}
+        self._key = as_name(name, encoding)
+        self._ms = 0 if timeout is None else as_ms(timeout)
+        self._leases: dict[Any, Lease] = {}
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -92,21 +92,23 @@ class BaseLock:
         """A lease whose owner is gone and will never release it, if the caller may take it over."""
         return None
 
-    def keep_lease(self, lease: Lease) -> None:
+    def _keep_lease(self, lease: Lease) -> None:
         """Keep a lease for the caller."""
-        self.leases[self._owner()] = lease
-        if len(self.leases) > MAX_LEASES:
-            for owner, kept in list(self.leases.items()):
+        self._leases[self._owner()] = lease
+        if len(self._leases) > MAX_LEASES:
+            for owner, kept in list(self._leases.items()):
                 if kept is not lease and not kept.valid:
-                    self.leases.pop(owner, None)
+                    self._leases.pop(owner, None)
 
-    def drop_lease(self, lease: Lease) -> None:
+    def _drop_lease(self, lease: Lease) -> None:
         """Keep a lease no longer, whoever acquired it."""
-        for owner, kept in list(self.leases.items()):
+        for owner, kept in list(self._leases.items()):
             if kept is lease:
-                self.leases.pop(owner, None)
+                self._leases.pop(owner, None)
 
-    def new_acquire(self, token: bytes | None = None, required: bool = True, start: float | None = None) -> LockAcquire:
+    def _new_acquire(
+        self, token: bytes | None = None, required: bool = True, start: float | None = None
+    ) -> LockAcquire:
         """The operation of an acquire on the lock's own terms. must: whether not to get it is an error; start: when it
         was begun, if that was before."""
         op = LockAcquire(self, token or new_token(), required)
@@ -118,7 +120,7 @@ class BaseLock:
                 self._limit(op, self.blocking_timeout, start)
         return op
 
-    def acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> LockAcquire:
+    def _acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> LockAcquire:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
         raw_token = new_token() if token is None else self._as_token(token)
         op = LockAcquire(self, raw_token, required=False)
@@ -148,7 +150,7 @@ class BaseLock:
         return self._lease_of(self._owner())
 
     def _lease_of(self, owner: Any) -> Lease | None:
-        return self.leases.get(owner) or self._orphaned_lease()
+        return self._leases.get(owner) or self._orphaned_lease()
 
     def _lease_for(self, verb: str, owner: Any) -> Lease:
         """The lease to work on. Raises LockError: there is none, or the lock has no timeout by now."""
@@ -158,11 +160,11 @@ class BaseLock:
         if lease.inherited:
             why = "the parent process acquired it before it forked"
             raise LockError(self._cannot(verb, why), lock_name=self._text)
-        if verb != "release" and not self.ms:
+        if verb != "release" and not self._ms:
             raise LockError(self._cannot(verb, "it has no timeout"), lock_name=self._text)
-        if lease.deadline == ENDED:  # let go of by `release_many`, or by its token
+        if lease._deadline == ENDED:  # let go of by `release_many`, or by its token
             if verb == "release":
-                self.drop_lease(lease)
+                self._drop_lease(lease)
             raise self._lost(verb)
         return lease
 
@@ -190,13 +192,13 @@ class BaseLock:
         """The error of an extension where there is no end to move. The lease stays as it is."""
         return LockError(why, lock_name=self._text)
 
-    def new_release(self, owner: Any = None) -> LockRelease:
+    def _new_release(self, owner: Any = None) -> LockRelease:
         """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""
         return LockRelease(self, self._lease_for("release", owner or self._owner()))
 
     def _not_held(self, verb: str) -> LockError:
         why = f"it is {NOT_HELD[verb]}"
-        if self.leases:
+        if self._leases:
             why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
         return LockError(self._cannot(verb, why), lock_name=self._text)
 
@@ -213,7 +215,7 @@ class BaseLock:
             warn_of_loss(self.name, verb)
         return LockNotOwnedError(self._cannot(verb, "it is no longer owned"), lock_name=self._text)
 
-    def report_release_error(self, error: BaseException | None, problem: Exception) -> None:
+    def _report_release_error(self, error: BaseException | None, problem: Exception) -> None:
         """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
         if by_handler(problem):
             raise problem
@@ -249,12 +251,12 @@ def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
 
 
 def _named(lock: Any, value: Any) -> Any:
-    lock.key = as_name(value, lock._encoding)
+    lock._key = as_name(value, lock._encoding)
     return value
 
 
 def _timed(lock: Any, value: Any) -> Any:
-    lock.ms = 0 if value is None else as_ms(value)
+    lock._ms = 0 if value is None else as_ms(value)
     return value
 
 
@@ -309,14 +311,14 @@ class LockAcquire(Acquire):
     def __init__(self, lock: BaseLock, token: bytes, required: bool) -> None:
         self.lock = lock
         self.required = required
-        Acquire.__init__(self, lock.name, lock.key, token, lock.ms, lock.fence)
+        Acquire.__init__(self, lock.name, lock._key, token, lock._ms, lock.fence)
         self.alone = lock.fair
 
     def forget(self) -> None:
         """The caller is gone before it could know that it holds."""
         lease = self.lock.lease
-        if lease is not None and lease.raw_token == self.token:
-            self.lock.drop_lease(lease)
+        if lease is not None and lease._raw_token == self.token:
+            self.lock._drop_lease(lease)
 
     def abandon(self, queues: LocalQueues, clock: steps.Clock) -> list[steps.Undo]:
         self.forget()
@@ -324,14 +326,14 @@ class LockAcquire(Acquire):
 
     def leave(self, waiter: Any, lease: Lease | None, clock: steps.Clock) -> steps.Undo | None:
         if (handed := lease or waiter.lease) is not None:
-            self.lock.drop_lease(handed)
+            self.lock._drop_lease(handed)
         return super().leave(waiter, lease, clock)
 
     def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         lease = yield from super().rest(answer, clock)
         self._count(lease is not None)
         if lease is not None:
-            self.lock.keep_lease(lease)
+            self.lock._keep_lease(lease)
         elif self.required:
             raise self.lock._not_got()
         return lease
@@ -356,17 +358,17 @@ class LockRelease(Release):
     def abandon(self, queues: LocalQueues, clock: steps.Clock) -> list[steps.Undo]:
         """The lease stays, so that the release can be repeated; not where it has passed on."""
         undos = super().abandon(queues, clock)
-        if self.lease.deadline == ENDED:
-            self.lock.drop_lease(self.lease)
+        if self.lease._deadline == ENDED:
+            self.lock._drop_lease(self.lease)
         return undos
 
     def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         was_mine = yield from super().rest(answer, clock)
         lock = self.lock
-        known = self.lease.deadline == ENDED  # somebody has let go of it meanwhile, or has told
-        lock.drop_lease(self.lease)
-        self.lease.deadline = ENDED
-        lock._transport.stats.recovered += was_mine and self.lease.release_unknown
+        known = self.lease._deadline == ENDED  # somebody has let go of it meanwhile, or has told
+        lock._drop_lease(self.lease)
+        self.lease._deadline = ENDED
+        lock._transport.stats.recovered += was_mine and self.lease._release_unknown
         if not was_mine:
             raise lock._lost("release", found=not known)
 
@@ -389,10 +391,10 @@ class LocalToken:
         lock = self._lock
         if token is None:
             if lock.lease is not None:
-                lock.drop_lease(lock.lease)
+                lock._drop_lease(lock.lease)
         else:
             raw_token = lock._as_token(token)
-            end = now() if lock.ms else math.inf  # when it ends, only the server knows
-            lease = Lease(lock.name, lock.key, raw_token, end)
-            lease.token_read = lease.expiry_unknown = True
-            lock.keep_lease(lease)
+            end = now() if lock._ms else math.inf  # when it ends, only the server knows
+            lease = Lease(lock.name, lock._key, raw_token, end)
+            lease._token_read = lease._expiry_unknown = True
+            lock._keep_lease(lease)

@@ -60,7 +60,7 @@ def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
     for lease in given:
         if type(lease) is Lease:
             one = lease  # typed, where it is compiled
-            if not is_inherited(one) and (one.deadline != _ENDED or one.unreported):  # else it may be another's now
+            if not is_inherited(one) and (one._deadline != _ENDED or one._unreported):  # else it may be another's now
                 mine.append(one)
         elif lease is not None:
             raise as_own(TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}"))
@@ -73,8 +73,8 @@ def unended(leases: list[Any], at: list[int]) -> list[int]:
     left = len(at)
     for i in at:
         lease = leases[i]
-        left -= lease.deadline == _ENDED
-    return at if left == len(at) else [i for i in at if leases[i].deadline != _ENDED]
+        left -= lease._deadline == _ENDED
+    return at if left == len(at) else [i for i in at if leases[i]._deadline != _ENDED]
 
 
 def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
@@ -82,9 +82,9 @@ def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
     released: list[bool] = []
     rest: list[int] = []
     for i, lease in enumerate(leases):
-        released.append(lease.unreported)
-        if lease.unreported:
-            lease.unreported = False
+        released.append(lease._unreported)
+        if lease._unreported:
+            lease._unreported = False
         else:
             rest.append(i)
     return released, rest
@@ -93,7 +93,7 @@ def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
 def unreported(leases: list[Any], released: list[bool]) -> None:
     """A release_many fails that has released some of them."""
     for i, lease in enumerate(leases):
-        lease.unreported = released[i]
+        lease._unreported = released[i]
 
 
 def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
@@ -101,9 +101,9 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     keys: list[bytes] = []
     tokens: list[bytes] = []
     for lease in leases:
-        lease.releasing = True
-        keys.append(lease.key)
-        tokens.append(lease.raw_token)
+        lease._releasing = True
+        keys.append(lease._key)
+        tokens.append(lease._raw_token)
     return keys, tokens
 
 
@@ -115,7 +115,7 @@ def ended(leases: list[Any], replies: list[Any], at: list[int], released: list[b
         reply = replies[i]
         if type(reply) is int and reply:
             released[at[i]] = True
-            lease.deadline = _ENDED
+            lease._deadline = _ENDED
         else:
             odd.append(at[i])
     return odd

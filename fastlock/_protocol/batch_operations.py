@@ -118,7 +118,7 @@ class InterruptedRelease:
         if self.released:
             batch.unreported(leases, self.released)
         mine = batch.owned(leases, [])
-        left = [lease for lease in mine if lease.deadline != ENDED]
+        left = [lease for lease in mine if lease._deadline != ENDED]
         return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]
 
 
@@ -153,7 +153,7 @@ def _asked_to_release(ask: Command, leases: list[Lease]) -> Steps:
     finally:
         if doubted and ask.sent:
             for lease in leases:
-                lease.note_unknown_release(ask.sent)
+                lease._note_unknown_release(ask.sent)
     return answers
 
 
@@ -168,16 +168,16 @@ def _flat(answers: list[Any], count: int) -> list[Any]:
 
 def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps:
     """Those of a batch that somebody waits for, or that are not the caller's any more: the script knows."""
-    ask = RawCommands([commands.hand_over(lease.key, lease.raw_token) for lease in leases])
+    ask = RawCommands([commands.hand_over(lease._key, lease._raw_token) for lease in leases])
     answers = yield from _asked_to_release(ask, leases)
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
-        known = lease.deadline == ENDED
+        known = lease._deadline == ENDED
         if is_int(answer):
-            released[i] = bool(answer) or lease.release_unknown
+            released[i] = bool(answer) or lease._release_unknown
         else:  # lost, or an error: alone, with all that it takes to know the outcome
             again = Release(lease)
             again.hand_over()
             released[i] = yield from again.rest((yield again), clock)
         released[i] = released[i] or (None if known else False)
-        lease.deadline = ENDED
+        lease._deadline = ENDED

@@ -35,7 +35,7 @@ class _Extension:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.alone = True
-        lease.extensions += 1  # before anybody looks whether it was let go of
+        lease._extensions += 1  # before anybody looks whether it was let go of
         _UNDER_WAY.append(self)  # first: of two that begin at once one sees the other
         for other in tuple(_UNDER_WAY):
             if other.lease is lease and other is not self:
@@ -45,13 +45,13 @@ class _Extension:
         """The lease ends then; beside another, not later than that one says. If it was not let go of: between that look
         and the change no call is made, in which another thread could do so."""
         lease, alone = self.lease, self.alone
-        if lease.deadline != ENDED and (alone or end < lease.deadline):
-            lease.deadline = end
+        if lease._deadline != ENDED and (alone or end < lease._deadline):
+            lease._deadline = end
 
     def end(self) -> None:
         """It is not under way any more."""
         _UNDER_WAY.remove(self)
-        self.lease.extensions -= 1
+        self.lease._extensions -= 1
 
 
 _UNDER_WAY: list[_Extension] = []  # few: one for each thread or task that extends a lease now
@@ -62,7 +62,7 @@ def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | N
     """A new lease of `ms`. Returns when it was sent, None: not the caller's."""
     ask = Command(Opcode.EXTEND, key, token, ms)
     if lease is not None:
-        ask.stale, lease.stale_sessions = lease.stale_sessions, ()
+        ask.stale, lease._stale_sessions = lease._stale_sessions, ()
     steps = _extended(ask, RetryState(clock))
     answer = yield from with_undo(steps, lambda: _given_up(ask, lease), lambda: _under_way(ask, lease))
     return ask.sent if answer == b"OK" or answer == 1 else None
@@ -98,7 +98,8 @@ def _given_up(ask: Command, lease: Lease | None) -> Undo | None:
     if not ask.stale:
         return None
     if lease is not None:
-        lease.stale_sessions, lease.token_read = ask.stale, True  # nor that of another caller, to whom it would pass on
+        lease._stale_sessions = ask.stale
+        lease._token_read = True  # nor the lease of another caller, to whom it would be handed over
     return Undo([], [], ask.stale)
 
 
@@ -109,7 +110,7 @@ def _under_way(ask: Command, lease: Lease | None) -> Undo | None:
     if not ask.sent or ask.connection is None or ask.connection.session is None:
         return left
     if lease is not None:
-        lease.stale_sessions, lease.token_read = (*ask.stale, ask.connection.session), True
+        lease._stale_sessions, lease._token_read = (*ask.stale, ask.connection.session), True
     left = left or Undo([], [])
     left.connection = ask.connection
     return left
@@ -129,7 +130,7 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
             if left is None:
                 return Outcome.ENDLESS
             ms = max(1, ms if replace else ms + left)
-        if lease.deadline == ENDED:  # it may be another's by now, by the same token
+        if lease._deadline == ENDED:  # it may be another's by now, by the same token
             return Outcome.GONE
         return (yield from _moved(lease, ms, clock, move))
     finally:
@@ -137,26 +138,26 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
 
 
 def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps:
-    if lease.deadline == math.inf:  # no other may get it who wants an end: until the server answered it may have none
-        lease.token_read = True
+    if lease._deadline == math.inf:  # no other may get it who wants an end: until the server answered it may have none
+        lease._token_read = True
     end = clock() + ms / 1000
     try:
-        lease.shorten(end)
-        sent = yield from set_expiry(lease.key, lease.raw_token, ms, clock, lease)
+        lease._shorten(end)
+        sent = yield from set_expiry(lease._key, lease._raw_token, ms, clock, lease)
     except BaseException:
-        lease.shorten(end)
+        lease._shorten(end)
         raise
     if sent is None:
-        if lease.releasing or lease.deadline == ENDED:
-            lease.shorten(clock())  # and no more: the release tells what it finds
+        if lease._releasing or lease._deadline == ENDED:
+            lease._shorten(clock())  # and no more: the release tells what it finds
             return Outcome.GONE
-        lease.deadline = ENDED
+        lease._deadline = ENDED
         return Outcome.LOST
     move.to(sent + ms / 1000)
-    if lease.deadline == ENDED:  # it was let go of meanwhile
+    if lease._deadline == ENDED:  # it was let go of meanwhile
         return Outcome.GONE
     # As with an acquire, what is over when the reply comes does not count
-    return Outcome.MOVED if clock() < lease.deadline else Outcome.LOST
+    return Outcome.MOVED if clock() < lease._deadline else Outcome.LOST
 
 
 def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
@@ -166,10 +167,10 @@ def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
     left = lease.remaining
     if 0 < left < math.inf:
         return int(left * 1000)
-    endless = lease.expiry_unknown or left == math.inf
+    endless = lease._expiry_unknown or left == math.inf
     if replace and not endless:
         return 0
-    found = yield from inspect(Opcode.PTTL, lease.key, clock)
+    found = yield from inspect(Opcode.PTTL, lease._key, clock)
     return None if endless and found == -1 else max(0, found)
 
 

@@ -8,12 +8,12 @@ cdef extern from "<stdbool.h>":
     ctypedef bint flag "bool"  # a byte, where there are many of its objects; Cython's own takes four
 
 cdef class Lease:
-    cdef public object name, fence
-    cdef public bytes key, raw_token
-    cdef public double deadline
-    cdef public flag contended, token_read, expiry_unknown, releasing, release_unknown, unreported
-    cdef public short extensions
-    cdef public tuple stale_sessions
+    cdef public object _name, _fence
+    cdef public bytes _key, _raw_token
+    cdef public double _deadline
+    cdef public flag _contended, _token_read, _expiry_unknown, _releasing, _release_unknown, _unreported
+    cdef public short _extensions
+    cdef public tuple _stale_sessions
     cdef long _generation
     cdef object __weakref__
 

@@ -33,110 +33,100 @@ class Lease:
     """
 
     __slots__ = (
-        *(
-            "name",
-            "key",
-            "raw_token",
-            "deadline",
-            "fence",
-            "contended",
-            "token_read",
-            "expiry_unknown",
-            "release_unknown",
-            "stale_sessions",
-        ),
-        *("extensions", "releasing", "unreported", "_generation", "__weakref__"),
+        *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
+        *("_release_unknown", "_stale_sessions", "_extensions", "_releasing", "_unreported", "_generation"),
+        "__weakref__",
     )
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
-        self.name = name  # as the caller wrote it
-        self.key = key  # as the server knows it
-        self.raw_token = token
-        self.deadline = deadline  # on the clock `now`
-        self.fence = fence  # greater than that of every earlier holder; None unless it was asked for
-        self.contended = False  # whether others waited when it was granted, or it had to wait for others
-        self.token_read = False  # whether its token was read: it may be known elsewhere, where it would go on to count
-        self.expiry_unknown = False  # whether only the server knows when it ends, as it was acquired elsewhere
-        self.extensions = 0  # extensions of it under way: by its token, which would count for whoever had it next
-        self.releasing = False  # whether a release of it was begun
-        self.unreported = False  # whether it was released by a `release_many` that failed for others
-        self.release_unknown = False
-        self.stale_sessions: tuple[
-            Any, ...
-        ] = ()  # sessions that broke under an extension: to be ended before the next one
+        self._name = name  # as the caller wrote it
+        self._key = key  # as the server knows it
+        self._raw_token = token
+        self._deadline = deadline  # on the clock `now`
+        self._fence = fence  # greater than that of every earlier holder; None unless it was asked for
+        self._contended = False  # whether others waited when it was granted, or it had to wait for others
+        self._token_read = False  # whether its token was read: it may be known elsewhere, where it would go on to count
+        self._expiry_unknown = False  # whether only the server knows when it ends, as it was acquired elsewhere
+        self._extensions = 0  # extensions of it under way: by its token, which would count for whoever had it next
+        self._releasing = False  # whether a release of it was begun
+        self._unreported = False  # whether it was released by a `release_many` that failed for others
+        self._release_unknown = False
+        self._stale_sessions: tuple[Any, ...] = ()  # that broke under an extension: to be ended before the next one
         self._generation = generation()  # a child owns nothing that its parent acquired
+
+    @property
+    def name(self) -> Any:
+        """The name as the caller wrote it."""
+        return self._name
+
+    @property
+    def fence(self) -> int | None:
+        """A number greater than that of every earlier holder; None unless it was asked for."""
+        return self._fence
 
     @property
     def token(self) -> bytes:
         """What proves ownership, to whoever has it. A lease whose token was read never passes to another by that. After
         its release it reads `fl-...` instead of `fl:...` and proves nothing: the next holder may have the other."""
-        self.token_read = True  # first: whoever passes it on looks at this, and then ends it
-        if self.deadline == ENDED and self.raw_token.startswith(b"fl:"):
-            return b"fl-" + self.raw_token[3:]
-        return self.raw_token
+        self._token_read = True  # first: whoever passes it on looks at this, and then ends it
+        if self._deadline == ENDED and self._raw_token.startswith(b"fl:"):
+            return b"fl-" + self._raw_token[3:]
+        return self._raw_token
 
     @property
     def remaining(self) -> float:
         """Seconds until the lease ends: 0.0 once it ended, infinite for a lock without timeout."""
         if is_inherited(self):
             return 0.0
-        return max(0.0, self.deadline - now())
+        return max(0.0, self._deadline - now())
 
     @property
     def valid(self) -> bool:
         """Whether nobody else can have the lock yet, as far as time tells; a deleted key is only seen by the server."""
-        return not is_inherited(self) and now() < self.deadline
+        return not is_inherited(self) and now() < self._deadline
 
     @property
     def inherited(self) -> bool:
         """Whether this is a forked child's copy of its parent's lease: it owns nothing."""
         return is_inherited(self)
 
-    def shorten(self, end: float) -> None:
+    def _shorten(self, end: float) -> None:
         """It ends then, if not before. No call between the two: nobody lets go of it meanwhile."""
-        if end < self.deadline:
-            self.deadline = end
+        if end < self._deadline:
+            self._deadline = end
 
-    def note_unknown_release(self, started: float) -> None:
+    def _note_unknown_release(self, started: float) -> None:
         """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
         before."""
-        self.release_unknown = self.release_unknown or self.expiry_unknown or started < self.deadline
+        self._release_unknown = self._release_unknown or self._expiry_unknown or started < self._deadline
 
     def __getstate__(self) -> tuple[Any, ...]:
         """For copies: they claim what the lease claims, where and when they are looked at."""
-        self.token_read = True
-        told = (self.name, self.key, self.raw_token, self.deadline, self.fence, self.contended, self.release_unknown)
-        return (
-            *told,
-            self.expiry_unknown,
-            self.stale_sessions,
-            is_inherited(self),
-            boot_id(),
-            time.time() + self.remaining,
-        )
+        self._token_read = True
+        told = (self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended)
+        state = (self._release_unknown, self._expiry_unknown, self._stale_sessions, is_inherited(self))
+        return (*told, *state, boot_id(), time.time() + self.remaining)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        (self.name, self.key, self.raw_token, self.deadline, self.fence, self.contended, self.release_unknown) = state[
-            :7
-        ]
-        self.expiry_unknown, self.stale_sessions, ownerless, booted, end = state[7:]
+        self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended = state[:6]
+        self._release_unknown, self._expiry_unknown, self._stale_sessions, ownerless, booted, end = state[6:]
         self._generation = -1 if ownerless else generation()
-        self.token_read, self.unreported, self.releasing, self.extensions = True, False, False, 0
-        if math.isfinite(self.deadline):
+        self._token_read, self._unreported, self._releasing, self._extensions = True, False, False, 0
+        if math.isfinite(self._deadline):
             self._came_from(booted, end)
 
     def _came_from(self, booted: bytes, end: float) -> None:
         """The deadline means nothing on a clock that began with another boot, or elsewhere in a container: the clock on
         the wall, of which the two may drift apart by a second, tells one from the other."""
         if booted != boot_id():
-            self.deadline, self.expiry_unknown = now(), True
-        elif self.deadline - now() > (left := end - time.time()) + 1:
-            self.deadline = now() + left
+            self._deadline, self._expiry_unknown = now(), True
+        elif self._deadline - now() > (left := end - time.time()) + 1:
+            self._deadline = now() + left
 
     def __repr__(self) -> str:
         left = self.remaining
         state = "ended" if not left else "without end" if left == math.inf else f"{left:.3f} s left"
-        return f"<Lease of {self.name!r}: {state}>"  # the token proves ownership and is never shown
+        return f"<Lease of {self._name!r}: {state}>"  # the token proves ownership and is never shown
 
 
 def is_inherited(lease: Lease) -> bool:

@@ -72,11 +72,12 @@ cdef class LocalQueues:
     cdef public Stats stats
     cdef public bytes channel
     cdef public bint push_refused, rapid
-    cdef public object pending_wake
+    cdef public object pending_wake, on_empty
     cdef public double last_sweep
     cdef public dict by_key, by_entry
     cdef object __weakref__
     cpdef close(self, LocalQueue queue)
+    cpdef forget_entry(self, bytes entry)
     cpdef note_wait(self, Waiter waiter)
     cpdef sweep(self, double now)
 

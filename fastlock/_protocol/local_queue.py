@@ -188,13 +188,13 @@ class LocalQueue:
         """When this waiter is to look, though nobody calls it."""
         if self.first() is not waiter:
             return math.inf
-        return self.recheck_at if self.circulating is None or self.queued_early else self.circulating.deadline
+        return self.recheck_at if self.circulating is None or self.queued_early else self.circulating._deadline
 
     def may_enter(self, waiter: Waiter, now: float) -> bool:
         """Whether it is first, and no lease of this process can come to it."""
         if self.first() is not waiter:  # nor does it clear what `lapsed` looks for to call the first
             return False
-        if self.circulating is not None and self.circulating.deadline <= now:
+        if self.circulating is not None and self.circulating._deadline <= now:
             self.circulating = None
         self.queued_early = self.circulating is not None and self.last_local_handover()
         return self.circulating is None or self.queued_early
@@ -232,7 +232,7 @@ class LocalQueue:
 
     def arm_expiry(self, now: float) -> None:
         """Have the next one set its clock by a lease that ends before it would look by itself."""
-        if self.circulating is not None and self.circulating.deadline < now + RECHECK_SECONDS:
+        if self.circulating is not None and self.circulating._deadline < now + RECHECK_SECONDS:
             waiter = self.first()
             if waiter is not None:
                 waiter.wake()
@@ -243,7 +243,7 @@ class LocalQueue:
         held = self.circulating
         if held is None or self.queued_early:  # who asks ahead finds out itself
             return False
-        return held.deadline > now and self.confirmed_at + RECHECK_SECONDS <= now and self.first() is waiter
+        return held._deadline > now and self.confirmed_at + RECHECK_SECONDS <= now and self.first() is waiter
 
     def lease_gone(self, held: Lease) -> None:
         """It does not."""
@@ -253,7 +253,7 @@ class LocalQueue:
 
     def new_entry(self) -> None:
         """Another place, at the end of the queue."""
-        self.queues.by_entry.pop(self.entry, None)
+        self.queues.forget_entry(self.entry)
         self.entry = new_token()
         self.entry_sent = self.queued_early = self.was_queued = False
         self.recheck_at = self.sleep = 0.0
@@ -269,20 +269,20 @@ class LocalQueue:
         ):  # their place stands in the server's queue, to which it goes next: one who wanted a fence asked
             return None
         if (
-            lease.token_read or lease.extensions or self.circulating is not lease
+            lease._token_read or lease._extensions or self.circulating is not lease
         ):  # by its token somebody may still do something
             return None
-        left = (lease.deadline - now) * 1000
+        left = (lease._deadline - now) * 1000
         # nor may it be longer: should the next one die, nobody has the name before it is over
         fits = LEAST_LEASE_PART * waiter.ms <= left <= waiter.ms if waiter.ms else left == math.inf
         return waiter if fits else None
 
     def release(self, lease: Lease, now: float) -> int:
         """The holder lets go: PASSED, PLAIN or HAND_OVER."""
-        if self.circulating is None or self.circulating.raw_token != lease.raw_token:
+        if self.circulating is None or self.circulating._raw_token != lease._raw_token:
             return _SCRIPT if self.waiters.count else _DELETE
         waiter = self.successor_for(lease, now)
-        if waiter is not None and lease.deadline > now and self._hand_over(waiter, lease, now):
+        if waiter is not None and lease._deadline > now and self._hand_over(waiter, lease, now):
             return _LOCAL
         waiter = self.first()
         if waiter is None:
@@ -296,16 +296,16 @@ class LocalQueue:
 
     def _hand_over(self, waiter: Waiter, lease: Lease, now: float) -> bool:
         """The lease passes to the first waiter. False: it does not, as its token was read, or it is extended, since."""
-        handed = Lease(waiter.name, self.key, lease.raw_token, lease.deadline)
-        handed.contended = lease.contended
+        handed = Lease(waiter.name, self.key, lease._raw_token, lease._deadline)
+        handed._contended = lease._contended
         self.waiters.remove(waiter)
-        if lease.token_read or lease.extensions:
+        if lease._token_read or lease._extensions:
             self._put_back_first(waiter)
             return False
         # From that look on no call: neither a signal's handler nor another thread comes between
         self.handovers_left -= 1
         self.circulating = waiter.lease = handed
-        lease.deadline = ENDED
+        lease._deadline = ENDED
         self.queues.stats.local_handovers += 1
         waiter.woken = True
         self.rapid = self.queues.rapid = now - self.handed_over_at < RAPID_SECONDS
@@ -341,6 +341,7 @@ class LocalQueues:
         self.last_sweep = 0.0  # when it was last looked for leases that are over
         self.by_key: dict[bytes, LocalQueue] = {}
         self.by_entry: dict[bytes, LocalQueue] = {}
+        self.on_empty: Callable[[], object] | None = None  # called when nobody waits at the server any more
 
     # As a slot of the pipe: of the reply to SUBSCRIBE.
 
@@ -353,7 +354,13 @@ class LocalQueues:
     def close(self, queue: LocalQueue) -> None:
         if self.by_key.get(queue.key) is queue:
             del self.by_key[queue.key]
-        self.by_entry.pop(queue.entry, None)
+        self.forget_entry(queue.entry)
+
+    def forget_entry(self, entry: bytes) -> None:
+        """No message is for this entry any more."""
+        self.by_entry.pop(entry, None)
+        if self.on_empty is not None and not self.by_entry:
+            self.on_empty()
 
     def enqueue(self, waiter: Waiter, now: float = -math.inf) -> None:
         """Wait behind those who do so already. Interrupted anywhere in it, `leave` puts all in order."""
@@ -371,7 +378,7 @@ class LocalQueues:
         alone, held = not queue.waiters.count, queue.circulating
         queue.waiters.add(waiter)
         # it looks; or sets its clock by a lease that ends soon; or joins the queue before that is let go
-        waiter.woken = alone and (held is None or held.deadline < now + RECHECK_SECONDS or queue.last_local_handover())
+        waiter.woken = alone and (held is None or held._deadline < now + RECHECK_SECONDS or queue.last_local_handover())
         if held is not None or not alone:
             self.note_wait(waiter)
         if queue.sleep > waiter.sleep:  # who looks for it may sleep for longer than that
@@ -456,10 +463,10 @@ class LocalQueues:
                 if held is None:
                     continue
                 if waiter is not None and (
-                    held.deadline < now + RECHECK_SECONDS or queue.confirmed_at + RECHECK_SECONDS <= now
+                    held._deadline < now + RECHECK_SECONDS or queue.confirmed_at + RECHECK_SECONDS <= now
                 ):
                     waiter.wake()
-                elif waiter is None and (held.deadline <= now or queue.confirmed_at + RECHECK_SECONDS <= now):
+                elif waiter is None and (held._deadline <= now or queue.confirmed_at + RECHECK_SECONDS <= now):
                     self.close(queue)  # it may be held for ever; once it is let go, the server knows who waits
 
     def has_queue(self, key: bytes, now: float) -> bool:
@@ -493,9 +500,9 @@ class LocalQueues:
 
     def release_locked(self, lease: Lease, now: float) -> int:
         """As `release`, with the mutex held, or where no threads are. Who is to be woken is left in `wake`."""
-        if lease.deadline == ENDED:  # it may be another's by now, by the same token
+        if lease._deadline == ENDED:  # it may be another's by now, by the same token
             return _NOT_HELD
-        queue = self.by_key.get(lease.key)
+        queue = self.by_key.get(lease._key)
         return _DELETE if queue is None else queue.release(lease, now)
 
     def handover_completed(self, waiter: Waiter) -> None:
@@ -514,7 +521,7 @@ class LocalQueues:
         server for their place: two answers to that would be two leases.
         """
         lease = waiter.lease
-        if lease is None or now < lease.deadline:
+        if lease is None or now < lease._deadline:
             return None
         with self.mutex:
             queue = waiter.queue
@@ -554,18 +561,18 @@ class LocalQueues:
         was_first = interrupted or queue.first() is waiter
         queue.waiters.remove(waiter)
         successor = queue.first()
-        if lease is not None and lease.raw_token == queue.entry:  # interrupted while it was granted: not for the next
+        if lease is not None and lease._raw_token == queue.entry:  # interrupted while it was granted: not for the next
             queue.new_entry()
         if was_first and successor is not None:
             successor.wake()
         if lease is not None:
-            passed = lease.deadline == ENDED or queue.release(lease, now) == _LOCAL
+            passed = lease._deadline == ENDED or queue.release(lease, now) == _LOCAL
             if not queue.waiters.count and queue.circulating is None:
                 self.close(queue)
             waiter.given_back, waiter.lease = (None if passed else lease, None), None
             return waiter.given_back
         entry = queue.entry if queue.entry_sent and successor is None else None
-        if successor is None and queue.circulating is not None and queue.circulating.deadline > now:
+        if successor is None and queue.circulating is not None and queue.circulating._deadline > now:
             queue.new_entry()
         elif successor is None:
             self.close(queue)

@@ -29,18 +29,18 @@ class Release(Command):
 
     def __init__(self, lease: Lease) -> None:
         self.opcode = Opcode.RELEASE
-        self.key = lease.key
-        self.token = lease.raw_token
+        self.key = lease._key
+        self.token = lease._raw_token
         self.ms = 0
         self.lease = lease
-        lease.releasing = True
-        if lease.contended:
+        lease._releasing = True
+        if lease._contended:
             self.hand_over()
 
     def undo(self) -> Undo:
-        if self.lease.deadline == ENDED:  # it is another's now, by the same token
+        if self.lease._deadline == ENDED:  # it is another's now, by the same token
             return Undo([], [], self.stale)
-        self.lease.note_unknown_release(self.sent)  # repeated, it may find what this undo has done
+        self.lease._note_unknown_release(self.sent)  # repeated, it may find what this undo has done
         return Undo([self.key], [self.token], self.stale)
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
@@ -52,7 +52,7 @@ class Release(Command):
             steps, lambda: self._undo_if_unknown(retry), lambda: self._undo_if_unknown(retry) or self.undo()
         )
         self._undo_if_unknown(retry)
-        return bool(answer) or lease.release_unknown
+        return bool(answer) or lease._release_unknown
 
     def asked(self, retry: RetryState) -> Steps:
         """Ask, and settle the answer."""
@@ -122,7 +122,7 @@ class Release(Command):
         """What went out with its reply lost: it may have been the one that let go."""
         if not retry.outcome_unknown:
             return None
-        self.lease.note_unknown_release(retry.unknown_since)
+        self.lease._note_unknown_release(retry.unknown_since)
         return Undo([self.key], [self.token], self.stale)
 
 

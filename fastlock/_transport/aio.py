@@ -72,6 +72,7 @@ class AsyncTransport(Transport):
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
         self.releases = 0  # under way, of those that take more than one command
+        self._idle: Wakeup | None = None  # what `close` awaits
         self._broken = False  # a connection that has had no successor yet
         self._failures = 0  # to connect, in a row
         self.stats = Stats()
@@ -151,7 +152,7 @@ class AsyncTransport(Transport):
         try:
             if op is None:
                 self.begin()
-                await self.run(lock.new_release(owner))
+                await self.run(lock._new_release(owner))
             elif answer is Answer.WAIT_LOCALLY:
                 await self.run(op, answer)
             else:
@@ -159,12 +160,12 @@ class AsyncTransport(Transport):
         except errors.RedisError as problem:
             if not leaving:
                 raise
-            lock.report_release_error(error, problem)
+            lock._report_release_error(error, problem)
         except asyncio.CancelledError:
             await self.flush_if_closed()
             raise
         finally:
-            self.releases -= 1
+            self.release_ended()
 
     async def flush_if_closed(self) -> None:
         """A client that is closed says at once what it owes: nobody else would."""
@@ -591,8 +592,8 @@ class AsyncTransport(Transport):
             wakeup(None)
         self.queues.wake_all()
         until = now() + CLOSE_SECONDS
-        while self._busy() and connection is not None and connection.error is None and now() < until:
-            await asyncio.sleep(0)  # each leaves the queue as it goes, and releases hand over to others
+        if connection is not None:
+            await self._await_waiters(connection, until)
         if connecting is not None:
             await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
             await asyncio.sleep(0)  # its transport closes its socket in the next tick
@@ -600,9 +601,32 @@ class AsyncTransport(Transport):
             await self._part_from(connection, errors.ClientClosedError("this client was closed"))
         self.cancel_shared_timeouts()
 
-    def _busy(self) -> bool:
-        """Whether tasks have something to say yet: who waited, who releases, and who was answered and does not run."""
-        return bool(self.queues.by_entry or self.releases > 0 or (self.wakeups is not None and self.wakeups.due))
+    async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:
+        """Until tasks have nothing to send any more: those that waited leave the queue, those that release hand over,
+        and those that were answered run once more."""
+        self.queues.on_empty = self._no_longer_busy
+        while connection.error is None and now() < until:
+            if self.queues.by_entry or self.releases > 0:
+                self._idle = wakeup = Wakeup().arm(self.wakeups)
+                timer = connection.loop.call_later(until - now(), wakeup, None)
+                try:
+                    await wakeup
+                finally:
+                    timer.cancel()
+            elif self.wakeups.due:
+                await asyncio.sleep(0)  # in which they run
+            else:
+                break
+
+    def _no_longer_busy(self) -> None:
+        """Nobody waits at the server any more, or a release has ended: for a client that is being closed."""
+        if self._idle is not None:
+            self._idle(None)
+
+    def release_ended(self) -> None:
+        """One of the releases that are counted in `releases`."""
+        self.releases -= 1
+        self._no_longer_busy()
 
     def cancel_shared_timeouts(self) -> None:
         """Nobody waits any more: no timer is left to the loop."""

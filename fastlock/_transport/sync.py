@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import math
 import threading
-import time
 import weakref
 from dataclasses import replace
 from types import ModuleType
@@ -525,12 +524,18 @@ class SyncTransport(Transport):
             if connection.subscribed:  # one of those who were called may be reading there: the reply wakes it
                 connection.post(Undo([], []))
         until = now() + CLOSE_SECONDS
-        while self.queues.by_entry and now() < until:  # each leaves the queue as it goes
-            time.sleep(0.0005)
+        self._await_waiters(until)
         for connection in connections:
             connection.drain(until)
             connection.fail(errors.ClientClosedError("this client was closed"))
         self.queues.drop_connections()
+
+    def _await_waiters(self, until: float) -> None:
+        """Until those who waited at the server have left its queue: each does so as it wakes."""
+        self.queues.on_empty = self._changed.tell
+        while self.queues.by_entry and now() < until:
+            wake = self._changed.expect()
+            self._changed.wait(wake, until - now() if self.queues.by_entry else 0.0)
 
     def forget_parent(self) -> None:
         """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its

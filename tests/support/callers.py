@@ -260,7 +260,7 @@ class Caller:
         async def noted() -> bool:
             got = await self.face.get(lock.acquire())
             if got:
-                self.log.write(GRANT, request, lock.lease.deadline, lock.lease.fence or 0)
+                self.log.write(GRANT, request, lock.lease._deadline, lock.lease.fence or 0)
             return bool(got)
 
         if not cancel or not self.face.is_async:
@@ -309,7 +309,7 @@ class Caller:
         self.log.write(FREED, request)
 
     async def extend(self, lock: Any, request: int, lease: float) -> None:
-        deadline = lock.lease.deadline
+        deadline = lock.lease._deadline
         again = self.dice.random() < 0.5
         self.log.write(EXTENDING, request, (now() if again else max(now(), deadline)) + LONGEST)
         try:
@@ -317,12 +317,12 @@ class Caller:
         except fastlock.LockNotOwnedError:
             self.lost(deadline, "extend")
         else:
-            self.log.write(EXTENDED, request, lock.lease.deadline)
+            self.log.write(EXTENDED, request, lock.lease._deadline)
 
     async def let_go(self, lock: Any) -> None:
         """Sometimes another thread or task lets go of the same lease at the same moment: one of them does."""
         lease, twice = lock.lease, self.dice.random() < 0.1
-        deadline = lease.deadline
+        deadline = lease._deadline
 
         async def release() -> bool:
             try:
@@ -360,7 +360,7 @@ class Caller:
                 if each is None:
                     self.log.write(ENDED, request)
                 else:
-                    self.log.write(GRANT, request, each.deadline)
+                    self.log.write(GRANT, request, each._deadline)
             await self.rest(self.dice.uniform(0, 0.005))
             await self.release_batch(requests, leases)
         except BaseException:
@@ -373,7 +373,7 @@ class Caller:
             raise
 
     async def release_batch(self, requests: list[int], leases: list[Any]) -> None:
-        deadlines = [each.deadline if each is not None else 0.0 for each in leases]
+        deadlines = [each._deadline if each is not None else 0.0 for each in leases]
         for request in requests:
             self.log.write(RELEASE, request)
         released = await self.face.get(self.worker.client.release_many(leases))

@@ -235,7 +235,7 @@ class Process:
             return
         caller.phase = "gone"
         if caller.lease is not None:
-            caller.lease.deadline = ENDED
+            caller.lease._deadline = ENDED
 
     def let_go(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
         """A holder does; `late`: when it is not to pass on any more. Returns whether it passed on."""

@@ -272,7 +272,7 @@ class Run:
                 break
         transport = lock._transport
         queues = [*transport.queued_keys.values(), *transport.queues.by_entry.values()]
-        if not self.inside and any(queue.key == lock.key for queue in queues):
+        if not self.inside and any(queue.key == lock._key for queue in queues):
             self.wrong.append("somebody stays in the queue")
         missing = (
             len(transport.connections) + bool(transport._opening) - len(transport.idle) - transport.push_connection_lent

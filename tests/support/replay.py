@@ -161,7 +161,7 @@ class Replay:
     def passed(each: Process, who: Caller) -> tuple[int, bool, bool]:
         assert who.waiter is not None and who.waiter.lease is not None
         lease = who.waiter.lease
-        return each.number(lease.raw_token), lease.contended, lease.deadline <= each.clock()
+        return each.number(lease._raw_token), lease._contended, lease._deadline <= each.clock()
 
     @staticmethod
     def at_work(each: Process) -> tuple[int, int, bool]:
@@ -232,7 +232,7 @@ class Replay:
 
     @staticmethod
     def resume(each: Process, token: int) -> None:
-        who = next(who for who in each.passed() if each.number(who.waiter.lease.raw_token) == token)  # type: ignore[union-attr]
+        who = next(who for who in each.passed() if each.number(who.waiter.lease._raw_token) == token)  # type: ignore[union-attr]
         assert who.waiter is not None
         who.waiter.woken = False
         each.advance(who, None)
@@ -263,8 +263,8 @@ class Replay:
         each = self.processes[i]
         passed = [who.waiter.lease for who in each.passed() if who.waiter is not None]
         for lease in (*map(each.lease, each.holders()), *filter(None, passed)):
-            if commands.token_matches(held, lease.raw_token):
-                each.clock.time = lease.deadline
+            if commands.token_matches(held, lease._raw_token):
+                each.clock.time = lease._deadline
         for flight, reply in each.come:
             if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
                 each.clock.time = flight.ask.end()
@@ -280,7 +280,7 @@ class Replay:
         each = self.processes[event[1]]
         queue = each.queues.by_key.get(KEY)  # which is swept out as one comes, if nobody waits there and nobody holds
         return queue is not None and bool(
-            queue.waiters.count or queue.circulating is None or queue.circulating.deadline > each.clock()
+            queue.waiters.count or queue.circulating is None or queue.circulating._deadline > each.clock()
         )
 
     def left(self) -> list[str]:
