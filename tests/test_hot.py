@@ -354,7 +354,7 @@ def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
     first, second = (joined(transport.queues, "sku", b"sku", 10_000, False, None) for _ in range(2))
     lease = Lease("sku", b"sku", b"t", clock + 10)
     first.queue.note_granted(first, lease, 0, clock)
-    lock._keep_lease(lease)
+    lock._keep_lease(lock._owner(), lease)
     fastpath.release(lock)
     assert second.lease is not None and second.lease._raw_token == b"t" and lease._deadline == ENDED
     assert lock._leases == {} and transport.asked == transport.handed_on == []

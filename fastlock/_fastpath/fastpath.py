@@ -6,7 +6,6 @@ wait. `fastpath.pyx` is the same, compiled. Never here: a loop, a decision that 
 
 from __future__ import annotations
 
-import math
 import threading
 from asyncio import current_task
 from typing import Any
@@ -15,10 +14,10 @@ from fastlock._errors import RedisError, is_own
 from fastlock._fork import check
 from fastlock._native import refuse_greenlet
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
-from fastlock._protocol.base_lock import MAX_LEASES, BaseLock, LockRelease
+from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.commands import Opcode, hand_over
 from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
-from fastlock._protocol.local_queue import ReleaseRoute, Waiter
+from fastlock._protocol.local_queue import ReleaseRoute
 from fastlock._protocol.steps import Answer
 from fastlock._stream_errors import by_handler
 from fastlock._transport.sync_connection import POP, SPIN_SECONDS
@@ -36,62 +35,9 @@ def thread_owner() -> Any:
         return owner
 
 
-def _keep_granted(lock: BaseLock, owner: Any, token: bytes, sent: float) -> Lease | None:
-    """The lease, kept for its owner; None: its time was over before the reply came."""
-    deadline = sent + lock._ms / 1000 if lock._ms else math.inf
-    if now() >= deadline:
-        return None
-    lease = Lease(lock.name, lock._key, token, deadline)
-    lock._transport.stats.acquires += 1
-    lock._leases[owner] = lease
-    if len(lock._leases) > MAX_LEASES:
-        lock._keep_lease(lease)
-    return lease
-
-
-def _local_waiter(lock: BaseLock, answer: Any = None, token: bytes | None = None) -> Any:
-    """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
-    answers. None: not so, or the way is longer."""
-    transport = lock._transport
-    if not lock.blocking or lock.fair or not lock.queue or lock.blocking_timeout == 0:
-        return None
-    if lock._key in transport.queued_keys if answer is None else type(answer) is bytes and answer != token:
-        return Waiter(lock.name, lock._key, lock._ms, lock.fence, None, lock.sleep)
-    return None
-
-
-def _keep_handed_over(lock: BaseLock, owner: Any, waiter: Any) -> Lease | None:
-    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran,
-    which the law gives back."""
-    lease: Lease | None = waiter.lease
-    if lease is None:
-        return None
-    if now() >= lease._deadline:
-        return None
-    lock._transport.queues.handover_completed(waiter)
-    lock._transport.stats.acquires += 1
-    lock._leases[owner] = lease
-    if len(lock._leases) > MAX_LEASES:
-        lock._keep_lease(lease)
-    return lease
-
-
 def _not_releasable(lease: Lease) -> bool:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
     return is_inherited(lease) or lease._deadline == ENDED
-
-
-def _needs_slow_path(lock: BaseLock) -> bool:
-    """Whether the way is longer: by a script, or with no time to wait."""
-    if lock.fence or lock.fair:
-        return True
-    return lock.blocking_timeout is not None and not (lock.blocking and lock.blocking_timeout)
-
-
-def _forget_lease(lock: BaseLock, owner: Any, lease: Lease) -> None:
-    if lock._leases.get(owner) is lease:
-        lock._leases.pop(owner, None)
-    lease._deadline = ENDED
 
 
 def _as_sent(op: Any, connection: Any, sent: float) -> Any:
@@ -155,9 +101,9 @@ def acquire(lock: BaseLock, required: bool) -> Lease | None:
     transport, sent = lock._transport, now()
     if transport.queued_keys:
         transport.queues.sweep(sent)
-        if (waiter := _local_waiter(lock)) is not None:
+        if (waiter := lock._waits_locally(None, None, transport.queued_keys)) is not None:
             return _wait(lock, required, waiter, sent)
-    if transport.pending_undos or _needs_slow_path(lock):
+    if transport.pending_undos or lock._needs_slow_path():
         return transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
     token, op = new_token(), None
     opcode = Opcode.ACQUIRE if lock._ms else Opcode.ACQUIRE_ENDLESS
@@ -177,10 +123,12 @@ def acquire(lock: BaseLock, required: bool) -> Lease | None:
             if connection.error is None:
                 transport.idle.append(connection)
         if answer is None:
-            lease = _keep_granted(lock, thread_owner() if lock.thread_local else None, token, sent)
+            lease = lock._granted(thread_owner() if lock.thread_local else None, token, sent, now(), transport.stats)
             if lease is not None:
                 return lease
-        waiter = _local_waiter(lock, answer, token) if op is None and answer is not None else None
+        waiter = (
+            lock._waits_locally(answer, token, transport.queued_keys) if op is None and answer is not None else None
+        )
         if waiter is None:
             if op is None:
                 op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
@@ -209,7 +157,7 @@ def _wait(lock: BaseLock, required: bool, waiter: Any, start: float) -> Lease | 
     try:
         transport.queues.enqueue(waiter, start)
         transport.wait(waiter, _until(lock, start))
-        lease = _keep_handed_over(lock, thread_owner() if lock.thread_local else None, waiter)
+        lease = lock._handed_over(thread_owner() if lock.thread_local else None, waiter, now(), transport.queues)
         if lease is not None:
             return lease
         queued: Lease | None = transport.run(op, waiter)
@@ -238,7 +186,7 @@ def release(lock: BaseLock) -> None:
         if transport.queued_keys:
             what, told = transport.queues.release(lease, now()), Answer.WAIT_LOCALLY
             if what == ReleaseRoute.LOCAL:
-                _forget_lease(lock, owner, lease)
+                lock._released(owner, lease)
                 return
             if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
                 lock._drop_lease(lease)
@@ -265,7 +213,7 @@ def release(lock: BaseLock) -> None:
             if connection.error is None:
                 transport.idle.append(connection)
         if answer == 1:
-            _forget_lease(lock, owner, lease)
+            lock._released(owner, lease)
             return
         if op is None:
             op = _as_sent(_release(lock, lease, contended), connection, sent)
@@ -327,11 +275,11 @@ def _open_pipe(lock: BaseLock) -> Any:
 async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
     """Acquire on the lock's own terms, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
     transport = lock._transport
-    stream = None if _needs_slow_path(lock) else _open_pipe(lock)
+    stream = None if lock._needs_slow_path() else _open_pipe(lock)
     if stream is None or (task := current_task(stream.wakeups.loop)) is None:  # None: another loop runs
         return await transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
     start = now()
-    if transport.queued_keys and (waiter := _local_waiter(lock)) is not None:
+    if transport.queued_keys and (waiter := lock._waits_locally(None, None, transport.queued_keys)) is not None:
         return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
     token = new_token()
     wakeup = Wakeup().arm(stream.wakeups)
@@ -350,10 +298,10 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
             if timer is not None:
                 timer.cancel()
         if answer is None:
-            lease = _keep_granted(lock, task if lock.thread_local else None, token, sent)
+            lease = lock._granted(task if lock.thread_local else None, token, sent, now(), transport.stats)
             if lease is not None:
                 return lease
-        waiter = None if answer is None else _local_waiter(lock, answer, token)
+        waiter = None if answer is None else lock._waits_locally(answer, token, transport.queued_keys)
         if waiter is None:
             op = _as_sent(lock._new_acquire(token, required, start), stream.connection, sent)
             if answer is Answer.DEADLINE_EXCEEDED:
@@ -394,7 +342,7 @@ async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, t
             waiter.on_wake = None
             if timer is not None:
                 timer.cancel()
-        lease = _keep_handed_over(lock, task if lock.thread_local else None, waiter)
+        lease = lock._handed_over(task if lock.thread_local else None, waiter, now(), transport.queues)
         if lease is not None:
             return lease
         queued: Lease | None = await transport.run(op, waiter)
@@ -413,7 +361,7 @@ def _release_to_next(lock: BaseLock, owner: Any, lease: Lease) -> Any:
     out."""
     what = lock._transport.queues.release(lease, now())
     if what == ReleaseRoute.LOCAL:
-        _forget_lease(lock, owner, lease)
+        lock._released(owner, lease)
         return None
     if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
         lock._drop_lease(lease)
@@ -465,7 +413,7 @@ async def aio_release(
         sent = stream.sent
         answer = await wakeup
         if answer == 1:
-            _forget_lease(lock, owner, lease)
+            lock._released(owner, lease)
             return
         op, sent = _as_sent(LockRelease(lock, lease), stream.connection, sent), 0.0
         await transport.release(lock, owner, op, answer, leaving, error)

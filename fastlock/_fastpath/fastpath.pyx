@@ -14,7 +14,7 @@ from asyncio import current_task, tasks
 from collections import OrderedDict
 
 from fastlock._errors import ClientClosedError, RedisError, is_own
-from fastlock._protocol.base_lock import MAX_LEASES as _MAX_LEASES, LockRelease
+from fastlock._protocol.base_lock import LockRelease
 from fastlock._native import EVENTLET as _EVENTLET, GEVENT as _GEVENT, allocate_lock as _allocate_lock
 from fastlock._native import refuse_greenlet
 from fastlock._protocol.acquire import LAST_TRY_SECONDS as _LAST_TRY_SECONDS, is_enter_reply
@@ -70,7 +70,6 @@ cdef object INTERRUPTED = RawCommands([])  # a request of which nothing is to be
 cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
 cdef double ENDED = _ENDED, SPIN_SECONDS = _SPIN_SECONDS, LAST_TRY_SECONDS = _LAST_TRY_SECONDS
 cdef Py_ssize_t ACQUIRE = Opcode.ACQUIRE, ACQUIRE_ENDLESS = Opcode.ACQUIRE_ENDLESS, RELEASE = Opcode.RELEASE
-cdef Py_ssize_t MAX_LEASES = _MAX_LEASES
 cdef Py_ssize_t MAX_SHARED_TIMEOUTS = 16  # of a client at most: who gives yet another time has a timer of its own
 cdef object _thread = threading.local()
 
@@ -96,49 +95,6 @@ cdef double _time() except -1:
     return time.tv_sec + time.tv_nsec * 1e-9
 
 
-cdef Lease _keep_granted(BaseLock lock, owner, bytes token, double sent):
-    """The lease, kept for its owner; None: its time was over before the reply came."""
-    cdef double deadline = sent + lock._ms / 1000.0 if lock._ms else INFINITY
-    cdef Lease lease
-    if _time() >= deadline:
-        return None
-    lease = Lease(lock.name, lock._key, token, deadline)
-    (<Transport>lock._transport).stats.acquires += 1
-    lock._leases[owner] = lease
-    if len(lock._leases) > MAX_LEASES:
-        lock._keep_lease(lease)
-    return lease
-
-
-cdef Waiter _local_waiter(BaseLock lock, answer, bytes token):
-    """Who is to join those of this client who wait for a name: for which somebody does, or which is held, as the server
-    answers. None: not so, or the way is longer."""
-    cdef Transport transport = lock._transport
-    if not lock.blocking or lock.fair or not lock.queue or lock.blocking_timeout == 0:
-        return None
-    if lock._key in transport.queued_keys if answer is None else type(answer) is bytes and answer != token:
-        return Waiter(lock.name, lock._key, lock._ms, lock.fence, None, lock.sleep)
-    return None
-
-
-cdef Lease _keep_handed_over(BaseLock lock, owner, Waiter waiter):
-    """The lease that passed to a waiter, kept for its owner; None: none did, or it was over before this caller ran,
-    which the law gives back."""
-    cdef Lease lease = waiter.lease
-    if lease is None:
-        return None
-    if lease._deadline != INFINITY and _time() >= lease._deadline:
-        return None
-    (<Transport>lock._transport).queues.handover_completed(waiter)
-    if waiter.queue.rapid:
-        _prewake(waiter.queue.first())
-    (<Transport>lock._transport).stats.acquires += 1
-    lock._leases[owner] = lease
-    if len(lock._leases) > MAX_LEASES:
-        lock._keep_lease(lease)
-    return lease
-
-
 cdef int _prewake(Waiter waiter) except -1:
     """The next one: its turn comes before it is awake."""
     if waiter is not None and type(waiter.on_wake) is _Parker:
@@ -146,23 +102,17 @@ cdef int _prewake(Waiter waiter) except -1:
     return 0
 
 
+cdef Lease _handed_over(BaseLock lock, owner, Waiter waiter):
+    """As `BaseLock._handed_over`, which has the next waiter woken early where leases change hands fast."""
+    cdef Lease lease = lock._handed_over(owner, waiter, _time(), (<Transport>lock._transport).queues)
+    if lease is not None and waiter.queue.rapid:
+        _prewake(waiter.queue.first())
+    return lease
+
+
 cdef bint _not_releasable(Lease lease) except -1:
     """Whether it is no lease of the caller's any more: its parent's, or let go of already."""
     return is_inherited(lease) or lease._deadline == ENDED
-
-
-cdef bint _needs_slow_path(BaseLock lock) except -1:
-    """Whether the way is longer: by a script, or with no time to wait."""
-    if lock.fence or lock.fair:
-        return True
-    return lock.blocking_timeout is not None and not (lock.blocking and lock.blocking_timeout)
-
-
-cdef int _forget_lease(BaseLock lock, owner, Lease lease) except -1:
-    if lock._leases.get(owner) is lease:
-        del lock._leases[owner]
-    lease._deadline = ENDED
-    return 0
 
 
 cdef _as_sent(op, connection, double sent):
@@ -255,9 +205,9 @@ cpdef acquire(BaseLock lock, bint required):
         check()
     if transport.queued_keys:
         transport.queues.sweep(sent)
-        if (waiter := _local_waiter(lock, None, None)) is not None:
+        if (waiter := lock._waits_locally(None, None, transport.queued_keys)) is not None:
             return _wait(lock, required, waiter, sent)
-    connection = None if _needs_slow_path(lock) else _idle_connection(transport)
+    connection = None if lock._needs_slow_path() else _idle_connection(transport)
     if connection is None:
         return transport.run(lock._new_acquire(None, required))
     op = None
@@ -272,11 +222,13 @@ cpdef acquire(BaseLock lock, bint required):
             if connection.error is None:
                 transport.idle.append(connection)
         if answer is None:
-            lease = _keep_granted(lock, thread_owner() if lock.thread_local else None, token, sent)
+            lease = lock._granted(
+                thread_owner() if lock.thread_local else None, token, sent, _time(), transport.stats
+            )
             if lease is not None:
                 PyErr_CheckSignals()  # what has struck since is raised here, where it is undone, not behind our back
                 return lease
-        waiter = _local_waiter(lock, answer, token) if op is None and answer is not None else None
+        waiter = lock._waits_locally(answer, token, transport.queued_keys) if op is None and answer is not None else None
         if waiter is None:
             if op is None:
                 op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
@@ -315,10 +267,10 @@ cdef _wait(BaseLock lock, bint required, Waiter waiter, double start):
             transport.wait(waiter, None if until == INFINITY else until)
         elif waiter.queue.first() is not waiter:
             _park_behind(transport, waiter, parker, until)
-        lease = _keep_handed_over(lock, owner, waiter)
+        lease = _handed_over(lock, owner, waiter)
         if lease is None:
             op = _enter_until_granted(transport, lock, required, waiter, start, until)
-            lease = _keep_handed_over(lock, owner, waiter)
+            lease = _handed_over(lock, owner, waiter)
         if lease is not None:
             PyErr_CheckSignals()
             return lease
@@ -454,8 +406,6 @@ cdef _enter_until_granted(Transport transport, BaseLock lock, bint required, Wai
     Returns the operation of the law that is to judge what was seen last; None: nothing odd was."""
     cdef LocalQueues queues = transport.queues
     cdef LocalQueue queue = waiter.queue
-    cdef Mutex mutex = queues.mutex
-    cdef Lease lease
     cdef double sent, left, spin
     while (push_connection := _push_connection_of(transport)) is not None:
         if queue.stale or queue.error is not None or waiter.lease is not None:
@@ -481,28 +431,13 @@ cdef _enter_until_granted(Transport transport, BaseLock lock, bint required, Wai
                 return op
             if reply is push_connection.busy:
                 break
-            if not is_enter_reply(reply) or (reply[0] and _time() >= sent + waiter.ms / 1000.0 and waiter.ms):
+            # A lease whose time was over before the reply came: the protocol undoes it, too
+            if not is_enter_reply(reply) or queue.judge(waiter, reply, sent, _time()) is not None:
                 op = _acquire_after_enter(lock, required, queue, start, push_connection, sent)
                 op.seen = op.seen[0], [reply]
                 return op
-            if reply[0]:
-                lease = Lease(
-                    waiter.name, waiter.key, entry, sent + waiter.ms / 1000.0 if waiter.ms else INFINITY,
-                    reply[2] if waiter.fenced else None,
-                )
-                lease._contended = reply[1] > 0 or queue.was_queued
-                mutex.lock()
-                try:
-                    waiter.lease = lease
-                    queue.note_granted(waiter, lease, reply[1], sent)
-                finally:
-                    mutex.unlock()
+            if waiter.lease is not None:
                 break
-            mutex.lock()
-            try:
-                queue.note_queued(INFINITY if reply[1] < 0 else reply[1] / 1000.0, bool(reply[2]), _time())
-            finally:
-                mutex.unlock()
         _wait_as_first(transport, waiter, until)
     return None
 
@@ -536,7 +471,7 @@ cpdef release(BaseLock lock):
             told = WAIT_LOCALLY
             what = _release_locally(transport.queues, lease)
             if what == LOCAL:
-                _forget_lease(lock, owner, lease)
+                lock._released(owner, lease)
                 return
             if what == NOT_HELD:  # by another thread, a moment ago
                 lock._drop_lease(lease)
@@ -559,7 +494,7 @@ cpdef release(BaseLock lock):
             if connection.error is None:
                 transport.idle.append(connection)
         if answer == 1:
-            _forget_lease(lock, owner, lease)
+            lock._released(owner, lease)
             return
         if op is None:
             op = _as_sent(_release(lock, lease, contended), connection, sent)

@@ -250,13 +250,13 @@ cdef class _Acquire(_Awaitable):
 
     cdef _begin(self):
         cdef BaseLock lock = self.lock
-        cdef Stream stream = None if _needs_slow_path(lock) else self._open_pipe()
+        cdef Stream stream = None if lock._needs_slow_path() else self._open_pipe()
         if stream is None:
             self.others = lock._transport.run(lock._new_acquire(None, self.required))
             return
         self.stream = stream
         self.start = _time()
-        if (<Transport>lock._transport).queued_keys and (waiter := _local_waiter(lock, None, None)) is not None:
+        if (<Transport>lock._transport).queued_keys and (waiter := lock._waits_locally(None, None, (<Transport>lock._transport).queued_keys)) is not None:
             self._wait(waiter)
             return
         self.token = new_token()
@@ -284,17 +284,21 @@ cdef class _Acquire(_Awaitable):
     cdef _end(self, answer):
         cdef Lease lease
         if self.waiter is not None:
-            lease = _keep_handed_over(self.lock, self.owner, self.waiter)
+            lease = _handed_over(self.lock, self.owner, self.waiter)
             self._unlimit()
             if lease is None:
                 self.others = self.lock._transport.run(self._op(), self.waiter)
             return lease
         self._unlimit()
         if answer is None:
-            lease = _keep_granted(self.lock, self.owner, self.token, self.sent)
+            lease = self.lock._granted(
+                self.owner, self.token, self.sent, _time(), (<Transport>self.lock._transport).stats
+            )
             if lease is not None:
                 return lease
-        elif (waiter := _local_waiter(self.lock, answer, self.token)) is not None:
+        elif (waiter := self.lock._waits_locally(
+            answer, self.token, (<Transport>self.lock._transport).queued_keys
+        )) is not None:
             self._wait(waiter)
             return None
         elif answer is DEADLINE_EXCEEDED:
@@ -351,7 +355,7 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
     elif wake is not None:
         wake(None)
     if what == LOCAL:
-        _forget_lease(lock, owner, lease)
+        lock._released(owner, lease)
         return None
     if what == NOT_HELD:  # by another thread, a moment ago
         lock._drop_lease(lease)
@@ -423,7 +427,7 @@ cdef class _Release(_Awaitable):
 
     cdef _end(self, answer):
         if answer == 1:
-            _forget_lease(self.lock, self.owner, self.lease)
+            self.lock._released(self.owner, self.lease)
         else:
             self._hand_on(_as_sent(self._op(), self.stream.connection, self.sent), answer)
 

@@ -233,22 +233,13 @@ class Acquire(Command):
             queue.connection, queue.stale = ask.connection, ask.stale
         if reply is Answer.DEADLINE_EXCEEDED:
             return
-        if not reply[0]:
-            left = math.inf if reply[1] < 0 else reply[1] / 1000
-            with queue.queues.mutex:
-                queue.note_queued(left, bool(reply[2]), clock())
-            return
-        lease = Lease(self.name, self.key, queue.entry, ask.end(), reply[2] if self.fenced else None)
-        lease._contended = reply[1] > 0 or queue.was_queued
-        if lease.valid:
-            queue.queues.stats.recovered += retry.outcome_unknown
-            with queue.queues.mutex:
-                waiter.lease = lease  # not before: who is interrupted here leaves its place, or what it was granted
-                queue.note_granted(waiter, lease, reply[1], ask.sent)
+        late = queue.judge(waiter, reply, ask.sent, clock())
+        if late is None:
+            queue.queues.stats.recovered += retry.outcome_unknown and waiter.lease is not None
             return
         self.late_grants += 1
-        undo = Undo([self.key], [queue.entry], ask.stale)  # its time was over before the reply came
-        undo.connection = ask.connection  # before the same place is asked for again
+        undo = Undo([self.key], [late._raw_token], ask.stale)
+        undo.connection = ask.connection  # before the same entry is sent again
         yield undo
         with queue.queues.mutex:
             queue.new_entry()

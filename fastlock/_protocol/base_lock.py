@@ -18,8 +18,9 @@ from fastlock._protocol import arguments, extension, steps
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.lease import ENDED, Lease, new_token, now
-from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.release import Release
+from fastlock._protocol.stats import Stats
 from fastlock._stream_errors import by_handler
 
 DEFAULT_SLEEP = 0.1  # seconds between two looks at a name that is held
@@ -92,13 +93,57 @@ class BaseLock:
         """A lease whose owner is gone and will never release it, if the caller may take it over."""
         return None
 
-    def _keep_lease(self, lease: Lease) -> None:
-        """Keep a lease for the caller."""
-        self._leases[self._owner()] = lease
+    def _keep_lease(self, owner: Any, lease: Lease) -> None:
+        """Keep a lease for its owner."""
+        self._leases[owner] = lease
         if len(self._leases) > MAX_LEASES:
-            for owner, kept in list(self._leases.items()):
+            for other, kept in list(self._leases.items()):
                 if kept is not lease and not kept.valid:
-                    self._leases.pop(owner, None)
+                    self._leases.pop(other, None)
+
+    def _granted(self, owner: Any, token: bytes, sent: float, time: float, stats: Stats) -> Lease | None:
+        """Keep and count the lease that the server's plain answer to an acquire grants. None: its time was over before
+        the answer came."""
+        deadline = sent + self._ms / 1000 if self._ms else math.inf
+        if time >= deadline:
+            return None
+        lease = Lease(self.name, self._key, token, deadline)
+        stats.acquires += 1
+        self._keep_lease(owner, lease)
+        return lease
+
+    def _handed_over(self, owner: Any, waiter: Waiter, time: float, queues: LocalQueues) -> Lease | None:
+        """Keep and count the lease that a waiter has got. None: it has none, or its time was over before the caller
+        ran, and the protocol gives it back."""
+        lease = waiter.lease
+        if lease is None or time >= lease._deadline:
+            return None
+        queues.handover_completed(waiter)
+        queues.stats.acquires += 1
+        self._keep_lease(owner, lease)
+        return lease
+
+    def _released(self, owner: Any, lease: Lease) -> None:
+        """The lease is over: the server has said so, or the next waiter has it."""
+        if self._leases.get(owner) is lease:
+            self._leases.pop(owner, None)
+        lease._deadline = ENDED
+
+    def _waits_locally(self, answer: Any, token: Any, queued: Any) -> Waiter | None:
+        """The waiter of a caller that is to wait behind others of its client: where one of them waits for the name (it
+        is among the `queued`), or as the server answered that somebody holds it. None: the caller may not wait, or has
+        to go another way."""
+        if not self.blocking or self.fair or not self.queue or self.blocking_timeout == 0:
+            return None
+        if self._key in queued if answer is None else type(answer) is bytes and answer != token:
+            return Waiter(self.name, self._key, self._ms, self.fence, None, self.sleep)
+        return None
+
+    def _needs_slow_path(self) -> bool:
+        """Whether an acquire takes a script, or has no time to wait."""
+        if self.fence or self.fair:
+            return True
+        return self.blocking_timeout is not None and not (self.blocking and self.blocking_timeout)
 
     def _drop_lease(self, lease: Lease) -> None:
         """Keep a lease no longer, whoever acquired it."""
@@ -333,7 +378,7 @@ class LockAcquire(Acquire):
         lease = yield from super().rest(answer, clock)
         self._count(lease is not None)
         if lease is not None:
-            self.lock._keep_lease(lease)
+            self.lock._keep_lease(self.lock._owner(), lease)
         elif self.required:
             raise self.lock._not_got()
         return lease
@@ -397,4 +442,4 @@ class LocalToken:
             end = now() if lock._ms else math.inf  # when it ends, only the server knows
             lease = Lease(lock.name, lock._key, raw_token, end)
             lease._token_read = lease._expiry_unknown = True
-            lock._keep_lease(lease)
+            lock._keep_lease(lock._owner(), lease)

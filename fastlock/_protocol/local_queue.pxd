@@ -51,6 +51,10 @@ cdef class LocalQueue:
     cpdef bint last_local_handover(self)
     cpdef double recheck_time(self, Waiter waiter)
     cpdef bint must_verify(self, Waiter waiter, double now)
+
+    @cython.locals(lease=Lease, end=double)
+    cpdef Lease judge(self, Waiter waiter, list reply, double sent, double now)
+
     cpdef note_queued(self, double left, bint told, double now)
     cpdef note_granted(self, Waiter waiter, Lease lease, long long remote_waiters, double now)
     cpdef new_entry(self)

@@ -205,6 +205,26 @@ class LocalQueue:
         waiter = self.first()
         return (self.remote_waiters and not self.handovers_left) or (waiter is not None and waiter.fenced)
 
+    def judge(self, waiter: Waiter, reply: list[Any], sent: float, now: float) -> Lease | None:
+        """What the server's reply to an enter of this queue's entry means: the waiter has a lease now, or is to wait.
+
+        Returns a lease that was over before the reply came. The caller undoes it on the server, by this entry, and
+        takes a `new_entry` for the queue.
+        """
+        if not reply[0]:
+            with self.queues.mutex:
+                self.note_queued(math.inf if reply[1] < 0 else reply[1] / 1000, bool(reply[2]), now)
+            return None
+        end = sent + waiter.ms / 1000 if waiter.ms else math.inf
+        lease = Lease(waiter.name, waiter.key, self.entry, end, reply[2] if waiter.fenced else None)
+        lease._contended = reply[1] > 0 or self.was_queued
+        if now >= end:
+            return lease
+        with self.queues.mutex:
+            waiter.lease = lease  # first: a caller interrupted here gives back its entry, or what it was granted
+            self.note_granted(waiter, lease, reply[1], sent)
+        return None
+
     def note_queued(self, left: float, told: bool, now: float) -> None:
         """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
         self.was_queued = True
