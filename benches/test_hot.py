@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from fastlock._fastpath import fastpath
+from fastlock._fastpath import threads
 from fastlock._locks.lock import ClientLock
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.stats import Stats
@@ -36,8 +36,8 @@ def test_take_and_give(benchmark: BenchmarkFixture) -> None:
     lock = ClientLock(client, "order:4711", 10, 0.1, True, None, True, True)
 
     def pair() -> Any:
-        lease = fastpath.acquire(lock, True)
-        fastpath.release(lock)
+        lease = threads.acquire(lock, True)
+        threads.release(lock)
         return lease
 
     lease = benchmark(pair)

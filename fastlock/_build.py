@@ -9,11 +9,11 @@ import hashlib
 from pathlib import Path
 
 # From a .pyx; beside it lies the same in Python (of `_core`: `_fallback`).
-TWINS = ("_core", "_fork", "_fastpath.fastpath")
+TWINS = ("_core", "_fork", "_transport.parker", "_fastpath.tasks")
 # From their .py; a .pxd names the types.
 PYTHON = (
     *("_protocol.arguments", "_protocol.lease", "_protocol.stats", "_protocol.local_queue", "_protocol.batch"),
-    *("_protocol.base_lock", "_transport.wakeups", "_transport.base"),
+    *("_protocol.base_lock", "_transport.wakeups", "_transport.base", "_transport.waiting", "_fastpath.threads"),
 )
 
 

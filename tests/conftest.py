@@ -35,7 +35,7 @@ from support.streams import LONG
 
 import fastlock
 from fastlock._protocol import lease, local_queue
-from fastlock._transport import aio, sync
+from fastlock._transport import aio, waiting
 from fastlock.benches import cli as bench_cli
 from fastlock.benches.target import Target
 from fastlock.embedded import Server, ServerBinary
@@ -287,7 +287,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters do not look every second: what nobody tells them, and no lease that ends, they never find out."""
-    for module in (local_queue, sync, aio):
+    for module in (local_queue, waiting, aio):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 3600.0)
 
 

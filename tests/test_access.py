@@ -18,7 +18,7 @@ from support.faces import Face
 
 import fastlock
 from fastlock._protocol import commands, local_queue
-from fastlock._transport import aio, aio_connection, sync, sync_connection
+from fastlock._transport import aio, aio_connection, sync_connection, waiting
 from fastlock.embedded import Server
 
 SECRET = "corr3ct-h0rse"
@@ -236,7 +236,7 @@ async def test_what_is_refused_for_good_is_logged_once_a_client(
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits looks often: here the next holder is not told, as the one who lets go may not."""
-    for module in (local_queue, sync, aio):
+    for module in (local_queue, waiting, aio):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 0.02)
 
 

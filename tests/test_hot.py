@@ -12,7 +12,7 @@ import pytest
 from support.run_steps import joined
 
 from fastlock._errors import ClientClosedError, LockError
-from fastlock._fastpath import fastpath
+from fastlock._fastpath import threads
 from fastlock._implementation import default
 from fastlock._locks.lock import ClientLock
 from fastlock._protocol import commands
@@ -97,9 +97,9 @@ class FakeTransport(Transport):
 def test_a_lease_counts_from_before_its_command_was_sent() -> None:
     transport, before = FakeTransport(None), now()
     lock = transport.lock(timeout=10)
-    lease = fastpath.acquire(lock, True)
+    lease = threads.acquire(lock, True)
     ((template, name, token, ms, sent),) = transport.asked
-    assert lease is not None and lock._leases == {fastpath.thread_owner(): lease} and transport.idle == [transport]
+    assert lease is not None and lock._leases == {threads.thread_owner(): lease} and transport.idle == [transport]
     assert (template, name, ms) == (Opcode.ACQUIRE, b"sku", 10_000)
     assert (lease.name, lease._key, lease._raw_token, lease.fence) == (NAME, b"sku", token, None)
     assert before + 10 <= lease._deadline <= sent + 10
@@ -108,7 +108,7 @@ def test_a_lease_counts_from_before_its_command_was_sent() -> None:
 
 def test_without_end_there_is_no_deadline() -> None:
     transport = FakeTransport(None)
-    lease = fastpath.acquire(transport.lock(timeout=None), True)
+    lease = threads.acquire(transport.lock(timeout=None), True)
     assert lease is not None and lease._deadline == math.inf and transport.asked[0][0] == Opcode.ACQUIRE_ENDLESS
 
 
@@ -122,7 +122,7 @@ def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
 
     transport = FakeTransport(late)
     lock = transport.lock(timeout=0.001)
-    assert fastpath.acquire(lock, True) == "on" and lock._leases == {}
+    assert threads.acquire(lock, True) == "on" and lock._leases == {}
     ((how, steps),) = transport.handed_on
     op = next(steps)  # the first that the law asks for
     assert (how, op.opcode, op.token) == ("drive", Opcode.RELEASE, transport.asked[0][2])
@@ -132,7 +132,7 @@ def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
 def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
     transport = FakeTransport(answer)
     lock = transport.lock(blocking=False)
-    assert fastpath.acquire(lock, False) == "on" and lock._leases == {} and transport.idle == [transport]
+    assert threads.acquire(lock, False) == "on" and lock._leases == {} and transport.idle == [transport]
     ((how, steps),) = transport.handed_on
     step = next(steps, None)
     assert how == "drive" and (step is None) is isinstance(answer, bytes), "that is: held by somebody else"
@@ -144,7 +144,7 @@ def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(an
 def test_who_finds_it_held_and_may_wait_joins_those_who_wait() -> None:
     transport = FakeTransport(b"another")
     lock = transport.lock()
-    assert fastpath.acquire(lock, True) == "on" and lock._leases == {} and transport.idle == [transport]
+    assert threads.acquire(lock, True) == "on" and lock._leases == {} and transport.idle == [transport]
     (waiter,) = transport.waited
     ((how, op, answer),) = transport.handed_on
     assert (how, op.key, op.required, answer) == ("run", b"sku", True, waiter)
@@ -154,9 +154,9 @@ def test_who_finds_it_held_and_may_wait_joins_those_who_wait() -> None:
 def test_where_others_wait_nothing_is_asked() -> None:
     transport = FakeTransport(None)
     first = joined(transport.queues, "sku", b"sku", 0, False, None)
-    assert fastpath.acquire(transport.lock(), True) == "on" and transport.asked == []
+    assert threads.acquire(transport.lock(), True) == "on" and transport.asked == []
     assert list(transport.queued_keys[b"sku"].waiters) == [first, *transport.waited]
-    assert fastpath.acquire(transport.lock(blocking=False), False) is not None and len(transport.asked) == 1, (
+    assert threads.acquire(transport.lock(blocking=False), False) is not None and len(transport.asked) == 1, (
         "who does not wait asks"
     )
 
@@ -166,9 +166,7 @@ def test_a_lease_that_passes_to_who_waits_is_kept() -> None:
     joined(transport.queues, "sku", b"sku", 0, False, None)
     lock = transport.lock()
     transport.meanwhile = lambda waiter: setattr(waiter, "lease", lease)
-    assert (
-        fastpath.acquire(lock, True) is lease and list(lock._leases.values()) == [lease] and transport.handed_on == []
-    )
+    assert threads.acquire(lock, True) is lease and list(lock._leases.values()) == [lease] and transport.handed_on == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ClientClosedError("closed")], ids=repr)
@@ -180,7 +178,7 @@ def test_who_is_torn_from_its_wait_says_so(error: BaseException) -> None:
 
     transport.meanwhile = strike
     with pytest.raises(type(error)):
-        fastpath.acquire(transport.lock(), True)
+        threads.acquire(transport.lock(), True)
     ((how, op, waiter, told),) = transport.handed_on
     assert (how, op.key, told) == ("torn", b"sku", error) and transport.waited == [waiter]
 
@@ -189,9 +187,9 @@ def test_who_is_torn_from_its_wait_says_so(error: BaseException) -> None:
 def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
-    lease = fastpath.acquire(lock, True)
+    lease = threads.acquire(lock, True)
     transport.answer = answer
-    fastpath.release(lock)
+    threads.release(lock)
     assert lease is not None and lease.valid and list(lock._leases.values()) == [lease]
     ((how, steps),) = transport.handed_on
     assert how == "drive" and transport.idle == [transport]
@@ -210,12 +208,12 @@ def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(ans
 def test_what_was_not_sent_is_asked_elsewhere_as_the_same_operation(operation: str, answer: Any) -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
-    lease = fastpath.acquire(lock, True)
+    lease = threads.acquire(lock, True)
     transport.answer = answer
     if operation == "take":
-        assert fastpath.acquire(lock, True) == "on"
+        assert threads.acquire(lock, True) == "on"
     else:
-        fastpath.release(lock)
+        threads.release(lock)
     ((how, op),) = transport.handed_on
     assert how == "run" and op.token == transport.asked[-1][2] and op.connection is transport
     assert lease is not None and lease.valid and transport.idle == [transport]
@@ -224,11 +222,11 @@ def test_what_was_not_sent_is_asked_elsewhere_as_the_same_operation(operation: s
 def test_a_release_ends_the_lease_of_its_owner_only() -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
-    other = fastpath.acquire(lock, True)
-    lock._leases[object()] = lock._leases.pop(fastpath.thread_owner())
-    mine = fastpath.acquire(lock, True)
+    other = threads.acquire(lock, True)
+    lock._leases[object()] = lock._leases.pop(threads.thread_owner())
+    mine = threads.acquire(lock, True)
     transport.answer = 1
-    fastpath.release(lock)
+    threads.release(lock)
     assert mine is not None and other is not None
     assert (mine._deadline, list(lock._leases.values()), other.valid) == (ENDED, [other], True)
     assert transport.asked[-1][:4] == (Opcode.RELEASE, b"sku", mine._raw_token, 0)
@@ -239,7 +237,7 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
 )
 def test_special_terms_are_not_for_the_hot_path(terms: dict[str, Any]) -> None:
     transport = FakeTransport(None)
-    assert fastpath.acquire(transport.lock(**terms), True) == "on"
+    assert threads.acquire(transport.lock(**terms), True) == "on"
     assert (
         transport.asked == [] and [how for how, _ in transport.handed_on] == ["run"] and transport.idle == [transport]
     )
@@ -251,7 +249,7 @@ def test_a_limited_wait_limits_the_first_command_too(limit: float, timeout: floa
     transport.limit = timeout
     explained: list[Any] = []
     transport.classify_error = lambda op, error: explained.append(op) or Answer.DEADLINE_EXCEEDED  # type: ignore[method-assign]
-    assert fastpath.acquire(transport.lock(blocking_timeout=limit), True) == "on" and transport.idle == [transport]
+    assert threads.acquire(transport.lock(blocking_timeout=limit), True) == "on" and transport.idle == [transport]
     (op,) = explained
     assert op.token == transport.asked[0][2] and before + limit <= op.until <= transport.asked[0][4] + limit
     ((how, steps),) = transport.handed_on
@@ -266,7 +264,7 @@ def test_a_limited_wait_limits_the_first_command_too(limit: float, timeout: floa
 def test_a_limited_wait_behind_others_ends_in_time_for_a_last_look() -> None:
     transport, before = FakeTransport(b"another"), now()
     transport.limit = 0.25
-    assert fastpath.acquire(transport.lock(blocking_timeout=0.25), True) == "on"
+    assert threads.acquire(transport.lock(blocking_timeout=0.25), True) == "on"
     ((how, op, waiter),) = transport.handed_on
     assert (
         how == "run"
@@ -280,7 +278,7 @@ def test_who_is_owed_something_comes_first() -> None:
     transport = FakeTransport(None)
     transport.pending_undos.append("an undo")
     lock = transport.lock()
-    assert fastpath.acquire(lock, True) == "on" and transport.asked == [] and transport.idle == [transport]
+    assert threads.acquire(lock, True) == "on" and transport.asked == [] and transport.idle == [transport]
 
 
 CONTENDED = ["waited for here", "waited for elsewhere"]
@@ -289,7 +287,7 @@ CONTENDED = ["waited for here", "waited for elsewhere"]
 def contended(transport: FakeTransport, how: str) -> tuple[Any, Lease]:
     """A lock that is held, and its lease, for which somebody waits."""
     lock = transport.lock()
-    lease = fastpath.acquire(lock, True)
+    lease = threads.acquire(lock, True)
     assert lease is not None
     if how == CONTENDED[0]:
         joined(transport.queues, "sku", b"sku", 0, False, None)
@@ -302,8 +300,9 @@ def test_a_release_for_which_others_wait_hands_over(how: str) -> None:
     transport = FakeTransport(None)
     lock, lease = contended(transport, how)
     transport.answer = 1
-    fastpath.release(lock)
-    assert transport.asked[-1][0] == commands.hand_over(b"sku", lease._raw_token) and len(transport.asked) == 2
+    threads.release(lock)
+    template, _, token, *_ = transport.asked[-1]
+    assert (template, token) == (commands.hand_over(b"sku"), lease._raw_token) and len(transport.asked) == 2
     assert (lease._deadline, lock._leases, transport.handed_on, transport.idle) == (ENDED, {}, [], [transport])
 
 
@@ -313,7 +312,7 @@ def test_an_answer_to_a_hand_over_that_is_not_just_as_hoped_is_left_to_the_law(h
     transport = FakeTransport(None)
     lock, lease = contended(transport, how)
     transport.answer = answer
-    fastpath.release(lock)
+    threads.release(lock)
     ((what, steps),) = transport.handed_on
     assert what == "drive" and transport.idle == [transport] and lease.valid
     if answer == 0:
@@ -332,7 +331,7 @@ def test_a_hand_over_that_was_not_sent_is_asked_elsewhere(how: str, answer: Any)
     transport = FakeTransport(None)
     lock, lease = contended(transport, how)
     transport.answer = answer
-    fastpath.release(lock)
+    threads.release(lock)
     ((what, op, *told),) = transport.handed_on
     assert (what, told) == ("run", [Answer.WAIT_LOCALLY] * (how == CONTENDED[0])), "those who wait here are told once"
     assert op.calls == [commands.hand_over(b"sku", lease._raw_token)] and lease.valid and transport.idle == [transport]
@@ -341,10 +340,10 @@ def test_a_hand_over_that_was_not_sent_is_asked_elsewhere(how: str, answer: Any)
 def test_a_release_where_others_wait_for_other_names_is_a_plain_one() -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
-    fastpath.acquire(lock, True)
+    threads.acquire(lock, True)
     joined(transport.queues, "other", b"other", 0, False, None)
     transport.answer = 1
-    fastpath.release(lock)
+    threads.release(lock)
     assert transport.asked[-1][0] == Opcode.RELEASE and transport.handed_on == []
 
 
@@ -355,7 +354,7 @@ def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
     lease = Lease("sku", b"sku", b"t", clock + 10)
     first.queue.note_granted(first, lease, 0, clock)
     lock._keep_lease(lock._owner(), lease)
-    fastpath.release(lock)
+    threads.release(lock)
     assert second.lease is not None and second.lease._raw_token == b"t" and lease._deadline == ENDED
     assert lock._leases == {} and transport.asked == transport.handed_on == []
 
@@ -365,10 +364,10 @@ def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
 def test_what_interrupts_is_raised_after_what_it_leaves_was_told(operation: str, error: BaseException) -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
-    lease = fastpath.acquire(lock, True)
+    lease = threads.acquire(lock, True)
     transport.answer = error
     with pytest.raises(type(error)):
-        fastpath.acquire(lock, True) if operation == "take" else fastpath.release(lock)
+        threads.acquire(lock, True) if operation == "take" else threads.release(lock)
     assert transport.idle == [transport] and lease is not None
     ((how, op),) = transport.handed_on
     assert how == "interrupted" and op.token == transport.asked[-1][2]

@@ -22,7 +22,7 @@ import fastlock
 from fastlock._build import PYTHON
 
 PACKAGE = Path(fastlock.__file__).resolve().parent
-CHOSEN = (*PYTHON, "_fastpath.fastpath")  # compiled, or run as Python
+CHOSEN = (*PYTHON, "_fastpath.tasks", "_transport.parker")  # compiled, or run as Python
 EXTENSIONS = (*CHOSEN, "_core")
 REPORT = """
 import json, sys
@@ -104,9 +104,9 @@ def test_one_module_that_is_not_compiled_makes_all_of_it_python_unless_it_was_as
 
 
 def test_falling_back_is_noted_for_who_wants_to_know(copy: Path) -> None:
-    extension(copy, "_fastpath.fastpath").unlink()
+    extension(copy, "_fastpath.tasks").unlink()
     found, said = imported(None, copy.parent, "import logging\nlogging.basicConfig(level=logging.INFO)\n" + REPORT)
-    assert found and "fastlock._fastpath.fastpath is not compiled" in said
+    assert found and "fastlock._fastpath.tasks is not compiled" in said
     assert imported(None, copy.parent)[1] == ""
 
 
@@ -116,7 +116,7 @@ def test_falling_back_is_noted_for_who_wants_to_know(copy: Path) -> None:
         "_core.pyx",
         "_core.pxd",
         "_template.pxi",
-        "_fastpath/fastpath.pyx",
+        "_fastpath/tasks.pyx",
         "_protocol/base_lock.py",
         "_protocol/base_lock.pxd",
     ],

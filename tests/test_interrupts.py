@@ -152,7 +152,7 @@ MISTAKES = {
     "what is struck is not undone": ("with", "sync.SyncTransport.undo_interrupted = lambda self, op, error: None"),
     "an Exception is taken for an error of its own": (
         "with",
-        "base.is_own = fastpath.is_own = lambda error: isinstance(error, Exception)",
+        "base.is_own = threads.is_own = lambda error: isinstance(error, Exception)",
     ),
     "a second strike ends the undoing": (
         "twice",
@@ -174,7 +174,7 @@ MISTAKES = {
     ),
 }
 IMPORTS = """
-from fastlock._fastpath import fastpath
+from fastlock._fastpath import threads
 from fastlock._protocol import acquire, batch_operations, release
 from fastlock._transport import base, sockets, sync
 """

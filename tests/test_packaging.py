@@ -94,7 +94,7 @@ def test_sdist_holds_the_sources_and_nothing_made(sdist: Path) -> None:
         "fastlock/_core.pyx",
         "fastlock/_template.pxi",
         "fastlock/_libc.pxd",
-        "fastlock/_fastpath/fastpath.pyx",
+        "fastlock/_fastpath/tasks.pyx",
     } <= names
     assert {"tests/test_packaging.py", "tests/conftest.py", "benches/__init__.py", "CHANGELOG.md"} <= names
     assert any(name.endswith(".lua") for name in names)

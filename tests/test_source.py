@@ -487,14 +487,14 @@ def core() -> types.ModuleType:
 
 @pytest.fixture
 def hot() -> tuple[types.ModuleType, types.ModuleType]:
-    """The hot path, compiled and in Python: the latter under another name, where the process uses the former."""
+    """The fast path of tasks, compiled and in Python: the latter by another name, where the process uses the former."""
     if fastlock.IMPLEMENTATION != "cython":
         pytest.skip("what is not compiled is not used here")
-    spec = importlib.util.spec_from_file_location("fastlock._fastpath.in_python", PACKAGE / "_fastpath" / "fastpath.py")
+    spec = importlib.util.spec_from_file_location("fastlock._fastpath.in_python", PACKAGE / "_fastpath" / "tasks.py")
     assert spec is not None and spec.loader is not None
     plain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plain)
-    return importlib.import_module("fastlock._fastpath.fastpath"), plain
+    return importlib.import_module("fastlock._fastpath.tasks"), plain
 
 
 def constants(module: types.ModuleType) -> dict[str, object]:
@@ -518,14 +518,14 @@ def test_core_and_fallback_have_the_same_methods(core: types.ModuleType) -> None
         assert implementation_faults(compiled, plain) == [], name
 
 
-def test_the_hot_path_is_the_same_in_both(hot: tuple[types.ModuleType, types.ModuleType]) -> None:
+def test_the_fast_path_of_tasks_is_the_same_in_both(hot: tuple[types.ModuleType, types.ModuleType]) -> None:
     """What a task awaits is a class when it is compiled, and the parameters of that cannot be read."""
     compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in hot)
-    faces = {"thread_owner", "task_owner", "enter_lease", "enter_lock", "exit_lock", "aio_enter_lease", "aio_exit_lock"}
-    assert compiled.keys() == plain.keys() == faces | {"acquire", "release", "aio_acquire", "aio_release"}
-    assert hot[0].__spec__.origin != hot[1].__spec__.origin == str(PACKAGE / "_fastpath" / "fastpath.py")  # type: ignore[union-attr]
+    faces = {"task_owner", "aio_enter_lease", "aio_exit_lock"}
+    assert compiled.keys() == plain.keys() == faces | {"aio_acquire", "aio_release"}
+    assert hot[0].__spec__.origin != hot[1].__spec__.origin == str(PACKAGE / "_fastpath" / "tasks.py")  # type: ignore[union-attr]
     functions = {name for name, value in compiled.items() if not isinstance(value, type)}
-    assert functions == faces | {"acquire", "release"}
+    assert functions == faces
     for name in functions:
         assert shape(compiled[name]) == shape(plain[name]), name
 

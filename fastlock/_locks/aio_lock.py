@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fastlock._fastpath import fastpath
+from fastlock._fastpath import tasks
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock, MutableSettings
 from fastlock._protocol.commands import Opcode
@@ -32,7 +32,7 @@ class AsyncLock(BaseLock):
 
     __slots__ = ()  # a lock that waits is one of many
 
-    _owner = fastpath.task_owner
+    _owner = tasks.task_owner
 
     def _orphaned_lease(self) -> Lease | None:
         # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; or where no
@@ -58,7 +58,7 @@ class AsyncLock(BaseLock):
         answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
-            return (await fastpath.aio_acquire(self, False)) is not None
+            return (await tasks.aio_acquire(self, False)) is not None
         return (await self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token))) is not None
 
     # These note the task that calls them, and a release also the lease: `shield`, `gather` and others await them in a
@@ -74,7 +74,7 @@ class AsyncLock(BaseLock):
         return self._release(owner, self._leases.get(owner))
 
     async def _release(self, owner: Any, lease: Lease | None) -> None:
-        await fastpath.aio_release(self, False, None, owner, lease)
+        await tasks.aio_release(self, False, None, owner, lease)
 
     @coroutine_function
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
@@ -116,7 +116,7 @@ class AsyncLock(BaseLock):
             return False
         return commands.token_matches(token, lease._raw_token)
 
-    __aexit__ = fastpath.aio_exit_lock
+    __aexit__ = tasks.aio_exit_lock
 
     if not TYPE_CHECKING:  # which says so itself
 
@@ -139,4 +139,4 @@ class ClientLock(MutableSettings, AsyncLock):
         def __aenter__(self) -> Awaitable[Lease]: ...
 
     else:
-        __aenter__ = fastpath.aio_enter_lease
+        __aenter__ = tasks.aio_enter_lease

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlock._fastpath import fastpath
+from fastlock._fastpath import threads
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock, MutableSettings
 from fastlock._protocol.commands import Opcode
@@ -19,7 +19,7 @@ class SyncLock(BaseLock):
     __slots__ = ()  # a lock that waits is one of many
 
     def _owner(self) -> Any:
-        return fastpath.thread_owner() if self.thread_local else None
+        return threads.thread_owner() if self.thread_local else None
 
     def acquire(
         self,
@@ -38,7 +38,7 @@ class SyncLock(BaseLock):
         answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
-            return fastpath.acquire(self, False) is not None
+            return threads.acquire(self, False) is not None
         return self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token)) is not None
 
     def release(self) -> None:
@@ -46,7 +46,7 @@ class SyncLock(BaseLock):
 
         Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
         """
-        fastpath.release(self)
+        threads.release(self)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
@@ -77,7 +77,7 @@ class SyncLock(BaseLock):
             return False
         return commands.token_matches(token, lease._raw_token)
 
-    __exit__ = fastpath.exit_lock
+    __exit__ = threads.exit_lock
 
     if not TYPE_CHECKING:  # which says so itself
 
@@ -100,4 +100,4 @@ class ClientLock(MutableSettings, SyncLock):
         def __enter__(self) -> Lease: ...
 
     else:
-        __enter__ = fastpath.enter_lease
+        __enter__ = threads.enter_lease

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fastlock import _native as native
 from fastlock._errors import LockError, LockNotOwnedError, RedisError
-from fastlock._fastpath import fastpath
+from fastlock._fastpath import tasks, threads
 from fastlock._fork import at_fork, check
 from fastlock._locks.aio_client import Client as AsyncClient
 from fastlock._locks.aio_lock import AsyncLock
@@ -334,7 +334,7 @@ class Lock(DropIn, SyncLock):
         def __enter__(self) -> Self: ...
 
     else:
-        __enter__ = fastpath.enter_lock
+        __enter__ = threads.enter_lock
 
     def _enter(self) -> Self:
         if not self.acquire():
@@ -395,7 +395,7 @@ class AsyncioLock(DropIn, AsyncLock):
 
     async def __aenter__(self) -> Self:
         """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
-        await fastpath.aio_acquire(self, True)
+        await tasks.aio_acquire(self, True)
         return self
 
     async def _enter(self) -> Self:

@@ -124,7 +124,7 @@ class Acquire(Command):
                 if waiter.lease is None and queue.must_verify(waiter, clock()):
                     yield from self._see(queue, clock)
                 if seen is not None:
-                    ask, answer = seen
+                    (ask, answer), seen = seen, None
                     yield from self._enter(waiter, ask, answer, clock)
                 elif waiter.lease is None and queue.queues.may_enter_now(waiter, clock()):
                     yield from self._enter(waiter, self._look(queue), None, clock)
@@ -143,7 +143,7 @@ class Acquire(Command):
                     queue.queues.handover_completed(waiter)
                 if lease is not None or self.polls or self._late(clock):
                     break
-                seen = yield Wait(waiter, last, self._look)
+                yield Wait(waiter, last)
         except GeneratorExit:  # nobody drives these steps any more: nothing can be left
             self.leave(waiter, lease, clock)
             raise

@@ -50,6 +50,7 @@ cdef class LocalQueue:
     @cython.locals(waiter=Waiter)
     cpdef bint last_local_handover(self)
     cpdef double recheck_time(self, Waiter waiter)
+    cpdef bint reads(self, Waiter waiter)
     cpdef bint must_verify(self, Waiter waiter, double now)
 
     @cython.locals(lease=Lease, end=double)

@@ -205,6 +205,10 @@ class LocalQueue:
         waiter = self.first()
         return (self.remote_waiters and not self.handovers_left) or (waiter is not None and waiter.fenced)
 
+    def reads(self, waiter: Waiter) -> bool:
+        """Whether it is for this waiter to read what the server pushes."""
+        return (self.circulating is None or self.queued_early) and self.first() is waiter
+
     def judge(self, waiter: Waiter, reply: list[Any], sent: float, now: float) -> Lease | None:
         """What the server's reply to an enter of this queue's entry means: the waiter has a lease now, or is to wait.
 
@@ -513,9 +517,9 @@ class LocalQueues:
         finally:
             if wake is not None:
                 try:
-                    wake(None)
-                except BaseException:  # a signal's handler struck as that began
-                    wake(None)
+                    wake(not self.rapid)
+                except BaseException:  # a signal handler raised as that began
+                    wake(not self.rapid)
                     raise
 
     def release_locked(self, lease: Lease, now: float) -> int:

@@ -121,15 +121,13 @@ class Enqueue:
 
 
 class Wait:
-    """Step: sleep until the waiter is called, or it is time for it to look, or to go. `look`: makes its look, for the
-    gate; a wire may ask that at once when the first is called. Its answer: (what it has asked, the answer), or None."""
+    """Step: sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
 
-    __slots__ = ("look", "until", "waiter")
+    __slots__ = ("until", "waiter")
 
-    def __init__(self, waiter: Waiter, until: float | None, look: Callable[[Any], RawCommands]) -> None:
+    def __init__(self, waiter: Waiter, until: float | None) -> None:
         self.waiter = waiter
         self.until = until
-        self.look = look
 
 
 class Sleep:

@@ -25,8 +25,20 @@ class Transport:
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
 
+    closed: bool
     queues: LocalQueues
+    queued_keys: dict[bytes, Any]  # names for which callers of this client wait, or among whom a lease circulates
     stats: Stats
+    pending_undos: list[Undo]
+    # of threads
+    connections: list[Any]
+    idle: list[Any]
+    push_connection: Any
+    push_connection_lent: int
+    # of tasks
+    open_stream: Any
+    shared_timeouts: dict[float, Any]
+    sweep_timer: Any
 
     def undo(self, undo: Undo) -> None:
         """Have something said that nobody waits for; over the next connection, when there is none."""

@@ -20,7 +20,7 @@ from fastlock import _native as native
 from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
 from fastlock._protocol.lease import now
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
+from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.release import Release
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
@@ -36,6 +36,7 @@ from fastlock._protocol.steps import (
     Wait,
 )
 from fastlock._stream_errors import Broken, NoReply, by_handler
+from fastlock._transport import waiting
 from fastlock._transport.base import Transport
 from fastlock._transport.settings import Settings
 from fastlock._transport.sync_connection import (
@@ -44,7 +45,6 @@ from fastlock._transport.sync_connection import (
     INSERT,
     POP,
     REMOVE,
-    SPIN_SECONDS,
     Connection,
     removed,
 )
@@ -155,7 +155,7 @@ class SyncTransport(Transport):
                 native.refuse_greenlet("the lock is held")
             self._sleep(step.seconds)
         elif kind is Wait:
-            return self.wait(step.waiter, step.until, step.look)
+            self.wait(step.waiter, step.until)
         elif kind is Enqueue:
             self.queues.enqueue(step.waiter, now())
         elif kind is Undo or kind is Dequeue:
@@ -173,55 +173,10 @@ class SyncTransport(Transport):
         if self._closing.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self._closing.release()  # for the next one
 
-    def wait(self, waiter: Any, until: float | None, look: Any = None) -> Any:
-        """Sleep until the waiter is called, or its time has come. The first of a gate listens to the server, and asks
-        as soon as it is called: see `Wait`."""
+    def wait(self, waiter: Any, until: float | None) -> None:
+        """Sleep until the waiter is woken, or its time has come."""
         native.refuse_greenlet(f"{waiter.name!r} is held")
-        pending_reply, wake, ask, template = self.impl.PendingReply(), native.allocate_lock(), None, None
-        wake.acquire()
-        with self.queues.mutex:
-            if waiter.woken and not self.closed:
-                waiter.woken = False
-                return None
-            pending_reply.wake = wake
-            waiter.on_wake = pending_reply.set_result
-            queue = waiter.queue
-            first = (queue.circulating is None or queue.queued_early) and queue.first() is waiter
-            at = min(queue.recheck_time(waiter), now() + RECHECK_SECONDS, math.inf if until is None else until)
-        try:
-            push_connection = self.push_connection
-            if self.closed:
-                raise errors.ClientClosedError("this client was closed")
-            if first and push_connection is not None and push_connection.error is None:
-                if look is not None and not queue.stale:
-                    ask = look(queue)
-                    template = push_connection.impl.Template(*ask.calls[0])  # now, as every microsecond counts then
-                push_connection.listen(pending_reply, wake, at - now())
-            elif not pending_reply.ready:
-                wake.acquire(timeout=max(0.0, at - now()))
-        finally:
-            called, waiter.on_wake, waiter.woken = waiter.woken, None, False
-        if self.closed:
-            raise errors.ClientClosedError("this client was closed")
-        return self._enter_now(push_connection, waiter, ask, template) if called and template is not None else None
-
-    def _enter_now(self, push_connection: Any, waiter: Any, ask: Any, template: Any) -> Any:
-        """Who was called asks at once, if nothing is in the way; None: nothing was asked."""
-        if self.pending_undos or push_connection.error is not None or not self.queues.may_enter_now(waiter, now()):
-            return None
-        ask.sent, ask.connection = now(), push_connection
-        try:
-            answer = push_connection.stream.round_trip(
-                template, b"", b"", 0, push_connection._timeout(ask, ask.sent), 0.0
-            )
-        except BaseException as error:
-            answer = push_connection.classify_error(ask, error)
-        else:
-            answer = Answer.RETRY_ELSEWHERE if answer is push_connection.busy else [answer]
-        return None if answer is Answer.RETRY_ELSEWHERE else (ask, answer)
-
-    def _spin(self) -> float:
-        return SPIN_SECONDS if len(self.connections) - len(self.idle) - self.push_connection_lent <= 1 else 0.0
+        waiting.wait(self, waiter, math.inf if until is None else until)
 
     def _listening(self, until: float | None) -> Connection:
         """The connection on which messages come: nobody's own while somebody waits."""
@@ -285,7 +240,7 @@ class SyncTransport(Transport):
                 return ConnectionLost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.pending_undos:
                 self._flush_undos_over(connection)
-            return connection.ask(ask, self._spin())
+            return connection.ask(ask, waiting.spin_seconds(self))
         finally:
             if owner and connection.error is None:
                 self.idle.append(connection)

@@ -198,27 +198,6 @@ class Connection:
             return pending_reply.reply
         raise NoReply(f"no reply within {self.reply_timeout} s")
 
-    def listen(self, pending_reply: Any, wake: Any, seconds: float) -> None:
-        """Sleep until the ticket is ready, and read for all meanwhile, if nobody else does."""
-        stream, end = self.stream, now() + seconds
-        try:
-            stream.listen(pending_reply)
-            if not stream.lead(pending_reply, wake) and not pending_reply.ready:
-                wake.acquire(timeout=max(0.0, seconds))
-            if stream.leads(pending_reply):
-                stream.exchange(pending_reply, max(0.0, end - now()), 0.0)
-        except STREAM_ERRORS as error:
-            self.fail(error)
-        finally:
-            pending_reply.abandoned = True  # first: nobody must make this one the reader any more
-            try:
-                stream.unlisten(pending_reply)
-                stream.resign(pending_reply)
-            except BaseException:  # interrupted in it: nobody else could resign for this ticket
-                stream.unlisten(pending_reply)
-                stream.resign(pending_reply)
-                raise
-
     def _cancel(self, ask: Any) -> None:
         """The caller goes before its reply came: what it may have got is undone right behind it, on the same
         connection."""

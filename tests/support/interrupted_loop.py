@@ -29,7 +29,7 @@ import redis
 
 import fastlock
 import fastlock.asyncio
-from fastlock._fastpath import fastpath
+from fastlock._fastpath import tasks
 from support.interrupted import KINDS, LEASE, LONGEST, Handler
 
 ASYNCIOS = (BlockingIOError, InterruptedError)  # which it takes for its socket's: it sends once more what it has sent
@@ -134,7 +134,7 @@ MODES: dict[str, Callable[[Any, str], Awaitable[None]]] = {
 
 GAPS = {fastlock.asyncio.Client.release_many.__code__: "RESUME"}  # it has not begun
 if fastlock.IMPLEMENTATION == "python":  # as a block is left: `__aexit__` is not awaited yet, or has not begun
-    GAPS |= {use.__code__: "CALL", fastpath.aio_exit_lock.__code__: "RESUME"}
+    GAPS |= {use.__code__: "CALL", tasks.aio_exit_lock.__code__: "RESUME"}
 
 
 class Run:

@@ -1,4 +1,69 @@
-# Part of _hot.pyx: acquire and release for tasks, as what they await. Never here: how a thread waits.
+# cython: language_level=3, binding=True, auto_pickle=False, wraparound=False, nonecheck=True
+"""The fast path of tasks, compiled: acquires and releases as what a task awaits, with no coroutine and no future.
+
+`tasks.py` is the same in Python and says what may live here. A thousand tasks share one interpreter, so each
+microsecond counts twice.
+"""
+
+import sys
+from asyncio import current_task, tasks
+from collections import OrderedDict
+
+from fastlock._errors import is_own
+from fastlock._protocol.acquire import LAST_TRY_SECONDS as _LAST_TRY_SECONDS
+from fastlock._protocol.base_lock import LockRelease
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.local_queue import ReleaseRoute
+from fastlock._protocol.steps import Answer
+
+cimport cython
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.math cimport INFINITY
+
+from fastlock._core cimport Stream, Template
+from fastlock._fastpath.threads cimport finish_interrupted_release, new_release, not_releasable
+from fastlock._fork cimport check
+from fastlock._protocol.base_lock cimport BaseLock
+from fastlock._protocol.lease cimport Lease, new_token
+from fastlock._protocol.local_queue cimport LocalQueues, Waiter
+from fastlock._transport.base cimport Transport
+from fastlock._transport.parker cimport clock
+from fastlock._transport.wakeups cimport Wakeup, WakeupQueue
+
+cdef extern from "Python.h":
+    ctypedef int PySendResult
+    PySendResult PYGEN_RETURN
+    PySendResult PYGEN_NEXT
+    ctypedef PySendResult (*sendfunc)(PyObject *, PyObject *, PyObject **)
+    ctypedef PyObject *(*iternextfunc)(PyObject *)
+    PySendResult PyIter_Send(object iterator, object value, PyObject **result) except -1
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
+    ctypedef struct PyTypeObject:
+        PyAsyncMethods *tp_as_async
+        iternextfunc tp_iternext
+    void PyErr_SetObject(object kind, object value)
+
+cdef object WAIT_LOCALLY = Answer.WAIT_LOCALLY, DEADLINE_EXCEEDED = Answer.DEADLINE_EXCEEDED
+cdef int LOCAL = ReleaseRoute.LOCAL, SCRIPT = ReleaseRoute.SCRIPT, NOT_HELD = ReleaseRoute.NOT_HELD
+# Until 3.12 `current_task` is Python, which asks this
+cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
+cdef double LAST_TRY_SECONDS = _LAST_TRY_SECONDS
+cdef Py_ssize_t ACQUIRE = Opcode.ACQUIRE, ACQUIRE_ENDLESS = Opcode.ACQUIRE_ENDLESS, RELEASE = Opcode.RELEASE
+cdef Py_ssize_t MAX_SHARED_TIMEOUTS = 16  # of a client: who gives yet another time has a timer of its own
+
+
+cdef double _until(BaseLock lock, double start) except -1:
+    """When an acquire that was begun then tries for the last time."""
+    return INFINITY if lock.blocking_timeout is None else start + <double>lock.blocking_timeout - LAST_TRY_SECONDS
+
+
+cdef _as_sent(op, connection, double sent):
+    op.connection = connection
+    op.sent = sent
+    return op
+
 
 def task_owner(BaseLock self not None):
     """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
@@ -41,8 +106,7 @@ cdef class _Awaitable(Wakeup):
     cdef Stream _open_pipe(self):
         """The connection's, if there is one and the running task may use it."""
         cdef Transport transport = self.lock._transport
-        if forked:
-            check()
+        check()
         cdef Stream stream = transport.open_stream
         if stream is None or stream.thread != PyThread_get_thread_ident():
             return None
@@ -202,7 +266,7 @@ cdef class _SharedTimeout:
         """The time of the first is over, if it still waits."""
         self.timer = None
         try:
-            self._call(_time())
+            self._call(clock())
         except BaseException:  # a signal's handler raised: the others are called all the same
             if self.waiters and self.timer is None:
                 self.timer = self.loop.call_later(0, self)
@@ -255,7 +319,7 @@ cdef class _Acquire(_Awaitable):
             self.others = lock._transport.run(lock._new_acquire(None, self.required))
             return
         self.stream = stream
-        self.start = _time()
+        self.start = clock()
         if (<Transport>lock._transport).queued_keys and (waiter := lock._waits_locally(None, None, (<Transport>lock._transport).queued_keys)) is not None:
             self._wait(waiter)
             return
@@ -284,7 +348,7 @@ cdef class _Acquire(_Awaitable):
     cdef _end(self, answer):
         cdef Lease lease
         if self.waiter is not None:
-            lease = _handed_over(self.lock, self.owner, self.waiter)
+            lease = self.lock._handed_over(self.owner, self.waiter, clock(), (<Transport>self.lock._transport).queues)
             self._unlimit()
             if lease is None:
                 self.others = self.lock._transport.run(self._op(), self.waiter)
@@ -292,7 +356,7 @@ cdef class _Acquire(_Awaitable):
         self._unlimit()
         if answer is None:
             lease = self.lock._granted(
-                self.owner, self.token, self.sent, _time(), (<Transport>self.lock._transport).stats
+                self.owner, self.token, self.sent, clock(), (<Transport>self.lock._transport).stats
             )
             if lease is not None:
                 return lease
@@ -319,7 +383,7 @@ cdef class _Acquire(_Awaitable):
         self.arm(self.stream.wakeups)
         waiter.on_wake = self
         if self.lock.blocking_timeout is not None:
-            self._limit(-self.lock.blocking_timeout, _until(self.lock, self.start), _time())
+            self._limit(-self.lock.blocking_timeout, _until(self.lock, self.start), clock())
 
     cdef _called(self, answer):
         """The waiter is, or the time is over."""
@@ -348,7 +412,7 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
     """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
     out."""
     cdef LocalQueues queues = (<Transport>lock._transport).queues
-    cdef int what = queues.release_locked(lease, _time())
+    cdef int what = queues.release_locked(lease, clock())
     wake, queues.pending_wake = queues.pending_wake, None
     if type(wake) is _Acquire:
         (<_Acquire>wake)._called(None)
@@ -360,7 +424,7 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
     if what == NOT_HELD:  # by another thread, a moment ago
         lock._drop_lease(lease)
         raise lock._lost("release")
-    return _release(lock, lease, what == SCRIPT)
+    return new_release(lock, lease, what == SCRIPT)
 
 
 @cython.final
@@ -410,13 +474,13 @@ cdef class _Release(_Awaitable):
             lease = None
         if lease is not None:
             lease._releasing = True
-        if lease is not None and (<Transport>lock._transport).queued_keys and not _not_releasable(lease):
+        if lease is not None and (<Transport>lock._transport).queued_keys and not not_releasable(lease):
             self.lease = lease
             op = _release_to_next(lock, self.owner, lease)
             if op is not None:
                 self._hand_on(op, WAIT_LOCALLY)
             return
-        if lease is None or _not_releasable(lease) or lease._contended:
+        if lease is None or not_releasable(lease) or lease._contended:
             self._hand_on(None, None)
             return
         self.stream = stream
@@ -447,7 +511,7 @@ cdef class _Release(_Awaitable):
             self._leave()
         else:
             owner = self.lock._owner() if self.owner is None else self.owner
-            _finish_interrupted_release(self.lock, owner, self.lease, self.op, error)
+            finish_interrupted_release(self.lock, owner, self.lease, self.op, error)
 
 
 # How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a

@@ -1,5 +1,11 @@
-# Part of _hot.pyx: how a thread sleeps until a lease passes to it. Never here: whose turn it is.
+# cython: language_level=3, binding=True, auto_pickle=False
+"""How a thread sleeps until a lease is handed to it, and the clock and the look for signals that go with it.
 
+`parker.py` is the same in Python. Never here: whose turn it is.
+"""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.pythread cimport (
     PY_LOCK_ACQUIRED,
     PY_LOCK_FAILURE,
@@ -10,8 +16,15 @@ from cpython.pythread cimport (
     PyThread_type_lock,
 )
 from libc.stdint cimport int64_t
+from posix.time cimport clock_gettime, timespec
+from posix.types cimport clockid_t
 
 from fastlock._libc cimport _now as nanoseconds, fastlock_exchange, fastlock_swap
+
+from fastlock._protocol.lease import _BOOTTIME, now
+
+cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
+cdef clockid_t CLOCK = _BOOTTIME or 0
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -20,29 +33,25 @@ cdef extern from "pythread.h" nogil:
     int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
 
 cdef enum:
-    PARKED, PREWOKEN, UNPARKED  # the stages of a nap; EARLY: it was woken, and is not over yet
+    PARKED, PREWOKEN, UNPARKED  # PREWOKEN: its thread is awake, but its time has not come yet
 
-# Nanoseconds: that it takes to wake up, or to have a turn, if nothing is in the way; what is no delay any more but a
-# stall; for how long nobody is woken early after one.
+# Nanoseconds: what it takes to wake up, or to hold a lease, if nothing is in the way; what is no delay any more but a
+# stall; for how long no thread is woken early after one.
 cdef int64_t SHORT = 50_000, STALL = 500_000, FIRST_PAUSE = 10_000_000, LONGEST_PAUSE = 10_000_000_000
 cdef int64_t _pause, _early_from, _sound_from, _woken
-cdef _Parker _prewoken = None  # has its turn, is awake, and waits for the interpreter
+cdef Parker _prewoken = None  # whose time has come, and whose thread waits for the interpreter
 
 
 @cython.final
 @cython.freelist(64)
-cdef class _Parker:
-    """The sleep of a thread that has nothing to read. It is woken without the interpreter: whom the system runs at once
-    in place of the caller would only sleep again until that lets go of it.
+cdef class Parker:
+    """The sleep of one thread that has nothing to read; it is used once.
 
-    Of threads that do nothing else than pass a lease on, each has its turn in less time than it takes to wake it. So
-    the next one is woken early, as a turn begins, and gives way to the others until its own comes.
+    A thread is unparked without the interpreter: one that the system runs at once, in place of the caller, would only
+    wait again until the caller releases the interpreter. Where threads do nothing else than hand a lease on, each has it
+    for less time than it takes to wake a thread. There the next thread is woken early, as the one before it gets the
+    lease, and yields the processor to the others until its own time comes.
     """
-
-    cdef PyThread_type_lock lock
-    cdef int stage
-    cdef bint free, awake  # whoever ended it has let go of the interpreter; its thread is back in it
-    cdef int64_t ended  # when, if it was woken before
 
     def __cinit__(self):
         self.lock = PyThread_allocate_lock()
@@ -54,18 +63,19 @@ cdef class _Parker:
         if self.lock is not NULL:
             PyThread_free_lock(self.lock)
 
-    def __call__(self, answer):
-        self.unpark(False)
+    def __call__(self, yield_to):
+        """As what a waiter is woken by."""
+        self.unpark(yield_to is True)
 
-    cdef void prewake(self) noexcept:
-        """Wake it: it will be over soon."""
+    cpdef prewake(self):
+        """Wake the thread before its time: it will be unparked soon."""
         global _woken
         if nanoseconds() >= _early_from and fastlock_swap(&self.stage, PARKED, PREWOKEN):
             _woken += 1
             PyThread_release_lock(self.lock)
 
-    cdef void unpark(self, bint yield_to) noexcept:
-        """cede: let it go on first. Else it would wait for the interpreter, until the caller sleeps."""
+    cdef unpark(self, bint yield_to):
+        """Let the thread go on. yield_to: before the caller, which else keeps the interpreter until it sleeps."""
         global _prewoken
         cdef int64_t time = nanoseconds(), limit = time + SHORT
         if fastlock_exchange(&self.stage, UNPARKED) == PREWOKEN:
@@ -78,17 +88,17 @@ cdef class _Parker:
             while yield_to and not self.awake and nanoseconds() < limit:
                 sched_yield()
 
-    cdef int park(self, double until) except -1:
-        """Until it is ended, or until that time."""
+    cpdef int park(self, double until) except -1:
+        """Sleep until `unpark`, or until that time (on the clock of leases)."""
         global _prewoken
-        cdef _Parker heir = _prewoken
-        cdef bint *free = NULL if heir is None else &heir.free
+        cdef Parker successor = _prewoken
+        cdef bint *free = NULL if successor is None else &successor.free
         cdef long long left
         cdef int how = PY_LOCK_INTR
         _prewoken = None
         while self.stage != UNPARKED and how != PY_LOCK_FAILURE:
-            PyErr_CheckSignals()  # of one that struck before it sleeps, nothing else would tell
-            left = <long long>(max(0.0, until - _time()) * 1e6)
+            PyErr_CheckSignals()  # nothing else would tell of a signal that came before this thread sleeps
+            left = <long long>(max(0.0, until - clock()) * 1e6)
             with nogil:
                 if free != NULL:
                     free[0] = True
@@ -103,7 +113,8 @@ cdef class _Parker:
         return 0
 
     cdef void _back_off(self) noexcept nogil:
-        """Until it is over and the interpreter is free; or the one before it takes its time: then it sleeps on."""
+        """Yield the processor until it is unparked and the interpreter is free. Where the thread before it takes its
+        time, it parks again."""
         cdef int64_t limit = nanoseconds() + SHORT
         while self.stage == PREWOKEN and nanoseconds() < limit:
             sched_yield()
@@ -125,8 +136,8 @@ def _forget_stalls():
 
 
 cpdef void _stalled(int64_t since) noexcept:
-    """Who is woken early and gives way may come late where others want the processors: then nobody is for a while,
-    which doubles as long as that goes on."""
+    """A thread that yields the processor may come late where other programs want it: then no thread is woken early for
+    a while, which doubles as long as that goes on."""
     global _early_from, _pause, _sound_from
     cdef int64_t time
     if since > STALL:
@@ -134,3 +145,23 @@ cpdef void _stalled(int64_t since) noexcept:
         _pause = min(2 * _pause, LONGEST_PAUSE) if time < _sound_from else FIRST_PAUSE
         _early_from = time + _pause
         _sound_from = _early_from + 10 * _pause
+
+
+cpdef double clock() except -1:
+    """As `lease.now`, a fifth of a microsecond faster."""
+    cdef timespec time
+    if not BOOTTIME:
+        return now()
+    clock_gettime(CLOCK, &time)
+    return time.tv_sec + time.tv_nsec * 1e-9
+
+
+cpdef int check_signals() except -1:
+    """Run the handlers of signals that have come, here and now: compiled code runs none by itself."""
+    PyErr_CheckSignals()
+    return 0
+
+
+cpdef tuple popped(list these):
+    """What is popped from a list, as a tuple of one, or of none."""
+    return (these.pop(),) if these else ()

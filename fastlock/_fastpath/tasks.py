@@ -1,0 +1,218 @@
+"""The fast path of tasks: acquires that find their name free or wait in this process, and their releases.
+
+`tasks.pyx` is the same, compiled. What is not just as hoped is handed on with the answer as it came, to the operation
+that the protocol has for it. Without this module all works, slower. Never here: what an answer means, or whose turn it
+is.
+"""
+
+from __future__ import annotations
+
+import threading
+from asyncio import current_task
+from typing import Any
+
+from fastlock._errors import is_own
+from fastlock._fastpath.threads import finish_interrupted_release, new_release, not_releasable
+from fastlock._fork import check
+from fastlock._protocol.acquire import LAST_TRY_SECONDS
+from fastlock._protocol.base_lock import BaseLock, LockRelease
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.lease import Lease, new_token, now
+from fastlock._protocol.local_queue import ReleaseRoute
+from fastlock._protocol.steps import Answer
+from fastlock._transport.wakeups import Wakeup
+
+
+def _as_sent(op: Any, connection: Any, sent: float) -> Any:
+    op.connection, op.sent = connection, sent
+    return op
+
+
+def _until(lock: BaseLock, start: float) -> float | None:
+    """When an acquire that was begun then tries for the last time."""
+    return None if lock.blocking_timeout is None else start + lock.blocking_timeout - LAST_TRY_SECONDS
+
+
+def task_owner(self: Any) -> Any:
+    """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
+    if not self.thread_local:
+        return None
+    stream = self._transport.open_stream
+    try:
+        # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
+        return current_task(
+            stream.wakeups.loop if stream is not None and stream.thread == threading.get_ident() else None
+        )
+    except RuntimeError:
+        return None
+
+
+def _open_pipe(lock: BaseLock) -> Any:
+    """The connection's, if there is one and the running task may use it."""
+    check()
+    stream = lock._transport.open_stream
+    return stream if stream is not None and stream.thread == threading.get_ident() else None
+
+
+async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
+    """Acquire on the lock's own terms, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
+    transport = lock._transport
+    stream = None if lock._needs_slow_path() else _open_pipe(lock)
+    if stream is None or (task := current_task(stream.wakeups.loop)) is None:  # None: another loop runs
+        return await transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
+    start = now()
+    if transport.queued_keys and (waiter := lock._waits_locally(None, None, transport.queued_keys)) is not None:
+        return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
+    token = new_token()
+    wakeup = Wakeup().arm(stream.wakeups)
+    timer = op = None
+    sent = start
+    try:
+        stream.request(
+            stream.templates[Opcode.ACQUIRE if lock._ms else Opcode.ACQUIRE_ENDLESS], wakeup, lock._key, token, lock._ms
+        )
+        sent = stream.sent
+        try:
+            if lock.blocking_timeout is not None:
+                timer = stream.wakeups.loop.call_later(lock.blocking_timeout, wakeup, Answer.DEADLINE_EXCEEDED)
+            answer = await wakeup
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if answer is None:
+            lease = lock._granted(task if lock.thread_local else None, token, sent, now(), transport.stats)
+            if lease is not None:
+                return lease
+        waiter = None if answer is None else lock._waits_locally(answer, token, transport.queued_keys)
+        if waiter is None:
+            op = _as_sent(lock._new_acquire(token, required, start), stream.connection, sent)
+            if answer is Answer.DEADLINE_EXCEEDED:
+                stream.connection.cancel(op, sent)
+            return await transport.resume(op, answer)  # type: ignore[no-any-return]
+    except BaseException as error:
+        if op is None or not is_own(error):  # a handler of signals may raise also after the grant
+            try:
+                _cancel(lock, required, token, stream, sent)
+            except BaseException:  # struck once more
+                _cancel(lock, required, token, stream, sent)
+                raise
+        raise
+    return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
+
+
+def _cancel(lock: BaseLock, required: bool, token: bytes, stream: Any, sent: float) -> None:
+    """An acquire whose task is gone."""
+    op = lock._new_acquire(token, required)
+    op.forget()
+    stream.connection.cancel(op, sent)
+
+
+async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, task: Any, start: float) -> Lease | None:
+    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+    transport, op, until, timer = lock._transport, lock._new_acquire(None, required, start), _until(lock, start), None
+    try:
+        try:
+            transport.queues.enqueue_locked(waiter, start)
+            if not waiter.woken:
+                transport.tick()
+                waiter.on_wake = wakeup = Wakeup().arm(wakeups)
+                timer = (
+                    None if until is None else wakeups.loop.call_later(until - now(), wakeup, Answer.DEADLINE_EXCEEDED)
+                )
+                await wakeup
+        finally:
+            waiter.on_wake = None
+            if timer is not None:
+                timer.cancel()
+        lease = lock._handed_over(task if lock.thread_local else None, waiter, now(), transport.queues)
+        if lease is not None:
+            return lease
+        queued: Lease | None = await transport.run(op, waiter)
+        return queued
+    except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
+        try:
+            transport.cancel_wait(op, waiter, error)
+        except BaseException as again:
+            transport.cancel_wait(op, waiter, again)
+            raise
+        raise
+
+
+def _release_to_next(lock: BaseLock, owner: Any, lease: Lease) -> Any:
+    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
+    out."""
+    what = lock._transport.queues.release(lease, now())
+    if what == ReleaseRoute.LOCAL:
+        lock._released(owner, lease)
+        return None
+    if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
+        lock._drop_lease(lease)
+        raise lock._lost("release")
+    return new_release(lock, lease, what == ReleaseRoute.SCRIPT)
+
+
+def aio_enter_lease(self: Any) -> Any:
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return aio_acquire(self, True)
+
+
+async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. What goes wrong with it is put where `BaseLock.left` says, beside the error that ended the body."""
+    try:
+        await aio_release(self, True, error)
+    except BaseException as struck:  # also as `aio_release` is entered
+        finish_interrupted_release(self, self._owner(), None, None, struck)
+        raise
+
+
+async def aio_release(
+    lock: BaseLock, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
+) -> None:
+    """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
+    `BaseLock._new_release`; `leaving` a `with`, they go where `BaseLock._report_release_error` puts them, beside the
+    `error` that ended its body."""
+    transport, stream, lease, op, sent = lock._transport, None, noted, None, 0.0
+    try:
+        stream = _open_pipe(lock)
+        task = None if stream is None else current_task(stream.wakeups.loop)
+        if owner is None and lock.thread_local:
+            owner = task
+        if noted is not None and lock._leases.get(owner, noted) is not noted:  # by now it has another one, which stays
+            raise lock._not_held("release")
+        lease = None if task is None else lock._leases.get(owner)
+        if lease is not None:
+            lease._releasing = True
+        if lease is not None and transport.queued_keys and not not_releasable(lease):
+            if (op := _release_to_next(lock, owner, lease)) is not None:
+                await transport.release(lock, owner, op, Answer.WAIT_LOCALLY, leaving, error)
+            return
+        if lease is None or not_releasable(lease) or lease._contended:
+            await transport.release(lock, owner, None, None, leaving, error)
+            return
+        wakeup = Wakeup().arm(stream.wakeups)
+        sent = now()
+        stream.request(stream.templates[Opcode.RELEASE], wakeup, lease._key, lease._raw_token, 0)
+        sent = stream.sent
+        answer = await wakeup
+        if answer == 1:
+            lock._released(owner, lease)
+            return
+        op, sent = _as_sent(LockRelease(lock, lease), stream.connection, sent), 0.0
+        await transport.release(lock, owner, op, answer, leaving, error)
+    except BaseException as struck:
+        try:
+            _undo_struck(lock, owner, lease, op, struck, stream, sent)
+        except BaseException as again:
+            _undo_struck(lock, owner, lease, op, again, stream, sent)
+            raise
+        raise
+
+
+def _undo_struck(
+    lock: BaseLock, owner: Any, lease: Any, op: Any, error: BaseException, stream: Any, sent: float
+) -> None:
+    """As `_finish_interrupted_release`. sent: 0, or when a release was whose reply has not come."""
+    if sent:
+        stream.connection.cancel(LockRelease(lock, lease), sent)
+    else:
+        finish_interrupted_release(lock, owner or task_owner(lock), lease, op, error)

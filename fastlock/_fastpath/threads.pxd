@@ -1,0 +1,45 @@
+# The types of threads.py where it is compiled.
+
+import cython
+
+from fastlock._fork cimport check
+from fastlock._protocol.base_lock cimport BaseLock
+from fastlock._protocol.lease cimport Lease, is_inherited, new_token
+from fastlock._protocol.local_queue cimport LocalQueue, Waiter
+from fastlock._transport.base cimport Transport
+from fastlock._transport.parker cimport Parker, check_signals, clock, popped
+from fastlock._transport.waiting cimport (
+    park, push_connection_of, send_command, send_enter, send_hand_over, spin_seconds, wait,
+)
+
+cdef double _ENDED, _LAST_TRY_SECONDS
+cdef Py_ssize_t _ACQUIRE, _ACQUIRE_ENDLESS, _RELEASE
+cdef int _LOCAL, _SCRIPT, _NOT_HELD
+
+cpdef thread_owner()
+
+@cython.locals(transport=Transport, sent=double, waiter=Waiter, token=bytes, opcode=cython.Py_ssize_t, lease=Lease)
+cpdef acquire(BaseLock lock, bint required)
+
+@cython.locals(timeout=double)
+cdef _ask(Transport transport, connection, Py_ssize_t opcode, bytes key, bytes token, long long ms, limit)
+
+cdef _as_sent(op, connection, double sent)
+
+@cython.locals(transport=Transport, queue=LocalQueue, parker=Parker, until=double, lease=Lease)
+cdef _wait(BaseLock lock, bint required, Waiter waiter, double start)
+
+@cython.locals(lease=Lease, queue=LocalQueue, following=Waiter, parker=Parker)
+cdef Lease _handed_over(BaseLock lock, owner, Waiter waiter)
+
+@cython.locals(transport=Transport, queue=LocalQueue, sent=double)
+cdef _enter_until_granted(BaseLock lock, bint required, Waiter waiter, double start, double until)
+
+cdef _acquire_after_enter(BaseLock lock, bint required, LocalQueue queue, double start, connection, double sent)
+
+@cython.locals(transport=Transport, lease=Lease, contended=bint, route=int, sent=double)
+cpdef release(BaseLock lock)
+
+cpdef bint not_releasable(Lease lease) except -1
+cpdef new_release(BaseLock lock, Lease lease, bint contended)
+cpdef finish_interrupted_release(BaseLock lock, owner, Lease lease, op, error)

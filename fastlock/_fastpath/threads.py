@@ -1,0 +1,330 @@
+"""The fast path of threads: acquires that find their name free or wait in this process, and their releases.
+
+Compiled from this same text where a compiler is: a thread that holds the interpreter keeps the others from reading
+their replies, so each microsecond counts twice. Every decision is the protocol's (`local_queue.py`, `base_lock.py`);
+what is not just as hoped is handed on with the answer as it came, to the operation that the protocol has for it.
+Without this module all works, slower. Never here: what an answer means, or whose turn it is.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from typing import Any
+
+from fastlock._errors import RedisError, is_own
+from fastlock._fork import check
+from fastlock._native import EVENTLET, GEVENT, refuse_greenlet
+from fastlock._protocol.acquire import LAST_TRY_SECONDS, is_enter_reply
+from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
+from fastlock._protocol.commands import Opcode
+from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
+from fastlock._protocol.local_queue import LocalQueue, ReleaseRoute, Waiter
+from fastlock._protocol.steps import Answer, RawCommands
+from fastlock._stream_errors import by_handler
+from fastlock._transport.base import Transport
+from fastlock._transport.parker import Parker, check_signals, clock, popped
+from fastlock._transport.sync_connection import STREAM_ERRORS
+from fastlock._transport.waiting import (
+    park,
+    push_connection_of,
+    send_command,
+    send_enter,
+    send_hand_over,
+    spin_seconds,
+    wait,
+)
+
+_thread = threading.local()
+_MODULES = sys.modules
+_NOTHING = RawCommands([])  # a request of which nothing is to be undone
+# Typed, where this is compiled
+_ENDED: float = ENDED
+_LAST_TRY_SECONDS: float = LAST_TRY_SECONDS
+_ACQUIRE: int = Opcode.ACQUIRE
+_ACQUIRE_ENDLESS: int = Opcode.ACQUIRE_ENDLESS
+_RELEASE: int = Opcode.RELEASE
+_LOCAL: int = ReleaseRoute.LOCAL
+_SCRIPT: int = ReleaseRoute.SCRIPT
+_NOT_HELD: int = ReleaseRoute.NOT_HELD
+
+
+def thread_owner() -> Any:
+    """Stands for the calling thread. Its number will not do: the next thread gets it again."""
+    try:
+        return _thread.owner
+    except AttributeError:
+        _thread.owner = owner = object()
+        return owner
+
+
+# What `with` calls. Where they are compiled, no signal handler runs between the grant and the body of the `with`, nor
+# between that body and the release.
+
+
+def enter_lease(self: Any) -> Any:
+    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    return acquire(self, True)
+
+
+def enter_lock(self: Any) -> Any:
+    """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    acquire(self, True)
+    return self
+
+
+def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
+    the body of the `with`."""
+    try:
+        release(self)
+    except BaseException as problem:
+        if isinstance(problem, RedisError) and not by_handler(problem):
+            self._report_release_error(error, problem)
+            return
+        finish_interrupted_release(self, self._owner(), None, None, problem)  # also as `release` is entered
+        raise
+
+
+def acquire(lock: BaseLock, required: bool) -> Any:
+    """Acquire with the lock's own settings, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
+    check()
+    transport, sent = lock._transport, clock()
+    waiter: Waiter | None = None
+    if transport.queued_keys:
+        transport.queues.sweep(sent)
+        waiter = lock._waits_locally(None, None, transport.queued_keys)
+        if waiter is not None:
+            return _wait(lock, required, waiter, sent)
+    if not transport.idle or transport.pending_undos or lock._needs_slow_path():
+        return transport.run(lock._new_acquire(None, required))
+    token, op = new_token(), None
+    try:
+        (connection,) = popped(transport.idle)  # the one that was used last, whose memory is warm
+    except (IndexError, ValueError) as none:
+        if by_handler(none):
+            raise
+        return transport.run(lock._new_acquire(None, required))
+    try:
+        try:
+            opcode = _ACQUIRE if lock._ms else _ACQUIRE_ENDLESS
+            answer = _ask(transport, connection, opcode, lock._key, token, lock._ms, lock.blocking_timeout)
+        except BaseException as error:
+            op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
+            answer = connection.classify_error(op, error)
+        finally:
+            if connection.error is None:
+                transport.idle.append(connection)
+        if answer is None:
+            owner = thread_owner() if lock.thread_local else None
+            lease = lock._granted(owner, token, sent, clock(), transport.stats)
+            if lease is not None:
+                check_signals()  # what came since is raised here, where it is undone
+                return lease
+        elif op is None:
+            waiter = lock._waits_locally(answer, token, transport.queued_keys)
+        if waiter is None:
+            if op is None:
+                op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
+            if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
+                return transport.run(op)
+            return transport.drive(op.rest(answer, now))
+    except BaseException as error:  # a signal handler may raise anywhere, also after the grant; and again in here
+        try:
+            transport.undo_interrupted(op or _as_sent(lock._new_acquire(token, required), connection, sent), error)
+        except BaseException as again:
+            transport.undo_interrupted(op or _as_sent(lock._new_acquire(token, required), connection, sent), again)
+            raise
+        raise
+    return _wait(lock, required, waiter, sent)
+
+
+def _ask(
+    transport: Transport, connection: Any, opcode: int, key: bytes, token: bytes, ms: int, limit: float | None
+) -> Any:
+    timeout = connection.reply_timeout
+    if limit is not None and limit < timeout:
+        timeout = limit
+    return send_command(connection.stream, opcode, key, token, ms, timeout, spin_seconds(transport))
+
+
+def _as_sent(op: Any, connection: Any, sent: float) -> Any:
+    op.connection, op.sent = connection, sent
+    return op
+
+
+def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
+    """Sleep until a lease is handed to this waiter, or it is the first and is granted one, or has to go."""
+    if GEVENT in _MODULES or EVENTLET in _MODULES:
+        refuse_greenlet(f"{lock.name!r} is held")
+    transport, op, parker = lock._transport, None, Parker()
+    queue: Any = None
+    owner = thread_owner() if lock.thread_local else None
+    until = math.inf if lock.blocking_timeout is None else start + lock.blocking_timeout - _LAST_TRY_SECONDS
+    try:
+        waiter.on_wake = parker
+        transport.queues.enqueue(waiter, start)
+        queue = waiter.queue
+        if push_connection_of(transport) is None:
+            transport.wait(waiter, None if until == math.inf else until)
+        elif queue.first() is not waiter:
+            park(transport, waiter, parker, until)
+        lease = _handed_over(lock, owner, waiter)
+        if lease is None:
+            op = _enter_until_granted(lock, required, waiter, start, until)
+            lease = _handed_over(lock, owner, waiter)
+        if lease is not None:
+            check_signals()
+            return lease
+        return transport.run(op or lock._new_acquire(None, required, start), waiter)
+    except BaseException as error:  # also before the protocol has begun: nothing else would take the waiter out
+        try:
+            transport.cancel_wait(op or lock._new_acquire(None, required), waiter, error)
+        except BaseException as again:
+            transport.cancel_wait(op or lock._new_acquire(None, required), waiter, again)
+            raise
+        raise
+
+
+def _handed_over(lock: BaseLock, owner: Any, waiter: Waiter) -> Lease | None:
+    """As `BaseLock._handed_over`; it has the next waiter woken early where leases change hands fast."""
+    lease = lock._handed_over(owner, waiter, clock(), lock._transport.queues)
+    queue: Any = waiter.queue
+    if lease is not None and queue.rapid:
+        following = queue.first()
+        if following is not None and type(following.on_wake) is Parker:
+            parker = following.on_wake
+            parker.prewake()
+    return lease
+
+
+def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: float, until: float) -> Any:
+    """Send the enter of the queue's entry, listen, and send it again when woken, as long as all goes well.
+
+    Returns the protocol's operation that is to judge the last reply, or None where that was judged.
+    """
+    transport = lock._transport
+    queue: Any = waiter.queue
+    while (connection := push_connection_of(transport)) is not None:
+        if queue.stale or queue.error is not None or waiter.lease is not None:
+            break
+        sent = clock()
+        if sent >= until or queue.must_verify(waiter, sent):
+            break
+        if transport.queues.may_enter_now(waiter, sent):
+            try:
+                reply = send_enter(transport, connection, queue, waiter, until + _LAST_TRY_SECONDS - sent)
+            except BaseException as error:
+                if not isinstance(error, STREAM_ERRORS):
+                    connection.classify_error(_NOTHING, error)  # which raises it, at once
+                op = _acquire_after_enter(lock, required, queue, start, connection, sent)
+                answer = connection.classify_error(op.seen[0], error)
+                op.seen = None if answer is Answer.RETRY_ELSEWHERE else (op.seen[0], answer)
+                return op
+            if reply is connection.busy:
+                break
+            # Of a lease whose time was over before the reply came, the protocol undoes the grant
+            if not is_enter_reply(reply) or queue.judge(waiter, reply, sent, clock()) is not None:
+                op = _acquire_after_enter(lock, required, queue, start, connection, sent)
+                op.seen = op.seen[0], [reply]
+                return op
+            granted: Any = waiter.lease
+            if granted is not None:
+                break
+        wait(transport, waiter, until)
+    return None
+
+
+def _acquire_after_enter(
+    lock: BaseLock, required: bool, queue: LocalQueue, start: float, connection: Any, sent: float
+) -> LockAcquire:
+    """The protocol's operation as it is when it has sent its enter."""
+    op = lock._new_acquire(None, required, start)
+    request = op._look(queue)
+    request.sent, request.connection = sent, connection
+    op.seen = request, None
+    return op
+
+
+def release(lock: BaseLock) -> None:
+    """Release the lease of the calling thread. Errors are those of `BaseLock._new_release`."""
+    transport, op = lock._transport, None
+    lease: Lease | None = None
+    try:
+        check()
+        owner = thread_owner() if lock.thread_local else None
+        lease = lock._leases.get(owner)
+        if lease is None or not_releasable(lease):
+            transport.run(lock._new_release())
+            return
+        contended, told = lease._contended, None  # whether others wait elsewhere, as far as is known
+        lease._releasing = True
+        if transport.queued_keys:
+            route, told = transport.queues.release(lease, clock()), Answer.WAIT_LOCALLY
+            if route == _LOCAL:
+                lock._released(owner, lease)
+                return
+            if route == _NOT_HELD:  # another thread released it a moment ago
+                lock._drop_lease(lease)
+                raise lock._lost("release")
+            contended = contended or route == _SCRIPT
+        sent = clock()
+        try:
+            (connection,) = popped([] if transport.pending_undos else transport.idle)
+        except (IndexError, ValueError) as none:
+            if by_handler(none):
+                raise
+            op = new_release(lock, lease, contended)
+            transport.run(op, told)
+            return
+        try:
+            if contended:
+                answer = send_hand_over(transport, connection, lease._key, lease._raw_token)
+            else:
+                answer = _ask(transport, connection, _RELEASE, lease._key, lease._raw_token, 0, None)
+        except BaseException as error:
+            op = _as_sent(new_release(lock, lease, contended), connection, sent)
+            answer = connection.classify_error(op, error)
+        finally:
+            if connection.error is None:
+                transport.idle.append(connection)
+        if answer == 1:
+            lock._released(owner, lease)
+            return
+        if op is None:
+            op = _as_sent(new_release(lock, lease, contended), connection, sent)
+            if contended and answer is not connection.busy:
+                answer = [answer]
+        if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
+            transport.run(op, told)
+        else:
+            transport.drive(op.rest(answer, now))
+    except BaseException as error:  # a signal handler may raise anywhere, and a `with` is left only once
+        try:
+            finish_interrupted_release(lock, lock._owner(), lease, op, error)
+        except BaseException as again:
+            finish_interrupted_release(lock, lock._owner(), lease, op, again)
+            raise
+        raise
+
+
+def not_releasable(lease: Lease) -> bool:
+    """Whether it is no lease of the caller's any more: its parent's, or released already."""
+    return is_inherited(lease) or lease._deadline == _ENDED
+
+
+def new_release(lock: BaseLock, lease: Lease, contended: bool) -> LockRelease:
+    op = LockRelease(lock, lease)
+    if contended:
+        op.hand_over()
+    return op
+
+
+def finish_interrupted_release(
+    lock: BaseLock, owner: Any, lease: Lease | None, op: LockRelease | None, error: BaseException
+) -> None:
+    """Carry out a release that ends by what is no error of its own: a signal handler's, or the end of its task."""
+    lease = lease or lock._lease_of(owner)
+    if lease is not None and not is_inherited(lease) and not is_own(error):
+        lock._transport.undo_interrupted(op or LockRelease(lock, lease), error)

@@ -1,0 +1,38 @@
+# The types of waiting.py where it is compiled.
+
+import cython
+
+from fastlock._core cimport Stream
+from fastlock._protocol.local_queue cimport LocalQueue, Waiter
+from fastlock._transport.base cimport Transport
+from fastlock._transport.parker cimport Parker, check_signals, clock
+
+cdef double _SPIN_SECONDS
+
+
+@cython.locals(queue=LocalQueue, at=double, parker=Parker)
+cpdef wait(Transport transport, Waiter waiter, double until)
+
+cpdef park(Transport transport, Waiter waiter, Parker parker, double until)
+cdef _listen(connection, pending, wake, double at)
+cpdef push_connection_of(Transport transport)
+
+@cython.locals(spin=double)
+cpdef send_enter(Transport transport, connection, LocalQueue queue, Waiter waiter, double timeout)
+
+@cython.locals(queue=LocalQueue)
+cpdef send_hand_over(Transport transport, connection, bytes key, bytes token)
+
+@cython.locals(compiled=Stream)
+cpdef send_command(
+    stream, Py_ssize_t opcode, bytes name, bytes token, long long ms, double timeout, double spin
+)
+
+@cython.locals(compiled=Stream)
+cpdef round_trip(stream, template, bytes name, bytes token, long long ms, double timeout, double spin)
+
+@cython.locals(templates=dict)
+cdef _cached(LocalQueue queue, made, command, tuple more)
+
+@cython.locals(busy=cython.Py_ssize_t)
+cpdef double spin_seconds(Transport transport) except -1

@@ -1,0 +1,156 @@
+"""How a thread waits in a local queue: parked, or as the one that reads what the server pushes.
+
+Compiled from this same text where a compiler is: between a grant message and the enter that follows it no Python is
+run, as the interpreter is cold then, and most of the time goes by waiting for memory. Never here: whose turn it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastlock._errors import ClientClosedError
+from fastlock._implementation import default
+from fastlock._native import allocate_lock
+from fastlock._protocol.commands import enter, hand_over
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, Waiter
+from fastlock._transport.base import Transport
+from fastlock._transport.parker import Parker, check_signals, clock
+from fastlock._transport.sync_connection import SPIN_SECONDS, STREAM_ERRORS
+
+_STREAM, _PENDING_REPLY = default.Stream, default.PendingReply
+_SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
+
+
+def wait(transport: Transport, waiter: Waiter, until: float) -> None:
+    """Sleep until the waiter is woken, or it is time for it to recheck, or to go. Raises ClientClosedError.
+
+    The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked.
+    """
+    pending: Any = None
+    wake: Any = None
+    connection: Any = None
+    queue: Any = waiter.queue
+    at = min(clock() + RECHECK_SECONDS, until)
+    with transport.queues.mutex:
+        if waiter.woken and not transport.closed:
+            waiter.woken = False
+            return
+        connection = transport.push_connection
+        if connection is not None and connection.error is None and queue.reads(waiter):
+            pending, wake = _PENDING_REPLY(), allocate_lock()
+            wake.acquire()
+            pending.wake = wake
+            waiter.on_wake = pending.set_result
+        else:
+            parker = Parker()
+            waiter.on_wake = parker
+        at = min(at, queue.recheck_time(waiter))
+    try:
+        if transport.closed:
+            raise ClientClosedError("this client was closed")
+        if pending is not None:
+            _listen(connection, pending, wake, at)
+        else:
+            parker.park(at)
+    finally:
+        waiter.on_wake, waiter.woken = None, False
+    if transport.closed:
+        raise ClientClosedError("this client was closed")
+
+
+def park(transport: Transport, waiter: Waiter, parker: Parker, until: float) -> None:
+    """The first sleep of a waiter that is not the first of its queue, by the parker with which it was enqueued."""
+    try:
+        if not waiter.woken and not transport.closed:
+            parker.park(min(clock() + RECHECK_SECONDS, until))
+    finally:
+        waiter.on_wake, waiter.woken = None, False
+    if transport.closed:
+        raise ClientClosedError("this client was closed")
+
+
+def _listen(connection: Any, pending: Any, wake: Any, at: float) -> None:
+    """Sleep until the pending reply is there, or until that time, and read for all meanwhile if nobody else does."""
+    stream = connection.stream
+    try:
+        stream.listen(pending)
+        leads = stream.lead(pending, wake)
+        check_signals()  # nothing else would tell of a signal that came before this thread sleeps
+        if not leads and not pending.ready:
+            wake.acquire(timeout=max(0.0, at - clock()))
+        if stream.leads(pending):
+            stream.exchange(pending, max(0.0, at - clock()), 0.0)
+    except STREAM_ERRORS as error:
+        connection.fail(error)
+    finally:
+        pending.abandoned = True  # first: no other thread must make this one the reader any more
+        try:
+            stream.unlisten(pending)
+            stream.resign(pending)
+        except BaseException:  # interrupted in it: no other thread could resign for this pending reply
+            stream.unlisten(pending)
+            stream.resign(pending)
+            raise
+
+
+def push_connection_of(transport: Transport) -> Any:
+    """The connection on which messages come, if it is there and nothing is in the way."""
+    connection = transport.push_connection
+    if connection is None or connection.error is not None or not connection.subscribed:
+        return None
+    if not transport.push_connection_lent or transport.pending_undos or transport.closed:
+        return None
+    return connection
+
+
+def send_enter(transport: Transport, connection: Any, queue: LocalQueue, waiter: Waiter, timeout: float) -> Any:
+    """Send the enter of a queue's entry over the push connection, and wait for the reply. The answer is that, or BUSY.
+    Errors as of `Stream.round_trip`."""
+    template = _cached(queue, connection.impl.Template, enter, (queue.queues.channel, waiter.fenced))
+    queue.connection = connection
+    spin = 0.0 if queue.was_queued else spin_seconds(transport)  # as in `send_hand_over`
+    timeout = min(connection.reply_timeout, timeout)
+    return round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
+
+
+def send_hand_over(transport: Transport, connection: Any, key: bytes, token: bytes) -> Any:
+    """Send a release to the first waiter in the server's queue, and wait for the reply. Errors as of
+    `Stream.round_trip`. It does not poll for it: the server tells that waiter first, and both need a processor."""
+    queue = transport.queued_keys.get(key)
+    made = connection.impl.Template
+    template = made(*hand_over(key)) if queue is None else _cached(queue, made, hand_over, ())
+    return round_trip(connection.stream, template, b"", token, 0, connection.reply_timeout, 0.0)
+
+
+def send_command(stream: Any, opcode: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
+    """Send a command of the stream's table, and wait for the reply. Errors as of `Stream.round_trip`."""
+    if type(stream) is _STREAM:
+        compiled = stream
+        return compiled.round_trip(compiled.templates[opcode], name, token, ms, timeout, spin)
+    return stream.round_trip(stream.templates[opcode], name, token, ms, timeout, spin)
+
+
+def round_trip(stream: Any, template: Any, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
+    """As `Stream.round_trip`, without a call through Python where this and the stream are compiled."""
+    if type(stream) is _STREAM:
+        compiled = stream
+        return compiled.round_trip(template, name, token, ms, timeout, spin)
+    return stream.round_trip(template, name, token, ms, timeout, spin)
+
+
+def _cached(queue: LocalQueue, made: Any, command: Any, more: tuple[Any, ...]) -> Any:
+    """The template of a command for the name of a queue, kept for the next time: to encode it takes longer than to
+    send it."""
+    templates = queue.templates
+    if templates is None:
+        queue.templates = templates = {}
+    template = templates.get((command, more))
+    if template is None:
+        templates[command, more] = template = made(*command(queue.key, *more))
+    return template
+
+
+def spin_seconds(transport: Transport) -> float:
+    """How long to poll for a reply before sleeping: not while other threads wait for theirs."""
+    busy = len(transport.connections) - len(transport.idle) - transport.push_connection_lent
+    return _SPIN_SECONDS if busy <= 1 else 0.0
