@@ -225,7 +225,7 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
     other, client = face.client(server.unix_url), face.client(server.unix_url)
     told, inside, most = threading.Event(), list[str](), 0
     ticks = Ticks(0.005)
-    make, hand_over = Acquire._look, waiting.hand_over
+    make, hand_over = Acquire.enter_request, waiting.hand_over
 
     def look(op: Any, queue: Any) -> Any:
         made = make(op, queue)
@@ -261,7 +261,7 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
         else:
             await queued(face, probe, 1 + (who == "third"))
         if number == 0:
-            monkeypatch.setattr(Acquire, "_look", look)
+            monkeypatch.setattr(Acquire, "enter_request", look)
             monkeypatch.setattr(waiting, "hand_over", slow_hand_over)
             monkeypatch.setattr(waiting, "RECHECK_SECONDS", ticks)
     await until(face, lambda: ticks.asked > 20, "some ticks")

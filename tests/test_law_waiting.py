@@ -58,7 +58,7 @@ def place_of(call: tuple[bytes, ...]) -> bytes:
 
 def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Clock) -> None:
     played = run_steps(clock, acquire(blocking=True), OTHER, After(0.5, GRANTED))
-    assert played.kinds == [Acquire, steps.Enqueue, steps.RawCommands]
+    assert played.kinds == [Acquire, steps.Enqueue, steps.Enter]
     (call,) = entered(played)
     entry = place_of(call)
     assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_marked(

@@ -18,24 +18,30 @@ cdef int _LOCAL, _SCRIPT, _NOT_HELD
 
 cpdef thread_owner()
 
+
 @cython.locals(transport=Transport, sent=double, waiter=Waiter, token=bytes, opcode=cython.Py_ssize_t, lease=Lease)
 cpdef acquire(BaseLock lock, bint required)
+
 
 @cython.locals(timeout=double)
 cdef _ask(Transport transport, connection, Py_ssize_t opcode, bytes key, bytes token, long long ms, limit)
 
 cdef _as_sent(op, connection, double sent)
 
+
 @cython.locals(transport=Transport, queue=LocalQueue, parker=Parker, until=double, lease=Lease)
 cdef _wait(BaseLock lock, bint required, Waiter waiter, double start)
+
 
 @cython.locals(lease=Lease, queue=LocalQueue, following=Waiter, parker=Parker)
 cdef Lease _handed_over(BaseLock lock, owner, Waiter waiter)
 
+
 @cython.locals(transport=Transport, queue=LocalQueue, sent=double)
 cdef _enter_until_granted(BaseLock lock, bint required, Waiter waiter, double start, double until)
 
-cdef _acquire_after_enter(BaseLock lock, bint required, LocalQueue queue, double start, connection, double sent)
+cdef _acquire_after_enter(BaseLock lock, bint required, Waiter waiter, double start, connection, double sent)
+
 
 @cython.locals(transport=Transport, lease=Lease, contended=bint, route=int, sent=double)
 cpdef release(BaseLock lock)

@@ -20,7 +20,7 @@ from fastlock._protocol.acquire import LAST_TRY_SECONDS, is_enter_reply
 from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
-from fastlock._protocol.local_queue import LocalQueue, ReleaseRoute, Waiter
+from fastlock._protocol.local_queue import ReleaseRoute, Waiter
 from fastlock._protocol.steps import Answer, RawCommands
 from fastlock._stream_errors import by_handler
 from fastlock._transport.base import Transport
@@ -218,7 +218,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
             except BaseException as error:
                 if not isinstance(error, STREAM_ERRORS):
                     connection.classify_error(_NOTHING, error)  # which raises it, at once
-                op = _acquire_after_enter(lock, required, queue, start, connection, sent)
+                op = _acquire_after_enter(lock, required, waiter, start, connection, sent)
                 answer = connection.classify_error(op.seen[0], error)
                 op.seen = None if answer is Answer.RETRY_ELSEWHERE else (op.seen[0], answer)
                 return op
@@ -226,7 +226,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
                 break
             # Of a lease whose time was over before the reply came, the protocol undoes the grant
             if not is_enter_reply(reply) or queue.judge(waiter, reply, sent, clock()) is not None:
-                op = _acquire_after_enter(lock, required, queue, start, connection, sent)
+                op = _acquire_after_enter(lock, required, waiter, start, connection, sent)
                 op.seen = op.seen[0], [reply]
                 return op
             granted: Any = waiter.lease
@@ -237,11 +237,11 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
 
 
 def _acquire_after_enter(
-    lock: BaseLock, required: bool, queue: LocalQueue, start: float, connection: Any, sent: float
+    lock: BaseLock, required: bool, waiter: Waiter, start: float, connection: Any, sent: float
 ) -> LockAcquire:
     """The protocol's operation as it is when it has sent its enter."""
     op = lock._new_acquire(None, required, start)
-    request = op._look(queue)
+    request = op.enter_request(waiter)
     request.sent, request.connection = sent, connection
     op.seen = request, None
     return op

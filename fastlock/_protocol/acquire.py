@@ -25,7 +25,7 @@ from fastlock._protocol.steps import (
     Command,
     Dequeue,
     Enqueue,
-    RawCommands,
+    Enter,
     Sleep,
     Steps,
     Undo,
@@ -127,7 +127,7 @@ class Acquire(Command):
                     (ask, answer), seen = seen, None
                     yield from self._enter(waiter, ask, answer, clock)
                 elif waiter.lease is None and queue.queues.may_enter_now(waiter, clock()):
-                    yield from self._enter(waiter, self._look(queue), None, clock)
+                    yield from self._enter(waiter, self.enter_request(waiter), None, clock)
                 if waiter.entry is None and (over := queue.queues.take_back_expired(waiter, clock())) is not None:
                     self.late_grants += 1
                     queue = waiter.queue
@@ -204,11 +204,12 @@ class Acquire(Command):
         last = None if self.until is None else self.until - LAST_TRY_SECONDS
         yield Sleep(limited(max(pause, SHORTEST_SLEEP), last, clock), held=True)
 
-    def _look(self, queue: LocalQueue) -> RawCommands:
-        """A look of the first at the server, by the place of its gate."""
-        ask = RawCommands([commands.enter(self.key, queue.queues.channel, self.fenced, queue.entry, b"%d" % self.ms)])
-        ask.ms, ask.until, ask.needs_push, ask.stale = self.ms, self.until, True, queue.stale
-        return ask
+    def enter_request(self, waiter: Waiter) -> Enter:
+        """The request of the first waiter of a queue, by its queue's entry."""
+        queue: Any = waiter.queue
+        request = Enter(queue, waiter)
+        request.until = self.until
+        return request
 
     def _enter(self, waiter: Waiter, ask: Command, answer: Any, clock: Clock) -> Steps:
         """Ask the server for the place of a gate, or go on from its answer: the waiter gets the lease, or is to

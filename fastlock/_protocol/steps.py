@@ -16,7 +16,7 @@ from typing import Any
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
-from fastlock._protocol.local_queue import Waiter
+from fastlock._protocol.local_queue import LocalQueue, Waiter
 
 Clock = Callable[[], float]
 
@@ -89,6 +89,20 @@ class RawCommands(Command):
     def __init__(self, calls: list[tuple[bytes, ...]]) -> None:
         super().__init__(-1, b"")
         self.calls = calls
+
+
+class Enter(RawCommands):
+    """Request: enter the server's queue by a local queue's entry, for its first waiter, or be granted the name."""
+
+    needs_push = True
+
+    def __init__(self, queue: LocalQueue, waiter: Waiter) -> None:
+        entry, channel = queue.entry, queue.queues.channel
+        super().__init__([commands.enter(waiter.key, channel, waiter.fenced, entry, b"%d" % waiter.ms)])
+        self.queue = queue
+        self.waiter = waiter
+        self.ms = waiter.ms
+        self.stale = queue.stale
 
 
 class GetSession:

@@ -28,6 +28,7 @@ from fastlock._protocol.steps import (
     ConnectionLost,
     Dequeue,
     Enqueue,
+    Enter,
     GetSession,
     ProtocolViolation,
     Sleep,
@@ -162,6 +163,8 @@ class SyncTransport(Transport):
             self.undo(step)
         elif kind is ProtocolViolation:
             return step.ask.connection.protocol_violation(step)
+        elif kind is Enter:
+            return self._enter(step)
         elif kind is GetSession:
             return self._ask_after_close(step) if self.closed and step.allowed_after_close else self.get_session()
         else:
@@ -208,6 +211,22 @@ class SyncTransport(Transport):
     def _would_deadlock(self, connection: Connection) -> bool:
         """Whether this thread would wait there for itself, as in a signal handler: see `Stream.in_use_by_caller`."""
         return bool(connection.stream.in_use_by_caller(self.queues.mutex.mine()))
+
+    def _enter(self, request: Enter) -> Any:
+        """Send an enter as the fast path does, where no other thread uses the push connection; else as any request."""
+        connection = waiting.push_connection_of(self)
+        if connection is not None and not request.stale:
+            request.sent, request.connection = now(), connection
+            timeout = math.inf if request.until is None else max(0.0, request.until - request.sent)
+            try:
+                reply = waiting.send_enter(self, connection, request.queue, request.waiter, timeout)
+            except BaseException as error:
+                answer = connection.classify_error(request, error)
+            else:
+                answer = Answer.RETRY_ELSEWHERE if reply is connection.busy else [reply]
+            if answer is not Answer.RETRY_ELSEWHERE:
+                return answer
+        return self._ask(request)
 
     def _ask(self, ask: Any) -> Any:
         while (answer := self._asked(ask)) is Answer.RETRY_ELSEWHERE:  # ends: each is thrown away, a new one is fresh

@@ -17,22 +17,28 @@ cpdef park(Transport transport, Waiter waiter, Parker parker, double until)
 cdef _listen(connection, pending, wake, double at)
 cpdef push_connection_of(Transport transport)
 
+
 @cython.locals(spin=double)
 cpdef send_enter(Transport transport, connection, LocalQueue queue, Waiter waiter, double timeout)
 
+
 @cython.locals(queue=LocalQueue)
 cpdef send_hand_over(Transport transport, connection, bytes key, bytes token)
+
 
 @cython.locals(compiled=Stream)
 cpdef send_command(
     stream, Py_ssize_t opcode, bytes name, bytes token, long long ms, double timeout, double spin
 )
 
+
 @cython.locals(compiled=Stream)
 cpdef round_trip(stream, template, bytes name, bytes token, long long ms, double timeout, double spin)
 
+
 @cython.locals(templates=dict)
 cdef _cached(LocalQueue queue, made, command, tuple more)
+
 
 @cython.locals(busy=cython.Py_ssize_t)
 cpdef double spin_seconds(Transport transport) except -1

@@ -142,7 +142,7 @@ class Process:
         return [caller for caller in self.those("holds") if not self.valid(caller)]
 
     def valid(self, caller: Caller) -> bool:
-        return self.lease(caller).deadline > self.clock()
+        return self.lease(caller)._deadline > self.clock()
 
     @staticmethod
     def lease(caller: Caller) -> Lease:
@@ -151,7 +151,7 @@ class Process:
 
     def token(self, caller: Caller) -> int:
         """Of its lease, as a number."""
-        return self.number(self.lease(caller).raw_token)
+        return self.number(self.lease(caller)._raw_token)
 
     def number(self, token: bytes) -> int:
         """Of a token or place, in either form; -1: it was never said."""

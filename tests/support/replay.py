@@ -155,7 +155,7 @@ class Replay:
 
     @staticmethod
     def leases_of(each: Process, callers: list[Caller]) -> tuple[tuple[int, bool], ...]:
-        return tuple(sorted((each.token(who), each.lease(who).contended) for who in callers))
+        return tuple(sorted((each.token(who), each.lease(who)._contended) for who in callers))
 
     @staticmethod
     def passed(each: Process, who: Caller) -> tuple[int, bool, bool]:
