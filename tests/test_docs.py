@@ -39,7 +39,7 @@ def prompts(text: str) -> Iterator[tuple[int, str]]:
 
 def examples() -> dict[str, str]:
     found = {f"{path.relative_to(ROOT)}:{line}": code for path in TEXTS for line, code in blocks(path.read_text())}
-    for path in sorted(ROOT.glob("fastlock/*.py")):
+    for path in sorted(ROOT.glob("fastlock/**/*.py")):
         found |= {f"{path.relative_to(ROOT)}:{line}": code for line, code in prompts(path.read_text())}
     return found
 

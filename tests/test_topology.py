@@ -178,7 +178,7 @@ def test_no_repr_shows_a_secret(module: Any) -> None:
         settings_from_url(f"rediss://:{SECRET}@h", ssl_password=SECRET),
     ]
     for each in made:
-        client = module.Client(settings=each)
+        client = module.Client(_settings=each)
         for thing in (each, each.endpoint, client, client.lock("x"), client._transport):
             assert SECRET not in repr(thing) + str(thing) + f"{thing}"
 

@@ -8,6 +8,7 @@ from fastlock._protocol.stats cimport Stats
 import cython
 
 cdef double ENDED
+cdef Py_ssize_t _MAX_LEASES
 
 cdef class BaseLock:
     cdef public object name, timeout, sleep, blocking_timeout
@@ -18,13 +19,14 @@ cdef class BaseLock:
     cdef public dict _leases
     cdef public str _encoding
     cdef object __weakref__
-    cpdef _keep_lease(self, owner, Lease lease)
+    # Called by compiled modules only: the others need not be looked up, as what a subclass may override
+    cdef _keep(self, owner, Lease lease)
 
     @cython.locals(deadline=double, lease=Lease)
-    cpdef Lease _granted(self, owner, bytes token, double sent, double time, Stats stats)
+    cdef Lease _granted(self, owner, bytes token, double sent, double time, Stats stats)
 
     @cython.locals(lease=Lease)
-    cpdef Lease _handed_over(self, owner, Waiter waiter, double time, LocalQueues queues)
-    cpdef _released(self, owner, Lease lease)
-    cpdef Waiter _waits_locally(self, answer, token, queued)
-    cpdef bint _needs_slow_path(self) except -1
+    cdef Lease _handed_over(self, owner, Waiter waiter, double time, LocalQueues queues)
+    cdef _released(self, owner, Lease lease)
+    cdef Waiter _waits_locally(self, answer, token, dict queued)
+    cdef bint _needs_slow_path(self) except -1

@@ -26,6 +26,7 @@ from fastlock._stream_errors import by_handler
 DEFAULT_SLEEP = 0.1  # seconds between two looks at a name that is held
 SHOWN = 200  # characters of a name that messages repeat
 MAX_LEASES = 64  # leases of one lock: beyond, those that ended are forgotten, whose owners never released them
+_MAX_LEASES: int = MAX_LEASES  # typed, where this is compiled
 _LOG = logging.getLogger("fastlock")
 
 NOT_HELD = {"release": "not owned or already unlocked", "extend": "unlocked", "reacquire": "unlocked"}
@@ -95,8 +96,11 @@ class BaseLock:
 
     def _keep_lease(self, owner: Any, lease: Lease) -> None:
         """Keep a lease for its owner."""
+        self._keep(owner, lease)
+
+    def _keep(self, owner: Any, lease: Lease) -> None:
         self._leases[owner] = lease
-        if len(self._leases) > MAX_LEASES:
+        if len(self._leases) > _MAX_LEASES:
             for other, kept in list(self._leases.items()):
                 if kept is not lease and not kept.valid:
                     self._leases.pop(other, None)
@@ -109,7 +113,7 @@ class BaseLock:
             return None
         lease = Lease(self.name, self._key, token, deadline)
         stats.acquires += 1
-        self._keep_lease(owner, lease)
+        self._keep(owner, lease)
         return lease
 
     def _handed_over(self, owner: Any, waiter: Waiter, time: float, queues: LocalQueues) -> Lease | None:
@@ -120,7 +124,7 @@ class BaseLock:
             return None
         queues.handover_completed(waiter)
         queues.stats.acquires += 1
-        self._keep_lease(owner, lease)
+        self._keep(owner, lease)
         return lease
 
     def _released(self, owner: Any, lease: Lease) -> None:
@@ -129,7 +133,7 @@ class BaseLock:
             self._leases.pop(owner, None)
         lease._deadline = ENDED
 
-    def _waits_locally(self, answer: Any, token: Any, queued: Any) -> Waiter | None:
+    def _waits_locally(self, answer: Any, token: Any, queued: dict[bytes, Any]) -> Waiter | None:
         """The waiter of a caller that is to wait behind others of its client: where one of them waits for the name (it
         is among the `queued`), or as the server answered that somebody holds it. None: the caller may not wait, or has
         to go another way."""
