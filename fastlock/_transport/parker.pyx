@@ -48,9 +48,9 @@ cdef class Parker:
     """The sleep of one thread that has nothing to read; it is used once.
 
     A thread is unparked without the interpreter: one that the system runs at once, in place of the caller, would only
-    wait again until the caller releases the interpreter. Where threads do nothing else than hand a lease on, each has it
-    for less time than it takes to wake a thread. There the next thread is woken early, as the one before it gets the
-    lease, and yields the processor to the others until its own time comes.
+    wait again until the caller releases the interpreter. Where threads do nothing else than hand a lease on, each has
+    it for less time than it takes to wake a thread. There the next thread is woken early, as the one before it gets
+    the lease, and yields the processor to the others until its own time comes.
     """
 
     def __cinit__(self):
