@@ -3,11 +3,11 @@
     python -m tests.chaos --minutes 10 --processes 8 [--seed N] [--server valkey|redis|floor] [--impl cython|python]
                           [--shortest SECONDS]
 
-Half of the workers wait in threads, half in asyncio (`support/callers.py`: what they do). A random hand kills workers,
-which are replaced, stops them for up to 1.5 s, sends Ctrl-C and signals whose handlers raise, cuts connections at the
-server, makes it forget scripts, pause, or restart with its data or (`wipe`) without. What must hold all the while is
-written down in `support/judge.py`. In the end every worker leaves in good order, and no key is left when the longest
-lease is over, but counters of fences. Exit code 1: a violation.
+Half of the workers wait in threads, half in asyncio (`support/callers.py`: what they do). The chaos picks actions at
+random: it kills workers, which are replaced, stops them for up to 1.5 s, sends Ctrl-C and signals whose handlers raise,
+cuts connections at the server, makes the server forget scripts, pause, or restart with its data or (`wipe`) without.
+`support/judge.py` lists what must hold all the while. At the end every worker exits in good order, and when the longest
+lease has ended no key is left but counters of fences. Exit code 1: a violation.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from support.judge import History, Judge
 from support.servers import Servers
 
 CALLERS = 4  # of each worker
-OFTEN = 10.0  # deeds a second
-DEEDS = {
+ACTIONS_PER_SECOND = 10.0
+ACTIONS = {
     **{"kill": 2, "stop": 4, "interrupt": 4, "raise_in_handler": 8, "cut": 24, "cut_messages": 16, "flush": 6},
     **{"pause": 2, "restart": 1, "wipe": 1},
 }
-MILD = {"cut": 12, "cut_messages": 8, "flush": 3}  # beside a planted violation: what is done to workers excuses a lot
+MILD = {"cut": 12, "cut_messages": 8, "flush": 3}  # beside a planted violation: actions on workers would excuse a lot
 LONGEST_STOP, LONGEST_PAUSE = 1.5, 0.3  # seconds
-GROWN = 1.0  # seconds: before that, a worker is still being made, and is spared a Ctrl-C
-PARTING = 30.0  # seconds in which all workers have to leave in the end
-QUEUES = 10.0  # seconds: how long a queue outlives its last use
+STARTUP = 1.0  # seconds: before that a worker is still starting, and is spared a Ctrl-C
+EXIT_SECONDS = 30.0  # seconds in which all workers have to exit at the end
+QUEUES = 10.0  # seconds for which a queue outlives its last use
 PLANTS = ("claim", "squat", "fence", "key", "fail", "desert")
 
 
@@ -62,24 +62,24 @@ def work(plan: Plan, number: int, face: str) -> None:
 
 
 class Victim:
-    """A worker as the hand of chaos knows it."""
+    """A worker as the chaos sees it."""
 
     def __init__(self, plan: Plan, number: int, face: str) -> None:
         self.number, self.face, self.born = number, face, now()
-        self.reader = Reader(plan.folder / f"{number}.diary", number)
+        self.reader = Reader(plan.folder / f"{number}.events", number)
         self.process = multiprocessing.get_context("fork").Process(target=work, args=(plan, number, face))
         self.process.start()
         self.stopped = 0.0  # since when
         self.interrupted = self.born
 
     def signal(self, number: int) -> None:
-        """To a process that is there: the number of one that ended by itself may be another's by now."""
+        """Send a signal to a process that lives: the pid of one that ended by itself may be another's by now."""
         if self.process.exitcode is None and self.process.pid:
             os.kill(self.process.pid, number)
 
 
 class Chaos:
-    """One run: workers, what is done to them, and what was seen."""
+    """One run: workers, the actions on them, and what was observed."""
 
     def __init__(self, server: Server, plan: Plan, processes: int, plant: str = "") -> None:
         self.plan, self.plant = plan, plant
@@ -87,31 +87,31 @@ class Chaos:
         self.probe = redis.Redis.from_url(server.unix_url, client_name="hand")
         self.history = History()
         self.counts: Counter[str] = Counter()
-        self.deck: list[str] = []  # deeds to come: however short the run, none is left out by chance
+        self.deck: list[str] = []  # actions to come: however short the run, none is left out by chance
         self.wrong: list[str] = []
         self.numbers = itertools.count()
-        self.later: list[tuple[float, int, Callable[[], None]]] = []  # what is to be done, and when
+        self.later: list[tuple[float, int, Callable[[], None]]] = []  # calls to come, and when
         self.workers: list[Victim] = []
         self.gone: list[Victim] = []
         for number in range(processes):
-            self.bear("asyncio" if number % 2 else "threads")
+            self.start_worker("asyncio" if number % 2 else "threads")
 
-    def bear(self, face: str) -> None:
+    def start_worker(self, face: str) -> None:
         number = next(self.numbers)
         plan = replace(self.plan, plant=self.plant) if number == 0 else self.plan
         self.workers.append(Victim(plan, number, face))
 
-    # -------------------------------------------------------------------------------------------------------- deeds
+    # ------------------------------------------------------------------------------------------------------ actions
 
     def kill(self) -> None:
         victim = self.dice.choice(self.workers)
         self.history.kills[victim.number] = now()
         victim.signal(signal.SIGKILL)
         self._continued(victim)
-        self.bury(victim)
-        self.bear(victim.face)
+        self.remove_worker(victim)
+        self.start_worker(victim.face)
 
-    def bury(self, victim: Victim) -> None:
+    def remove_worker(self, victim: Victim) -> None:
         victim.process.join()
         self.workers.remove(victim)
         self.gone.append(victim)
@@ -135,7 +135,8 @@ class Chaos:
 
     def interrupt(self) -> None:
         victim = self.dice.choice(self.workers)
-        if not victim.stopped and now() - victim.interrupted > GROWN:  # a second one would hit it while it cleans up
+        # a second Ctrl-C would hit it while it cleans up
+        if not victim.stopped and now() - victim.interrupted > STARTUP:
             victim.interrupted = now()
             victim.signal(signal.SIGINT)
 
@@ -153,18 +154,18 @@ class Chaos:
     def raise_in_handler(self) -> None:
         threads = [each for each in self.workers if each.face == "threads" and not each.stopped]
         victim = self.dice.choice(threads or self.workers)
-        if threads and now() - victim.interrupted > GROWN:
+        if threads and now() - victim.interrupted > STARTUP:
             victim.interrupted = now()
             victim.signal(signal.SIGALRM)
 
     def restart(self, save: str = "100000 100000") -> float:
-        """The server restarts as the same process, and loads what it saved. Returns when it had ended."""
+        """Restart the server as the same process, which loads what it saved. Returns when the old one had ended."""
         start = now()
         self.probe.config_set("save", save)
         with contextlib.suppress(redis.exceptions.ConnectionError):
             self.probe.execute_command("DEBUG", "RESTART", "0")
         ended = now()
-        while now() < start + PARTING:
+        while now() < start + EXIT_SECONDS:
             with contextlib.suppress(redis.exceptions.RedisError):
                 self.probe.ping()
                 break
@@ -174,7 +175,7 @@ class Chaos:
         return ended
 
     def wipe(self) -> None:
-        """It restarts empty: leases of before are worth nothing, and nobody can know."""
+        """Restart the server empty: earlier leases are worth nothing, and no client can know."""
         start = now()
         (self.plan.folder / WIPED).write_text("inf")
         ended = self.restart(save="")
@@ -184,58 +185,58 @@ class Chaos:
     def pause(self) -> None:
         seconds, start = self.dice.uniform(0.02, LONGEST_PAUSE), now()
         self.probe.client_pause(int(seconds * 1000))
-        self.probe.ping()  # answered when it is over
+        self.probe.ping()  # answered when the pause has ended
         self.history.pauses.append((start, now()))
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         heapq.heappush(self.later, (when, id(call), call))
 
-    def strike(self) -> None:
-        """A deed of the hand, and the time of the next."""
+    def act(self) -> None:
+        """Take the next action, and schedule the one after it."""
         if not self.deck:
-            self.deck = list(Counter(MILD if self.plant else DEEDS).elements())
+            self.deck = list(Counter(MILD if self.plant else ACTIONS).elements())
             self.dice.shuffle(self.deck)
         name = self.deck.pop()
         self.counts[name] += 1
-        with contextlib.suppress(redis.exceptions.ResponseError):  # who is to be cut may have gone by itself
+        with contextlib.suppress(redis.exceptions.ResponseError):  # the client to be cut may have gone by itself
             getattr(self, name)()
-        self.at(now() + self.dice.expovariate(OFTEN), self.strike)
+        self.at(now() + self.dice.expovariate(ACTIONS_PER_SECOND), self.act)
 
     # ------------------------------------------------------------------------------------------------------ the run
 
     def run(self, seconds: float, progress: Callable[[Chaos], None]) -> Judge:
         end, told = now() + seconds, now()
-        self.at(now(), self.strike)
+        self.at(now(), self.act)
         while now() < end:
             when, _, call = heapq.heappop(self.later)
             time.sleep(max(0.0, min(when, end) - now()))
             call()
             for victim in [each for each in self.workers if not each.process.is_alive()]:
                 self.wrong.append(f"worker {victim.number} ended by itself: {victim.process.exitcode}")
-                self.bury(victim)
-                self.bear(victim.face)
+                self.remove_worker(victim)
+                self.start_worker(victim.face)
             if now() > told + 10:
                 told = now()
                 progress(self)
-        self.part()
+        self.stop_workers()
         self.nothing_is_left()
         return self.judge()
 
-    def part(self) -> None:
-        """All workers finish what they do, and leave."""
+    def stop_workers(self) -> None:
+        """Have all workers finish what they do, and exit."""
         (self.plan.folder / OVER).touch()
         self.history.end = now()
         for victim in self.workers:
             self.resume(victim)
-        end = now() + PARTING
+        end = now() + EXIT_SECONDS
         for victim in list(self.workers):
             victim.process.join(max(0.0, end - now()))
             if victim.process.exitcode != 0:
-                self.wrong.append(f"worker {victim.number} did not leave: {self.stuck(victim)}")
-            self.bury(victim)
+                self.wrong.append(f"worker {victim.number} did not exit: {self.stuck(victim)}")
+            self.remove_worker(victim)
 
     def stuck(self, victim: Victim) -> str:
-        """End a worker that does not leave. Returns its exit code, or where it hangs."""
+        """End a worker that does not exit. Returns its exit code, or where it hangs."""
         if victim.process.exitcode is not None:
             return str(victim.process.exitcode)
         for number in (signal.SIGUSR1, signal.SIGUSR2) if victim.face == "asyncio" else (signal.SIGUSR1,):
@@ -248,7 +249,7 @@ class Chaos:
         return [key for key in self.probe.scan_iter(pattern, count=1000) if not key.startswith(b"fastlock:fence:")]
 
     def nothing_is_left(self) -> None:
-        """Names are gone after the longest lease, queues when they are forgotten."""
+        """Check that names are gone after the longest lease, queues when they expire."""
         end = now()
         for pattern, longest in (("hot:*", LONGEST), ("*", QUEUES)):
             while (keys := self.left(pattern)) and now() < end + longest + 1:
@@ -257,7 +258,7 @@ class Chaos:
                 self.wrong.append(f"left at the server {now() - end:.0f} s after the end: {keys[:5]}")
 
     def read(self) -> int:
-        """All diaries up to now; how many requests there are."""
+        """Read all event logs up to now; returns the number of requests."""
         for victim in self.workers + self.gone:
             victim.reader.read()
         return sum(len(each.reader.requests) for each in self.workers + self.gone)
@@ -271,7 +272,7 @@ class Chaos:
         return judge
 
 
-def run_steps(server: Server, args: Any, progress: Callable[[Chaos], None]) -> tuple[Chaos, Judge]:
+def run_chaos(server: Server, args: Any, progress: Callable[[Chaos], None]) -> tuple[Chaos, Judge]:
     """A whole run on an empty server."""
     with tempfile.TemporaryDirectory(prefix="fastlock-chaos-") as folder:
         plan = Plan(server.unix_url, Path(folder), args.seed, args.names, CALLERS, shortest=args.shortest)
@@ -279,7 +280,7 @@ def run_steps(server: Server, args: Any, progress: Callable[[Chaos], None]) -> t
         try:
             return chaos, chaos.run(args.minutes * 60, progress)
         finally:
-            for victim in chaos.workers:  # none, but after an error
+            for victim in chaos.workers:  # none, unless there was an error
                 victim.process.kill()
 
 
@@ -287,19 +288,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--names", type=int, default=8, help="the fewer, the more wait for one in a process")
+    parser.add_argument("--names", type=int, default=8, help="the fewer, the more callers of a process wait for each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shortest", type=float, default=SHORTEST, help="seconds of the shortest leases")
     parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
     parser.add_argument("--impl", choices=("cython", "python"), default="cython")
     parser.add_argument("--plant", choices=PLANTS, default="", help="commit a violation, which has to be found")
     args = parser.parse_args()
-    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported: once more from the start
+    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported, so start again
         os.environ["FASTLOCK_IMPL"] = args.impl
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs would hand on that it is ignored
+    # a shell's background jobs would inherit that SIGINT is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started = time.monotonic()
 
     def progress(chaos: Chaos) -> None:
@@ -307,7 +307,7 @@ def main() -> int:
 
     options = () if args.server == "floor" else ("--enable-debug-command", "yes")
     with Servers().start(args.server, args=options) as server:
-        chaos, judge = run_steps(server, args, progress)
+        chaos, judge = run_chaos(server, args, progress)
     cell = f"{fastlock.IMPLEMENTATION} {args.server} seed {args.seed}"
     print(f"{cell}: {args.processes} processes, {args.minutes:g} minutes, {dict(chaos.counts)}")
     print(f"{len(judge.history.requests)} requests, {judge.grants:.0f} grants, never two holders" * (not judge.wrong))

@@ -1,10 +1,10 @@
-"""Cells of the tests: server x face x implementation, as fixtures with ids; and what the session says about itself.
+"""Cells of the tests: server x API x implementation, as fixtures with ids; and the header of the session.
 
-A test names what it needs: `server` (run on valkey, redis, floor), `face` (threads, asyncio), `layer` (core, fallback),
-`impl`: the implementation of the process, which is one in a session, chosen by FASTLOCK_IMPL before it starts.
---only-impl leaves out what does not depend on that. An `async def` test is run by its face; without one, in an event
-loop. Helpers live in support/, decisions of fastlock nowhere here. Restrict by --servers=valkey,redis --faces=threads;
---loop=uvloop for the asyncio face.
+A test names what it needs: `server` (run on valkey, redis, floor), `face` (the API: threads, asyncio), `layer` (core,
+fallback), `impl`: the implementation of the process, which is one in a session, chosen by FASTLOCK_IMPL before it
+starts. --only-impl leaves out what does not depend on that. An `async def` test is run by its API's `Face`; without
+one, in an event loop. Helpers live in support/, decisions of fastlock nowhere here. Restrict by --servers=valkey,redis
+--faces=threads; --loop=uvloop for asyncio.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fastlock.embedded import Server, ServerBinary
 LAYERS = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
 AXES = {"server": KINDS, "face": ("threads", "asyncio"), "layer": tuple(LAYERS), "impl": (fastlock.IMPLEMENTATION,)}
 OPTIONS = {"server": "--servers", "face": "--faces"}
-# What the client does by itself, whatever the server: the same for the oldest as for one that came after it.
+# Tests of the client alone, whatever the server: the oldest server adds nothing to a newer one.
 OFF_FLOOR = {
     *("test_client", "test_connections", "test_credentials", "test_decorator", "test_differential", "test_dropin"),
     *("test_interrupted_loops", "test_interrupts", "test_late", "test_loops", "test_refused", "test_scale"),
@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for axis, option in OPTIONS.items():
         group.addoption(option, default=",".join(AXES[axis]), help=f"only these, of {','.join(AXES[axis])}")
     group.addoption("--only-impl", action="store_true", help="only tests that depend on the implementation")
-    group.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop of the asyncio face")
+    group.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop of the asyncio tests")
     group.addoption("--clear-crash", action="store_true", help="forget in which test earlier sessions died")
 
 
@@ -77,9 +77,10 @@ def _wanted(config: pytest.Config, axis: str) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it starts in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # children would inherit that Ctrl-C is ignored
-    asked = os.environ.setdefault("FASTLOCK_IMPL", "cython" if IN_CI else fastlock.IMPLEMENTATION)  # children's as well
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it for what it starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # child processes would inherit that Ctrl-C is ignored
+    # for child processes as well
+    asked = os.environ.setdefault("FASTLOCK_IMPL", "cython" if IN_CI else fastlock.IMPLEMENTATION)
     if asked != fastlock.IMPLEMENTATION:
         raise pytest.UsageError(f"the implementation is {fastlock.IMPLEMENTATION!r}, {asked!r} was asked for")
     servers = config.stash[SERVERS] = Servers()
@@ -158,15 +159,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What was asked for may have no part that depends on the implementation: no mistake, the other session ran it."""
-    gc.unfreeze()  # plugins that have the last word look for who refers to what
+    """A session with --only-impl may have no test to run: no mistake, another session ran the rest."""
+    gc.unfreeze()  # plugins that run last use gc.get_referrers
     if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--only-impl"):
         session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
-    """Run `async def` tests, by their face where they have one."""
+    """Run `async def` tests, by their API where they have one."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     known = inspect.signature(pyfuncitem.obj).parameters
@@ -196,8 +197,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="module", autouse=True)
 def small_collections() -> None:
-    """Thousands of tests and their reports stay until the end: no collection of garbage needs to look at them, and
-    tests ask for many."""
+    """Freeze garbage collection of earlier tests: thousands of tests and their reports stay until the end, and tests
+    run many collections, which need not scan them."""
     gc.collect()
     gc.freeze()
 
@@ -218,13 +219,13 @@ def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
 
 @pytest.fixture
 def probe(server: Server, servers: Servers) -> redis.Redis:
-    """A redis-py client of `server`, bytes in and out, to look at what fastlock has done."""
+    """A redis-py client of `server`, bytes in and out, to see what fastlock has done."""
     return servers.probe(server)
 
 
 @pytest.fixture
 def start_server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Callable[..., Server]]:
-    """start_server(kind="valkey", *, tcp=False, password=None, args=()): a server of the test's own, to be killed."""
+    """start_server(kind="valkey", *, tcp=False, password=None, args=()): a server for one test, which may kill it."""
     started: list[Server] = []
 
     def start(kind: str = "valkey", **keywords: Any) -> Server:
@@ -245,14 +246,14 @@ def impl(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def layer(request: pytest.FixtureRequest) -> ModuleType:
-    """The bytes layer, compiled and in Python: both can be used in one process, whichever its locks use."""
+    """The core, compiled, or its fallback in Python: both can be used in one process, whichever its locks use."""
     _skip_if_missing(request, request.param)
     return importlib.import_module(LAYERS[request.param])
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two connected sockets: one for the pipe (small buffers; blocking, as the wires make them), one for the test."""
+    """Two connected sockets: one for the stream (small buffers; blocking, as in the transports), one for the test."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     theirs.settimeout(LONG)
@@ -262,7 +263,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def face(request: pytest.FixtureRequest, impl: str) -> Face:
-    """Threads or asyncio, see support/faces.py. Parametrize it with "asyncio+uvloop" (indirect) for that loop."""
+    """The API, threads or asyncio, see support/faces.py. "asyncio+uvloop" (indirect) selects that event loop."""
     name, _, loop = str(request.param).partition("+")
     return Face(name, uvloop="uvloop" in (loop, request.config.getoption("--loop")) and name == "asyncio")
 
@@ -271,14 +272,15 @@ def face(request: pytest.FixtureRequest, impl: str) -> Face:
 def proxy(request: pytest.FixtureRequest, server: Server) -> Iterator[FaultProxy]:
     """A fault proxy in front of `server`'s unix socket."""
     if "no_leaks" in request.fixturenames:
-        request.getfixturevalue("no_leaks")  # made before, so that it looks after this proxy has let go all it holds
+        # made before, so that it checks after this proxy has forwarded all that it holds
+        request.getfixturevalue("no_leaks")
     with FaultProxy(server.unix_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the law and of the leases, turned by the test."""
+    """The clock of the protocol and of the leases, set by the test."""
     clock = Clock()
     monkeypatch.setattr(lease, "now", clock)
     return clock
@@ -286,14 +288,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters do not look every second: what nobody tells them, and no lease that ends, they never find out."""
+    """Waiters do not recheck every second: without a message or a lease that ends they never find out."""
     for module in (local_queue, waiting, aio):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 3600.0)
 
 
 @pytest.fixture
 def no_waiters(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In the end no client of `face` may still know of anybody who waits, or of a lease that goes round."""
+    """At the end no client of `face` may still know of a waiter, or of a lease that circulates."""
     clients: list[Any] = []
     make = face.client
 
@@ -308,7 +310,7 @@ def no_waiters(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class NoLeaks:
-    """Checks at the end of a test that no key is left, but for those the test declares."""
+    """Checks at the end of a test that no key is left, but for those that the test declares."""
 
     def __init__(self) -> None:
         self.patterns: list[str] = []
@@ -337,7 +339,7 @@ def no_leaks(probe: redis.Redis) -> Iterator[NoLeaks]:
 
 @pytest.fixture
 def server_config(probe: redis.Redis) -> Iterator[Callable[..., None]]:
-    """server_config(maxmemory_policy="allkeys-lru"): CONFIG SET for the time of one test."""
+    """server_config(maxmemory_policy="allkeys-lru"): CONFIG SET for the duration of one test."""
     before: dict[str, Any] = {}
 
     def change(**settings: str) -> None:
@@ -366,7 +368,7 @@ def measurable() -> None:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Server]:
-    """A server for the benchmarks of a file, which somebody else uses too: one of its keys is none of theirs."""
+    """A server for the benchmarks of a file, which another user shares: one of its keys is none of theirs."""
     with Server() as shared, redis.Redis.from_url(shared.url) as client:
         client.set("somebody-else", "stays")
         yield shared
@@ -374,7 +376,7 @@ def shared() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def db(shared: Server) -> Iterator[redis.Redis]:
-    """A look into `shared`."""
+    """A redis-py client of `shared`."""
     with redis.Redis.from_url(shared.url) as client:
         yield client
 

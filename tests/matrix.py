@@ -1,12 +1,12 @@
-"""The same tests on each Python that fastlock supports, with the oldest and the newest of what it is installed beside.
+"""The same tests on each Python that fastlock supports, with the oldest and the newest versions of its dependencies.
 
     python -m tests.matrix [--only 3.12] [--list]
 
 For each interpreter that is found: a copy of the tree, a virtualenv and a compiled core of its own, in a temporary
-folder; then its share of the versions of redis-py and hiredis, and with each the tests below. As an unprivileged user
-in an empty home: as `nobody` when started by root, on a copy of an interpreter that lies where only root may go.
-All servers and all tests are the business of `make test`, on one of them. Prints a table of its cells; exits with 1 if
-one failed, or none could run. Standard library only.
+folder; then its share of the versions of redis-py and hiredis, and with each the tests below. Runs as an unprivileged
+user in an empty home: as `nobody` when started by root, on a copy of an interpreter that lies where only root may go.
+`make test` runs all tests on all servers, with one interpreter. Prints a table of its cells; exits with 1 if a cell
+failed, or none could run. Standard library only.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ print(platform.python_version(), sys._base_executable)
 
 
 class Failed(Exception):
-    """A command failed: its last lines."""
+    """A command failed: its last lines of output."""
 
 
 @dataclass
 class Interpreter:
-    """A Python that was found, who runs it, and the folder with all that was made for it."""
+    """A Python that was found, the user that runs it, and the folder with everything made for it."""
 
     label: str
     version: str
     path: str
-    user: str | None  # None: whoever runs this
-    hidden: bool = False  # whether that user may not go where it lies
+    user: str | None  # None: the current user
+    hidden: bool = False  # whether that user may not read the folder of the interpreter
     folder: Path = field(default_factory=Path)
 
     @property
@@ -72,9 +72,10 @@ class Interpreter:
         return str(self.folder / "venv" / "bin" / "python")
 
     def run(self, *command: str, **env: str) -> str:
-        """Run a command in the tree, as the user, in an empty home; what it said. Failed: it did."""
+        """Run a command in the tree, as the user, in an empty home; returns its output. Raises Failed if the command
+        fails."""
         given = {"HOME": str(self.folder / "home"), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", **passed_on(), **env}
-        if self.hidden:  # a copy, whose library is not looked for where it lies
+        if self.hidden:  # a copy, whose library is not looked up in the original folder
             given["LD_LIBRARY_PATH"] = str(self.folder / "python" / "lib")
         options = {} if self.user is None else as_user(self.user)
         try:
@@ -90,15 +91,15 @@ class Interpreter:
                 **options,
             )
         except subprocess.TimeoutExpired as late:
-            said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-            raise Failed(f"{tail(said)}\nnot done within {PATIENCE} s: {' '.join(command)}") from None
+            output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+            raise Failed(f"{tail(output)}\nnot done within {PATIENCE} s: {' '.join(command)}") from None
         if done.returncode:
             raise Failed(f"{tail(done.stdout)}\nexit code {done.returncode}: {' '.join(command)}")
         return done.stdout
 
 
 def passed_on() -> dict[str, str]:
-    """Of this environment: by which way packages come, and whether this is CI."""
+    """The variables of this environment that say how packages are installed, and whether this is CI."""
     names = ("CI", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
     return {
         name: value
@@ -108,7 +109,7 @@ def passed_on() -> dict[str, str]:
 
 
 def as_user(name: str) -> dict[str, object]:
-    """For `subprocess.run`."""
+    """Options of `subprocess.run` that change the user."""
     user = pwd.getpwnam(name)
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
@@ -121,7 +122,7 @@ def tail(text: str, lines: int = 40) -> str:
 
 
 def facts(path: Path, user: str | None) -> tuple[str, str] | str:
-    """(version, real path) of a CPython that can make virtualenvs and compile; else why it is of no use."""
+    """(version, real path) of a CPython that can make virtualenvs and compile; else why it cannot be used."""
     options = {} if user is None else as_user(user)
     try:
         done = subprocess.run(
@@ -142,7 +143,7 @@ def facts(path: Path, user: str | None) -> tuple[str, str] | str:
 
 
 def candidates(version: str) -> Iterator[Path]:
-    """Where a Python of this version (3.12) may be."""
+    """The paths at which a Python of this version (3.12) may be."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     folders = [Path(each) for each in (*os.environ["PATH"].split(os.pathsep), "/usr/bin", "/usr/local/bin") if each]
     yield from (folder / f"python{version}" for folder in folders)
@@ -157,14 +158,14 @@ def found(label: str, user: str | None) -> Interpreter | str:
     for path in dict.fromkeys([SYSTEM] if system else candidates(version)):
         if not path.exists():
             continue
-        told = facts(path, None)
-        if isinstance(told, str):
-            why = f"{path}: {told}"
-        elif not system and told[1] == os.path.realpath(SYSTEM):
+        text = facts(path, None)
+        if isinstance(text, str):
+            why = f"{path}: {text}"
+        elif not system and text[1] == os.path.realpath(SYSTEM):
             continue
-        elif told[0].startswith(f"{version}.") and (best is None or key(told[0]) > key(best.version)):
-            hidden = user is not None and isinstance(facts(Path(told[1]), user), str)
-            best = Interpreter(label, told[0], told[1], user, hidden)
+        elif text[0].startswith(f"{version}.") and (best is None or key(text[0]) > key(best.version)):
+            hidden = user is not None and isinstance(facts(Path(text[1]), user), str)
+            best = Interpreter(label, text[0], text[1], user, hidden)
     return why if best is None else best
 
 
@@ -173,7 +174,7 @@ def key(version: str) -> list[int]:
 
 
 def prepare(each: Interpreter, folder: Path, files: Sequence[str]) -> str:
-    """Its copy of the tree, its virtualenv, its core. Returns what went wrong."""
+    """Make its copy of the tree, its virtualenv, its core. Returns what went wrong."""
     each.folder = folder
     for name in files:
         target = folder / "tree" / name
@@ -207,8 +208,8 @@ def spec(name: str, version: str) -> str:
     return ALLOWED[name] if version == NEWEST else f"{name}=={version}"
 
 
-def run_steps(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
-    """Run a cell. Returns the versions that it had, and how many tests passed. Failed: why it is red."""
+def run_cell(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
+    """Run a cell. Returns its versions, and how many tests passed. Raises Failed with the reason."""
     wanted = [spec(name, version) for name, version in zip(("redis", "hiredis"), beside, strict=True)]
     each.run(each.python, *PIP, "--upgrade", *wanted)
     show = "from importlib.metadata import version as v; print('redis-py', v('redis') + ', hiredis', v('hiredis'))"
@@ -217,8 +218,8 @@ def run_steps(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
     passed = []
     for impl, names in (("cython", TESTS), ("python", PURE)):
         tests = [f"tests/test_{name}.py" for name in names]
-        said = each.run(each.python, "-m", "pytest", "-q", *tests, "--servers=valkey", FASTLOCK_IMPL=impl)
-        passed.append(f"{impl}: {tail(said, 1)}")
+        output = each.run(each.python, "-m", "pytest", "-q", *tests, "--servers=valkey", FASTLOCK_IMPL=impl)
+        passed.append(f"{impl}: {tail(output, 1)}")
     return versions, "; ".join(passed)
 
 
@@ -230,14 +231,14 @@ def plan(interpreters: Sequence[Interpreter]) -> list[tuple[Interpreter, tuple[s
 
 
 def tracked() -> list[str]:
-    """The files of the tree, but for what was made in it."""
+    """The files of the tree, without those that were built in it."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
 def run(cells: Sequence[tuple[Interpreter, tuple[str, str]]], folder: Path, files: list[str]) -> list[tuple[str, bool]]:
-    """All cells of one interpreter, one after the other. For each: what came of it, and whether it is green."""
+    """Run all cells of one interpreter, one after the other. For each: its outcome, and whether it is green."""
     rows, each = [], cells[0][0]
     broken = prepare(each, folder, files)
     for _, beside in cells:
@@ -245,7 +246,7 @@ def run(cells: Sequence[tuple[Interpreter, tuple[str, str]]], folder: Path, file
         try:
             if broken:
                 raise Failed(broken)
-            versions, outcome = run_steps(each, beside)
+            versions, outcome = run_cell(each, beside)
             rows.append((f"{name}  passed with {versions}: {outcome}", True))
         except Failed as failure:
             print(f"\n--- {name}\n{failure}\n", flush=True)
@@ -265,9 +266,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     args = parser.parse_args()
     user = "nobody" if os.geteuid() == 0 else None
-    looked = {label: found(label, user) for label in WANTED if label.startswith(args.only)}
-    cells = plan([each for each in looked.values() if isinstance(each, Interpreter)])
-    skipped = [f"{label:<28} SKIPPED: {why}" for label, why in looked.items() if isinstance(why, str)]
+    interpreters = {label: found(label, user) for label in WANTED if label.startswith(args.only)}
+    cells = plan([each for each in interpreters.values() if isinstance(each, Interpreter)])
+    skipped = [f"{label:<28} SKIPPED: {why}" for label, why in interpreters.items() if isinstance(why, str)]
     if args.list:
         print("\n".join([row(*cell) for cell in cells] + skipped))
         return 0
@@ -275,14 +276,14 @@ def main() -> int:
     folder.chmod(0o755)
     try:
         groups = [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell[0].label)]
-        with ThreadPoolExecutor(2) as pool:  # two cores; half of the time goes by with compiling
+        with ThreadPoolExecutor(2) as pool:  # two cores; half of the time is spent compiling
             folders = [folder / str(number) for number in range(len(groups))]
             parts = list(pool.map(run, groups, folders, [tracked()] * len(groups)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = [each for part in parts for each in part]
     print(f"\nthe matrix, in {time.monotonic() - start:.0f} s:")
-    print("\n".join([told for told, _ in rows] + skipped), flush=True)
+    print("\n".join([text for text, _ in rows] + skipped), flush=True)
     return 0 if rows and all(green for _, green in rows) else 1
 
 

@@ -1,10 +1,10 @@
-"""How long a lease may go round within a client: what a longer or shorter ROUND costs and gains.
+"""How long a lease may circulate within a client: what a longer or shorter LOCAL_SECONDS costs and gains.
 
     python -m tests.rounds [--seconds 1] [--rounds 3]
 
-Four processes of four threads want one name, held for a millisecond, or not at all. For each ROUND the median of the
-rates, the longest waits (p99), how even the threads were served, and the commands sent for each grant. The figures in
-docs/waiting.md are of this. On a machine that does something else they say nothing.
+Four processes of four threads want one name, held for a millisecond, or not at all. For each LOCAL_SECONDS: the median
+of the rates, the longest waits (p99), how evenly the threads were served, and the commands sent for each grant. The
+figures in docs/waiting.md come from this program. On a busy machine they say nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHOICES = (0.0, 0.003, 0.01, 0.03, 0.1)  # seconds
 
 
 class Run(NamedTuple):
-    """What came of one run."""
+    """The measurements of one run."""
 
     rate: float
     wait: float  # p99, in ms
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 def work(url: str, choice: float, hold: float, seconds: float, start: Any, found: Any) -> None:
     """One process: its threads acquire, hold, release, again."""
-    local_queue.ROUND = choice
+    local_queue.LOCAL_SECONDS = choice
     client = fastlock.Client.from_url(url)
     client.server_info()
     waits: list[float] = []
@@ -44,7 +44,7 @@ def work(url: str, choice: float, hold: float, seconds: float, start: Any, found
     start.wait()
     end = time.monotonic() + seconds
 
-    def lane(number: int) -> None:
+    def use_lock(number: int) -> None:
         lock = client.lock("name")
         while (called := time.monotonic()) < end:
             lock.acquire()
@@ -54,7 +54,7 @@ def work(url: str, choice: float, hold: float, seconds: float, start: Any, found
                 time.sleep(hold)  # what is measured: a holder at work
             lock.release()
 
-    threads = [threading.Thread(target=lane, args=(number,)) for number in range(THREADS)]
+    threads = [threading.Thread(target=use_lock, args=(number,)) for number in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -62,7 +62,7 @@ def work(url: str, choice: float, hold: float, seconds: float, start: Any, found
     found.put((grants, waits, client.get_stats()["commands"]))
 
 
-def run_steps(url: str, choice: float, hold: float, seconds: float) -> Run:
+def run_once(url: str, choice: float, hold: float, seconds: float) -> Run:
     """One run over all processes."""
     start, found = multiprocessing.Barrier(PROCESSES), multiprocessing.Queue()
     arguments = (url, choice, hold, seconds, start, found)
@@ -89,11 +89,11 @@ def main() -> int:
             runs: dict[float, list[Run]] = {choice: [] for choice in CHOICES}
             for _ in range(args.rounds):
                 for choice, found in runs.items():
-                    found.append(run_steps(server.unix_url, choice, hold, args.seconds))
+                    found.append(run_once(server.unix_url, choice, hold, args.seconds))
             for choice, found in runs.items():
                 rate, wait, evenness, commands = (statistics.median(column) for column in zip(*found, strict=True))
                 print(
-                    f"hold {hold * 1e3:g} ms, ROUND {choice * 1e3:3g} ms: {rate:7,.0f} grants/s, p99 {wait:6.1f} ms, "
+                    f"hold {hold * 1e3:g} ms, local {choice * 1e3:3g} ms: {rate:7,.0f} grants/s, p99 {wait:6.1f} ms, "
                     f"min/max {evenness:.2f}, {commands:.2f} commands a grant",
                     flush=True,
                 )

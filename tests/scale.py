@@ -1,10 +1,10 @@
-"""Many waiters: that all are served, in order where that is promised, and what one costs in memory and commands.
+"""Many waiters: checks that all are served, in order where that is promised, and the cost in memory and commands.
 
     python -m tests.scale [--impl cython|python] [--server valkey|redis|floor]
 
 10,000 waiters on one name from 4 processes, in any order and in strict order; 100,000 tasks on 1,000 names in one
 process; what a waiter adds to the memory of its task; what it costs the server that half of 10,000 waiters are
-cancelled. Prints what was measured; exit code 1: something that must hold does not. About a minute.
+cancelled. Prints the measurements; exit code 1: a check failed. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ BYTES = 1024  # that a waiter may need beyond its task, with the compiled core
 COMMANDS = 8  # of the server for a cancelled waiter, those within scripts included
 PATIENCE = 120.0  # seconds for anything to happen
 
-Grant = tuple[float, int, bytes]  # when, its number in its process, the token
+Grant = tuple[float, int, bytes]  # time, the waiter's number in its process, its token
 
 
 class Failure(AssertionError):
-    """Something that must hold does not."""
+    """A check failed."""
 
 
 def expect(truth: Any, message: str) -> None:
@@ -51,7 +51,7 @@ def name_of(number: int, names: int) -> str:
 
 
 async def joined(client: Any, count: int) -> None:
-    """All of this client's waiters have begun to wait."""
+    """Wait until all of this client's waiters have begun to wait."""
     end = time.monotonic() + PATIENCE
     while (waits := client.get_stats()["waits"]) < count:
         expect(time.monotonic() < end, f"{waits} of {count} wait")
@@ -60,10 +60,10 @@ async def joined(client: Any, count: int) -> None:
 
 @contextlib.contextmanager
 def held(url: str, names: int) -> Iterator[Callable[[], None]]:
-    """All names are held, until they are let go."""
+    """All names are held, until the yielded function releases them."""
     with fastlock.Client.from_url(url) as client:
         leases = client.acquire_many([name_of(number, names) for number in range(names)], timeout=LEASE)
-        yield lambda: expect(all(client.release_many(leases)), "names that were held are not any more")
+        yield lambda: expect(all(client.release_many(leases)), "names are no longer held")
 
 
 def nothing_left(probe: redis.Redis) -> None:
@@ -71,11 +71,12 @@ def nothing_left(probe: redis.Redis) -> None:
     expect(not left, f"{len(left)} keys are left: {left[:5]}")
 
 
-# ----------------------------------------------------------------------------------------------- who is served, when
+# -------------------------------------------------------------------------------------------- the waiters that are
+# served
 
 
 def process(url: str, waiters: int, names: int, fair: bool, stream: Connection) -> None:
-    """A process of the crowd: tells when all wait, then what each got."""
+    """One child process: tells when all of its waiters wait, then what each got."""
     asyncio.run(_process(url, waiters, names, fair, stream))
 
 
@@ -100,11 +101,11 @@ def receive(stream: Connection, what: str) -> Any:
 
 
 def crowd(server: Server, processes: int, waiters: int, names: int, *, fair: bool = False) -> float:
-    """So many waiters in each of so many processes, on so many names: all are served. Returns in how many seconds."""
+    """So many waiters in each of so many processes, on so many names: all are served. Returns the seconds it took."""
     context = multiprocessing.get_context("fork")
     ends: list[Connection] = []
     children = []
-    with redis.Redis.from_url(server.unix_url) as probe, held(server.unix_url, names) as let_go:
+    with redis.Redis.from_url(server.unix_url) as probe, held(server.unix_url, names) as release:
         for _ in range(processes):
             ours, theirs = context.Pipe(duplex=False)
             ends.append(ours)
@@ -116,7 +117,7 @@ def crowd(server: Server, processes: int, waiters: int, names: int, *, fair: boo
                 receive(end, "that all wait")
             queues = _queues(probe, names, processes * (waiters if fair else min(waiters, names)))
             start = now()
-            let_go()
+            release()
             grants = [receive(end, "what it got") for end in ends]
             for child in children:
                 child.join(PATIENCE)
@@ -130,15 +131,15 @@ def crowd(server: Server, processes: int, waiters: int, names: int, *, fair: boo
     return max(when for each in grants for when, _, _ in each) - start
 
 
-def _queues(probe: redis.Redis, names: int, places: int) -> list[bytes]:
-    """The queues of the server, once all places are taken."""
+def _queues(probe: redis.Redis, names: int, entries_wanted: int) -> list[bytes]:
+    """The entries of the server's queues, once there are so many."""
     end = time.monotonic() + PATIENCE
     while True:
         queues = [probe.zrange(f"fastlock:queue:{{{name_of(each, names)}}}", 0, -1) for each in range(names)]
         entries = [entry for queue in queues for entry in queue]
-        if len(entries) == places:
+        if len(entries) == entries_wanted:
             return entries
-        expect(time.monotonic() < end, f"{len(entries)} places are taken, not {places}")
+        expect(time.monotonic() < end, f"{len(entries)} entries are in the queues, not {entries_wanted}")
         time.sleep(0.05)
 
 
@@ -148,7 +149,7 @@ def all_served(grants: list[list[Grant]], waiters: int) -> None:
 
 
 def in_order(grants: list[list[Grant]], queue: list[bytes]) -> None:
-    """Strict order over all processes is that of the queue, in which a waiter's place becomes its token."""
+    """Check the order over all processes: it is that of the queue, in which a waiter's entry becomes its token."""
     served = [token for _, _, token in sorted(grant for each in grants for grant in each)]
     wrong = [at for at, (token, entry) in enumerate(zip(served, queue, strict=True)) if not entry.endswith(token)]
     expect(not wrong, f"{len(wrong)} of {len(served)} were served out of order, the first as number {wrong[:1]}")
@@ -165,12 +166,12 @@ def resident() -> int:
 
 
 def measure(url: str, waiters: int, names: int, waits_for: str, stream: Connection) -> None:
-    """Memory of a task that waits for a `future`, a `lock` that it shares with others, or an `own` lock object."""
+    """Measure a task that waits for a `future`, a `lock` that it shares with others, or an `own` lock object."""
     stream.send(asyncio.run(_measure(url, waiters, names, waits_for)))
 
 
 async def _measure(url: str, waiters: int, names: int, waits_for: str) -> float:
-    with held(url, names) as let_go:
+    with held(url, names) as release:
         async with fastlock.asyncio.Client.from_url(url) as client:
             await client.server_info()
             loop = asyncio.get_running_loop()
@@ -193,7 +194,7 @@ async def _measure(url: str, waiters: int, names: int, waits_for: str) -> float:
             await asyncio.sleep(0)
             await joined(client, 0 if waits_for == "future" else waiters)
             grown = resident() - before
-            let_go()
+            release()
             for future in futures:
                 future.set_result(None)
             await asyncio.gather(*tasks)
@@ -201,7 +202,7 @@ async def _measure(url: str, waiters: int, names: int, waits_for: str) -> float:
 
 
 def memory(server: Server, waiters: int, names: int) -> dict[str, float]:
-    """Bytes a task, each measured in a fresh process."""
+    """Bytes per task, each kind measured in a fresh process."""
     found = {}
     for waits_for in ("future", "lock", "own"):
         context = multiprocessing.get_context("spawn")
@@ -220,16 +221,16 @@ def memory(server: Server, waiters: int, names: int) -> dict[str, float]:
 
 
 def cancelled(server: Server, waiters: int, *, fair: bool) -> tuple[float, float, float]:
-    """Half of so many waiters are cancelled, the others are served. Returns, for each that was cancelled, the server's
-    commands; and the seconds of its scripts meanwhile: what 99 % stayed within, and the slowest."""
-    with redis.Redis.from_url(server.unix_url) as probe, held(server.unix_url, 1) as let_go:
-        found = asyncio.run(_cancelled(server, probe, waiters, fair, let_go))
+    """Half of so many waiters are cancelled, the others are served. Returns the server's commands for each cancelled
+    waiter, and the seconds of its scripts meanwhile: the 99th percentile, and the slowest."""
+    with redis.Redis.from_url(server.unix_url) as probe, held(server.unix_url, 1) as release:
+        found = asyncio.run(_cancelled(server, probe, waiters, fair, release))
         nothing_left(probe)
     return found
 
 
 async def _cancelled(
-    server: Server, probe: redis.Redis, waiters: int, fair: bool, let_go: Callable[[], None]
+    server: Server, probe: redis.Redis, waiters: int, fair: bool, release: Callable[[], None]
 ) -> tuple[float, float, float]:
     served: list[int] = []
     async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
@@ -240,7 +241,7 @@ async def _cancelled(
 
         tasks = [asyncio.ensure_future(wait(number)) for number in range(waiters)]
         await joined(client, waiters)
-        await _places(probe, waiters if fair else 1)
+        await _wait_for_entries(probe, waiters if fair else 1)
         probe.config_set("slowlog-log-slower-than", 0)
         probe.config_set("slowlog-max-len", 20 * waiters)
         probe.slowlog_reset()
@@ -248,11 +249,11 @@ async def _cancelled(
         for task in tasks[::2]:
             task.cancel()
         await asyncio.gather(*tasks[::2], return_exceptions=True)
-        looks = await _places(probe, waiters // 2 if fair else 1)
-        commands = probe.info("stats")["total_commands_processed"] - before - looks - 1
+        asked = await _wait_for_entries(probe, waiters // 2 if fair else 1)
+        commands = probe.info("stats")["total_commands_processed"] - before - asked - 1
         times = sorted(each["duration"] / 1e6 for each in probe.slowlog_get(20 * waiters) if _is_script(each)) or [0.0]
         probe.config_set("slowlog-log-slower-than", -1)
-        let_go()
+        release()
         await asyncio.gather(*tasks[1::2])
     expect(served == list(range(1, waiters, 2)), f"{len(served)} of {waiters // 2} were served, or not in order")
     return commands / (waiters / 2), times[len(times) * 99 // 100], times[-1]
@@ -262,14 +263,14 @@ def _is_script(entry: dict[str, Any]) -> bool:
     return bytes(entry["command"]).upper().startswith(b"EVAL")
 
 
-async def _places(probe: redis.Redis, places: int) -> int:
-    """The server's queue is so long; returns how often it was asked."""
-    end, looks = time.monotonic() + PATIENCE, 1
-    while (found := probe.zcard(f"fastlock:queue:{{{name_of(0, 1)}}}")) != places:
-        expect(time.monotonic() < end, f"{found} places are taken, not {places}")
+async def _wait_for_entries(probe: redis.Redis, entries_wanted: int) -> int:
+    """Wait until the server's queue is so long; returns how often the server was asked."""
+    end, asked = time.monotonic() + PATIENCE, 1
+    while (found := probe.zcard(f"fastlock:queue:{{{name_of(0, 1)}}}")) != entries_wanted:
+        expect(time.monotonic() < end, f"{found} entries are in the queue, not {entries_wanted}")
         await asyncio.sleep(0.01)
-        looks += 1
-    return looks
+        asked += 1
+    return asked
 
 
 # -------------------------------------------------------------------------------------------------------- the program
@@ -314,9 +315,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scale", description=__doc__.splitlines()[0])
     parser.add_argument("--impl", choices=("cython", "python"), default="cython")
     parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
-    parser.add_argument("--part", type=int, default=1, help="only one of so many waiters")
+    parser.add_argument("--part", type=int, default=1, help="divide the number of waiters by this")
     args = parser.parse_args()
-    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported: once more from the start
+    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported, so start again
         os.environ["FASTLOCK_IMPL"] = args.impl
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     print(f"{fastlock.IMPLEMENTATION} {args.server}", flush=True)

@@ -1,10 +1,11 @@
-"""The abandonment storm: acquires that are cancelled or run out of time at random points, by the hundred thousand.
+"""The abandonment storm: acquires that are cancelled or time out at random points, by the hundred thousand.
 
     python -m tests.soak --count 100000 --face threads|asyncio --impl cython|python --server valkey|redis|floor --seed 1
     python -m tests.soak --pairs 1000000 --face asyncio        # memory: what a million pairs leave behind
 
-Everybody who survives checks that he got the reply to his own question: tokens are unique, and `owned()` compares. In
-the end no key may be left and no connection have been lost. Prints progress and a summary; exit code 1: a violation.
+Every caller that survives checks that it got the reply to its own command: tokens are unique, and `owned()` compares
+them. At the end no key may be left and no connection have been lost. Prints progress and a summary; exit code 1: a
+violation.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ import fastlock.asyncio
 from fastlock._protocol.commands import token_matches
 from fastlock.embedded import Server
 
-NAMES = 40  # few enough to meet, many enough to be free most of the time
-LEASE = 120  # seconds: no lease ends by itself while the storm lasts
+NAMES = 40  # few enough to collide, many enough to be free most of the time
+LEASE = 120  # seconds: no lease ends by itself during the storm
 WORKERS = {"threads": 12, "asyncio": 200}
 CONNECTIONS = {"threads": 4, "asyncio": 1}
 GROWTH = 1 << 20  # bytes that a million pairs may leave behind
-WARM = 0.1  # part of the pairs that is not counted
+WARM = 0.1  # part of the pairs that warms up and is not measured
 
 
 class Storm:
-    """What all workers of one storm share: how often, what happened, what must never happen."""
+    """What all workers of one storm share: the number of acquires, the counts, and the violations."""
 
     def __init__(self, url: str, face: str, count: int, seed: int) -> None:
         self.url, self.face, self.count, self.seed = url, face, count, seed
@@ -48,7 +49,7 @@ class Storm:
         self.progress: Callable[[Storm], None] = lambda _: None
 
     def next(self) -> bool:
-        """Whether there is another acquire to be made."""
+        """Whether another acquire is to be made."""
         if self.left <= 0 or len(self.wrong) > 20:
             return False
         self.left -= 1
@@ -61,14 +62,14 @@ class Storm:
             self.wrong.append(message)
 
     def acquired(self, probe: redis.Redis, lock: Any, dice: random.Random) -> None:
-        """Now and then the server itself is asked whose the key is."""
+        """Count a success, and now and then compare with the key on the server."""
         self.counts["acquired"] += 1
         if dice.random() < 0.02:
             found = probe.get(lock.name)
             self.expect(token_matches(found, lock.lease.token), f"{lock.name}: acquired, but the key holds {found!r}")
 
     def finish(self, probe: redis.Redis) -> None:
-        """After all clients have closed: nothing may be left."""
+        """After all clients have closed: check that nothing is left."""
         end = time.monotonic() + 10
         while len(probe.client_list()) > 1 and time.monotonic() < end:
             time.sleep(0.01)
@@ -80,7 +81,7 @@ class Storm:
         self.counts["connections"] = made
 
     def run(self) -> Storm:
-        """The whole storm, on an empty server."""
+        """Run the whole storm, on an empty server."""
         with redis.Redis.from_url(self.url) as probe:
             self.before = probe.info("stats")["total_connections_received"]
             if self.face == "threads":
@@ -92,7 +93,7 @@ class Storm:
 
 
 class Threads:
-    """Threads on a few shared connections; they give up by blocking_timeouts shorter than a round trip."""
+    """Threads on a few shared connections; they time out by blocking_timeouts shorter than a round trip."""
 
     def __init__(self, storm: Storm) -> None:
         self.storm = storm
@@ -120,7 +121,7 @@ class Threads:
         storm, dice = self.storm, random.Random(f"{self.storm.seed}/{number}")
         probe.ping()
         mine = self.client.lock(f"own:{number}", timeout=LEASE)
-        storm.expect(mine.acquire(token=f"own token {number}"), "a free lock was not to be had")
+        storm.expect(mine.acquire(token=f"own token {number}"), "a free lock was not acquired")
         while storm.next():
             lock = self.client.lock(f"name:{dice.randrange(NAMES)}", timeout=LEASE, sleep=0.001)
             wait = dice.choice((10e-6, 50e-6, 100e-6, 300e-6, 2e-3)) * dice.random()
@@ -133,19 +134,19 @@ class Threads:
                 storm.counts["timed out"] += 1
                 storm.expect(lock.lease is None, f"{lock.name}: given up, but with a lease")
             if dice.random() < 0.2:
-                storm.expect(mine.owned(), f"{mine.name}: somebody else's reply")
+                storm.expect(mine.owned(), f"{mine.name}: the reply to another command")
         mine.release()
 
 
 class Tasks:
-    """Tasks on one connection; they are cancelled after a random number of steps of the loop, or by a timeout."""
+    """Tasks on one connection; they are cancelled after a random number of loop iterations, or by a timeout."""
 
     def __init__(self, storm: Storm) -> None:
         self.storm = storm
-        self.unheard: list[dict[str, Any]] = []
+        self.unhandled: list[dict[str, Any]] = []
 
     async def run(self) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.unheard.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.unhandled.append(context))
         storm = self.storm
         with redis.Redis.from_url(storm.url) as self.probe:
             self.probe.ping()
@@ -155,7 +156,7 @@ class Tasks:
                 await self.client.lock("barrier").locked()
         gc.collect()
         await asyncio.sleep(0)
-        storm.expect(not self.unheard, f"errors that nobody heard: {self.unheard[:3]}")
+        storm.expect(not self.unhandled, f"unhandled errors: {self.unhandled[:3]}")
         storm.expect(len(asyncio.all_tasks()) == 1, f"tasks left behind: {asyncio.all_tasks()}")
 
     async def guarded(self, number: int) -> None:
@@ -168,7 +169,7 @@ class Tasks:
     async def work(self, number: int) -> None:
         storm, dice = self.storm, random.Random(f"{self.storm.seed}/{number}")
         mine = self.client.lock(f"own:{number}", timeout=LEASE)
-        storm.expect(await mine.acquire(token=f"own token {number}"), "a free lock was not to be had")
+        storm.expect(await mine.acquire(token=f"own token {number}"), "a free lock was not acquired")
         while storm.next():
             lock = self.client.lock(f"name:{dice.randrange(NAMES)}", timeout=LEASE, sleep=0.001, thread_local=False)
             if await self.attempt(lock, dice):
@@ -179,11 +180,11 @@ class Tasks:
             else:
                 storm.expect(lock.lease is None, f"{lock.name}: given up, but with a lease")
             if dice.random() < 0.2:
-                storm.expect(await mine.owned(), f"{mine.name}: somebody else's reply")
+                storm.expect(await mine.owned(), f"{mine.name}: the reply to another command")
         await mine.release()
 
     async def attempt(self, lock: Any, dice: random.Random) -> bool:
-        """An acquire that is mostly given up; whether it came first."""
+        """An acquire that is mostly abandoned; returns whether it succeeded before that."""
         if dice.random() < 0.3:
             if not await lock.acquire(blocking_timeout=dice.random() * 2e-3):
                 self.storm.counts["timed out"] += 1
@@ -210,7 +211,7 @@ def resident() -> int:
 
 
 class Pairs:
-    """acquire and release, uncontended, by a few threads or many tasks; how much memory is kept."""
+    """Uncontended acquires and releases, by a few threads or many tasks; how much memory is kept."""
 
     def __init__(self, url: str, face: str) -> None:
         self.url, self.face = url, face
@@ -283,7 +284,7 @@ def main() -> int:
     parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported: once more from the start
+    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported, so start again
         os.environ["FASTLOCK_IMPL"] = args.impl
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     started = time.monotonic()

@@ -1,6 +1,6 @@
-"""Who may do what: users, passwords, permissions; and that no secret is ever told to anybody.
+"""Users, passwords and permissions; and that no secret is ever shown.
 
-README and docs name the permissions that a user needs: here they are tried.
+README and docs name the permissions that a user needs: the tests try them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECRET = "corr3ct-h0rse"
 WRONG = "b4ttery-st4ple"
 SetUser = Callable[..., str]
 
-# All that fastlock can be made to say, but for fences, which need more.
+# All commands that fastlock can send, but for fences, which need more.
 NEEDED = {
     "valkey": "set get delifeq pttl exists command|info",
     "redis": "set get del pttl exists pexpire evalsha script|load",
@@ -33,13 +33,13 @@ NEEDED = {
 }
 FENCED = ["+evalsha", "+script|load", "+time"]
 QUEUED = "evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
-USEFUL = {"client", "config", "command", "info", "pubsub"}  # and no need
+USEFUL = {"client", "config", "command", "info", "pubsub"}  # and not needed
 KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
 
 
 @pytest.fixture
 def set_user(server: Server, probe: redis.Redis) -> Iterator[SetUser]:
-    """set_user("+get", "~a"): makes the user "locker" anew, with its password and these rules; its URL."""
+    """set_user("+get", "~a"): makes the user "locker" anew, with its password and these rules; returns its URL."""
 
     def set_it(*rules: str) -> str:
         probe.execute_command("ACL", "SETUSER", "locker", "reset", "on", f">{SECRET}", *rules)
@@ -53,7 +53,7 @@ def set_user(server: Server, probe: redis.Redis) -> Iterator[SetUser]:
 
 
 async def everything(face: Face, client: Any, probe: redis.Redis) -> None:
-    """A use of all that a client offers, but for fences."""
+    """Use everything that a client offers, but for fences."""
     lock, other = client.lock("app:a"), client.lock("app:a", sleep=0.002)
     assert await face.get(lock.acquire())
     assert await face.get(other.acquire(blocking=False)) is False
@@ -93,7 +93,7 @@ async def test_a_user_needs_these_permissions_and_no_more(
 async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
     face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
 ) -> None:
-    """Held back in it, served by a message, and gone from it when it gives up."""
+    """A waiter enters the queue, is served by a message, and leaves the queue when it gives up."""
     allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()]]
     probe.acl_log_reset()
     url = set_user("~app:*", "~fastlock:queue:*", "resetchannels", "&fastlock:*", *allowed)
@@ -112,22 +112,23 @@ async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
     waiting = client.lock("app:a", thread_local=False)
     job = face.start(waiting.acquire)
     await in_the_queue(1)
-    assert probe.get("app:a") == b"fl+" + lock.lease.token[3:], "the holder is told"
+    assert probe.get("app:a") == b"fl+" + lock.lease.token[3:], "the holder's token is marked"
     await face.get(lock.release())
     assert await job.get() and probe.get("app:a") == waiting.lease.token
     assert client.get_stats()["remote_handovers"] == 1 and not client._transport.queues.push_refused
     await face.get(waiting.release())
     refused = {entry["object"].partition("|")[0] for entry in probe.acl_log()}
-    assert probe.keys() == [] and refused <= USEFUL, "good to have, no more"
+    assert probe.keys() == [] and refused <= USEFUL, "only useful commands may be refused"
 
 
 @KINDS
 @pytest.mark.parametrize("fair", [True, False])
 @pytest.mark.parametrize("timeout", [None, 10])
-async def test_nothing_is_left_under_a_name_by_who_was_refused(
+async def test_a_refused_acquire_leaves_no_key(
     face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, fair: bool, timeout: float | None
 ) -> None:
-    """For lack of any one right, or for a counter that is none: a script that fails is not rolled back."""
+    """Refused for lack of one right, or because the fence counter has the wrong type: a failed script is not rolled
+    back."""
     allowed = {*f"{NEEDED[kind]} {QUEUED} time client|info client|kill info".split()}
     refused = set()
     for lacking in [*sorted(allowed), "the counter"]:
@@ -143,22 +144,22 @@ async def test_nothing_is_left_under_a_name_by_who_was_refused(
             refused.add(lacking)
             assert isinstance(error, redis.exceptions.NoPermissionError) == (lacking != "the counter"), lacking
             assert probe.get("a") is None and lock.lease is None, lacking
-            assert lacking == "the counter" or "needs +evalsha +script|load +get" in told(error), lacking
+            assert lacking == "the counter" or "needs +evalsha +script|load +get" in shown_text(error), lacking
         await face.get(client.close())
         probe.flushall()
     assert {"the counter", "time", "evalsha", "set", "get"} <= refused
 
 
-def test_scripts_need_no_more_than_is_said() -> None:
-    said = {f"+{command}" for command in [*QUEUED.split(), *NEEDED["redis"].split(), "pubsub|numsub"]}
+def test_scripts_need_only_the_documented_rights() -> None:
+    documented = {f"+{command}" for command in [*QUEUED.split(), *NEEDED["redis"].split(), "pubsub|numsub"]}
     for script in commands.SCRIPTS:
-        assert {*script.rights.split()} <= said | {*FENCED}, script.name
+        assert {*script.rights.split()} <= documented | {*FENCED}, script.name
     assert commands.RELEASE_LUA.rights == "+evalsha +script|load +del +get"
 
 
 @KINDS
 @pytest.mark.parametrize("connections", [1, 2])
-async def test_scripts_that_are_forgotten_are_loaded_for_who_gives_up(
+async def test_a_waiter_that_gives_up_reloads_forgotten_scripts(
     face: Face,
     server: Server,
     kind: str,
@@ -167,11 +168,11 @@ async def test_scripts_that_are_forgotten_are_loaded_for_who_gives_up(
     monkeypatch: pytest.MonkeyPatch,
     connections: int,
 ) -> None:
-    """Nobody waits for what is said then, it may not be said by the scripts' text, and there may be other connections
-    to use than the one on which it was refused."""
+    """No caller waits for the LEAVE command, EVAL is not allowed, and other connections may be used than the one on
+    which the command was refused."""
 
     def post(connection: Any, undo: Any) -> None:
-        if not forgotten:  # not before: who looks a last time loads them
+        if not forgotten:  # not before: the last recheck would load the scripts
             forgotten.append(probe.script_flush())
         real(connection, undo)
 
@@ -184,19 +185,19 @@ async def test_scripts_that_are_forgotten_are_loaded_for_who_gives_up(
     job = face.start(lambda: client.lock("a", blocking_timeout=0.3).acquire())
     while not probe.zcard("fastlock:queue:{a}"):
         await face.checkpoint()
-    if connections > 1:  # of threads: who waits has the first
+    if connections > 1:  # of threads: the waiter has the first connection
         await face.get(client.lock("b").locked())
     assert await job.get() is False and forgotten
     await face.get(client.lock("a").locked())
     end = time.monotonic() + 5
     while probe.zcard("fastlock:queue:{a}"):
         await face.get(client.lock("a").locked())
-        assert time.monotonic() < end, "its place is kept until the queue is forgotten"
+        assert time.monotonic() < end, "its entry stays until the queue expires"
 
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
 @pytest.mark.parametrize("missing", ["evalsha script|load", "script|load", None])
-async def test_who_may_acquire_and_not_release_is_told_so_as_it_connects(
+async def test_a_user_that_may_not_release_is_warned_on_connect(
     face: Face,
     server: Server,
     probe: redis.Redis,
@@ -207,16 +208,16 @@ async def test_who_may_acquire_and_not_release_is_told_so_as_it_connects(
     needed = {*NEEDED["redis"].split(), *QUEUED.split()} - {*(missing or "").split()}
     rights = [f"+{command}" for command in needed]
     lock = face.client(set_user("~*", *rights)).lock("a")
-    with contextlib.suppress(redis.exceptions.ResponseError):  # below 7.0 it may not acquire either
+    with contextlib.suppress(redis.exceptions.ResponseError):  # below 7.0 the user may not acquire either
         await face.get(lock.acquire())
-    told = [record.getMessage() for record in caplog.records if "may refuse to release" in record.getMessage()]
-    assert len(told) == (missing is not None), told
-    assert all("needs +evalsha +script|load +" in text and server.path in text for text in told)
+    warnings = [record.getMessage() for record in caplog.records if "may refuse to release" in record.getMessage()]
+    assert len(warnings) == (missing is not None), warnings
+    assert all("needs +evalsha +script|load +" in text and server.path in text for text in warnings)
     probe.flushall()
 
 
 @KINDS
-async def test_what_is_refused_for_good_is_logged_once_a_client(
+async def test_a_lasting_refusal_is_logged_once_per_client(
     face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
 ) -> None:
     allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()] if command != "zrem"]
@@ -234,28 +235,28 @@ async def test_what_is_refused_for_good_is_logged_once_a_client(
 
 
 @pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits looks often: here the next holder is not told, as the one who lets go may not."""
+def quick_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters recheck often: the next holder gets no message here, as the user that releases may not publish."""
     for module in (local_queue, waiting, aio):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 0.02)
 
 
-TOLD = dict.fromkeys(["all", "zpopmin"], "hand a lock over") | {"zrem": "let a waiter take"}
+WARNED = dict.fromkeys(["all", "zpopmin"], "hand a lock over") | {"zrem": "let a waiter take"}
 
 
 @KINDS
 @pytest.mark.parametrize("missing", ["all", "zpopmin", "publish", "zadd", "zrem"])
-async def test_a_user_of_all_keys_waits_and_lets_go_without_the_right_to_queue(
+async def test_a_user_without_queue_rights_waits_and_releases(
     face: Face,
     server: Server,
     kind: str,
     probe: redis.Redis,
     set_user: SetUser,
-    quick_looks: None,
+    quick_rechecks: None,
     caplog: pytest.LogCaptureFixture,
     missing: str,
 ) -> None:
-    """Refused by the commands in a script only, which old servers say in words of their own."""
+    """A script is refused only when it runs the command, which old servers report in words of their own."""
     queued = [] if missing == "all" else [command for command in QUEUED.split() if command != missing]
     allowed = [*{f"+{command}" for command in [*NEEDED[kind].split(), *queued]}, *FENCED]
     url = set_user("~*", "resetchannels", "&fastlock:*", *allowed)
@@ -270,19 +271,19 @@ async def test_a_user_of_all_keys_waits_and_lets_go_without_the_right_to_queue(
     def lock_of(client: Any, **terms: Any) -> Any:
         return client.lock("a", sleep=0.002, thread_local=False, **terms)
 
-    async def is_waited_for(lease: Any) -> None:
+    async def until_marked(lease: Any) -> None:
         end = time.monotonic() + 10
         while probe.get("a") != commands.CONTENDED_PREFIX + lease.token[3:]:
-            assert time.monotonic() < end, "the holder is not told"
+            assert time.monotonic() < end, "the holder's token is not marked"
             await face.checkpoint()
 
     theirs = lock_of(others)
     await face.get(theirs.acquire())
     jobs = [face.start(lambda terms=terms: take(lock_of(client, **terms))) for terms in ({}, {"fence": True})]
-    while client.get_stats()["commands"] < 20:  # they look again and again
+    while client.get_stats()["commands"] < 20:  # they ask again and again
         await face.checkpoint()
     if missing not in ("all", "zadd"):
-        await is_waited_for(theirs.lease)
+        await until_marked(theirs.lease)
     await face.get(theirs.release())
     assert [fence is not None for fence in [await job.get() for job in jobs]] == [False, True]
 
@@ -290,17 +291,17 @@ async def test_a_user_of_all_keys_waits_and_lets_go_without_the_right_to_queue(
     await face.get(ours.acquire())
     (also,) = await face.get(client.acquire_many(["b"]))
     job = face.start(lambda: take(lock_of(others)))
-    await is_waited_for(ours.lease)
+    await until_marked(ours.lease)
     assert await face.get(ours.extend(5)) and await face.get(ours.reacquire()) and await face.get(ours.owned())
     await face.get(ours.release())
     await job.get()
-    if missing in TOLD:
+    if missing in WARNED:
         (text,) = {record.getMessage() for record in caplog.records}
-        assert f"refuses to {TOLD[missing]}" in text and "its user needs +evalsha +script|load" in text
+        assert f"refuses to {WARNED[missing]}" in text and "its user needs +evalsha +script|load" in text
 
     batch = await face.get(client.acquire_many(["a", "c"]))
     job = face.start(lambda: take(lock_of(others)))
-    await is_waited_for(batch[0])
+    await until_marked(batch[0])
     assert await face.get(client.release_many([*batch, also])) == [True] * 3
     await job.get()
     await face.get(client.close())
@@ -311,7 +312,7 @@ async def test_a_user_of_all_keys_waits_and_lets_go_without_the_right_to_queue(
 async def test_no_answer_is_made_up_where_a_command_is_forbidden(
     face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
 ) -> None:
-    """For each command that is taken away: what a call returns or raises is still the truth."""
+    """For each command that is forbidden: what a call returns or raises is still true."""
     commands = NEEDED[kind].split()
     for missing in commands:
         allowed = [f"+{command}" for command in commands if command != missing]
@@ -332,7 +333,9 @@ async def test_no_answer_is_made_up_where_a_command_is_forbidden(
         try:
             await face.get(lock.release())
         except redis.exceptions.ResponseError:
-            assert probe.get("app:a") == lock.lease.token, f"without {missing}: failed, so it is still held"
+            assert probe.get("app:a") == lock.lease.token, (
+                f"without {missing}: the release failed, so the lock is still held"
+            )
         else:
             assert probe.keys() == [], missing
         probe.delete("app:a", "app:b")
@@ -344,7 +347,7 @@ async def test_no_answer_is_made_up_where_a_command_is_forbidden(
         probe.flushall()
 
 
-async def test_a_name_beyond_the_users_reach_is_refused_and_the_client_stays_of_use(
+async def test_a_forbidden_name_is_refused_and_the_client_still_works(
     face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
 ) -> None:
     client = face.client(set_user("~app:*", "+@all"))
@@ -356,11 +359,11 @@ async def test_a_name_beyond_the_users_reach_is_refused_and_the_client_stays_of_
         with pytest.raises(redis.exceptions.NoPermissionError):
             await face.get(call())
     lock = client.lock("app:a")
-    assert await face.get(lock.acquire(blocking=False)), "the refused batch must have let go of what it had"
+    assert await face.get(lock.acquire(blocking=False)), "the refused batch must have released what it had"
     await face.get(lock.release())
 
 
-async def test_permissions_taken_away_while_a_lock_is_held_leave_it_held(
+async def test_losing_permissions_leaves_a_held_lock_held(
     face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
 ) -> None:
     client = face.client(set_user("~*", "+@all"))
@@ -379,7 +382,7 @@ async def test_permissions_taken_away_while_a_lock_is_held_leave_it_held(
 # ------------------------------------------------------------------------------------------------------ credentials
 
 
-async def test_wrong_credentials_are_an_authentication_error_until_they_are_right(
+async def test_wrong_credentials_are_an_authentication_error(
     face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
 ) -> None:
     set_user("~*", "+@all")
@@ -394,7 +397,7 @@ async def test_wrong_credentials_are_an_authentication_error_until_they_are_righ
 
 
 @pytest.mark.parametrize("kind", list(NEEDED))
-async def test_a_server_with_a_password_wants_it(face: Face, start_server: Callable[..., Server], kind: str) -> None:
+async def test_a_server_with_a_password_requires_it(face: Face, start_server: Callable[..., Server], kind: str) -> None:
     server = start_server(kind, tcp=True, password="sp ce/ü:@#%")
     for url in (f"unix://{server.path}", f"redis://127.0.0.1:{server.port}"):
         with pytest.raises(redis.exceptions.AuthenticationError):
@@ -411,8 +414,8 @@ async def test_a_server_with_a_password_wants_it(face: Face, start_server: Calla
 # ----------------------------------------------------------------------------------------------------------- secrets
 
 
-def told(error: BaseException) -> str:
-    """All that a log would show of an exception and of those behind it."""
+def shown_text(error: BaseException) -> str:
+    """All that a log would show of an exception and of its causes."""
     return "".join(traceback.format_exception(error)) + repr(error) + str(vars(error))
 
 
@@ -443,10 +446,10 @@ async def test_a_bad_url_is_refused_without_repeating_a_password(
 ) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises((ValueError, TypeError)) as caught:
         face.client(url)
-    assert SECRET not in told(caught.value) and SECRET not in caplog.text
+    assert SECRET not in shown_text(caught.value) and SECRET not in caplog.text
 
 
-async def test_no_password_is_in_anything_that_is_shown(
+async def test_no_password_is_ever_shown(
     face: Face, server: Server, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -462,19 +465,19 @@ async def test_no_password_is_in_anything_that_is_shown(
         lock = client.lock("app:a")
         with pytest.raises(redis.exceptions.ConnectionError) as caught:  # AuthenticationError is one
             await face.get(lock.acquire())
-        shown += [told(caught.value), repr(client), str(client), repr(lock), repr(vars(client))]
+        shown += [shown_text(caught.value), repr(client), str(client), repr(lock), repr(vars(client))]
     client = face.client(url)
     lock = client.lock("app:a")
     await face.get(lock.acquire())
     with pytest.raises(redis.exceptions.NoPermissionError) as refused:
         await face.get(client.lock("other").acquire())
-    shown += [told(refused.value), repr(client), repr(vars(client)), repr(lock), repr(lock.lease)]
+    shown += [shown_text(refused.value), repr(client), repr(vars(client)), repr(lock), repr(lock.lease)]
     shown.append(str(await face.get(client.server_info())))
     await face.get(lock.release())
     await face.get(client.close())
     with pytest.raises(fastlock.ClientClosedError) as closed:
         await face.get(lock.acquire())
-    shown += [told(closed.value), repr(client), caplog.text]
+    shown += [shown_text(closed.value), repr(client), caplog.text]
     everything_shown = "\n".join(shown)
     assert SECRET not in everything_shown and WRONG not in everything_shown
-    assert server.path in everything_shown, "where the server is may be said, and helps"
+    assert server.path in everything_shown, "the server's address may be shown, and helps"

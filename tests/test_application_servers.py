@@ -1,7 +1,7 @@
-"""Servers and workers that run users' code, as they come: uWSGI, which forks in C; gunicorn and Celery with greenlets.
+"""Application servers and workers as users run them: uWSGI, which forks in C; gunicorn and Celery with greenlets.
 
-What they run sells under one lock and counts at the server who holds it: two at once are a violation. A client is made
-when the application is loaded, as everybody does it.
+The application sells under one lock and counts the holders on the server: two at once are a violation. It makes its
+client when it is loaded, as applications usually do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def application(environ, start_response):
 @pytest.mark.parametrize("threads", ["--disable-logging", "--threads=2"], ids=["a thread each", "two threads each"])
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_one_holder_under_uwsgi(tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any, threads: str) -> None:
-    """Its default: the application is loaded once, and then forked, without a word to Python."""
+    """uWSGI's default: the application is loaded once, and then forked, without Python's fork hooks."""
     no_leaks.allow("holders", "tokens")
     arguments = [command("uwsgi"), "--http-socket", "127.0.0.1:PORT", "--wsgi-file", "application.py", "--master"]
     arguments += ["--processes", "4", "--need-app", "--die-on-term", "--listen", "64", threads]
@@ -51,8 +51,8 @@ def test_one_holder_under_uwsgi(tmp_path: Path, server: Any, probe: redis.Redis,
     for entry in probe.lrange("tokens", 0, -1):
         pid, token = entry.split()
         users.setdefault(token, set()).add(pid)
-    assert {len(pids) for pids in users.values()} == {1}, "no token is used by two processes"
-    assert len(set.union(*users.values())) > 1, "more than one worker has served"
+    assert {len(pids) for pids in users.values()} == {1}, "a token was used by two processes"
+    assert len(set.union(*users.values())) > 1, "only one worker has served"
 
 
 GREENLETS = """
@@ -65,7 +65,7 @@ probe = redis.Redis.from_url(os.environ["SERVER"])
 def direct():
     try:
         with client.lock("sku", timeout=20):
-            time.sleep(0.02)  # with others at work meanwhile, who want it too
+            time.sleep(0.02)  # other greenlets, which want the lock too, run meanwhile
     except RuntimeError as error:
         assert "native thread" in str(error)
         return "refused"
@@ -127,7 +127,8 @@ def begin(**_):
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_greenlets_of_gunicorn(tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
-    """Nobody waits for ever: who would is told so, and by the way which that names all are served, one by one."""
+    """No greenlet waits for ever: one that would gets an error, and the way that the error names serves all, one by
+    one."""
     needs("gevent")
     no_leaks.allow("holders")
     arguments = [command("gunicorn"), "--bind", "127.0.0.1:PORT", "--worker-class", "gevent", "application"]

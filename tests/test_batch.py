@@ -1,4 +1,4 @@
-"""Many names at once: in order, without waiting, all that is free; one bad answer and nothing is held."""
+"""Batches of names: leases in order, without waiting, for all names that are free; after an error nothing is held."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from fastlock.embedded import Server
 pytestmark = pytest.mark.usefixtures("no_leaks", "impl")
 
 
-async def test_leases_come_in_the_order_of_the_names_and_none_for_what_is_held(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_leases_come_in_the_order_of_the_names(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     probe.set("b", "somebody else", px=60_000)
     names = ["c", b"b", "a", memoryview(b"d")]
@@ -44,7 +42,7 @@ async def test_names_may_come_from_any_iterable_and_without_end(face: Face, serv
     assert await face.get(client.release_many(iter(leases))) == [True] * 3
 
 
-async def test_nothing_is_asked_for_no_names(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_no_names_send_nothing(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url, client_name="idle")
     assert await face.get(client.acquire_many([])) == [] and await face.get(client.release_many([])) == []
     assert await face.get(client.release_many([None, None])) == [False, False]
@@ -72,11 +70,11 @@ async def test_a_batch_never_waits(face: Face, server: Server, proxy: FaultProxy
     for name in ("a", "b"):
         probe.set(name, "somebody else", px=60_000)
     assert await face.get(client.acquire_many(["a", "b"])) == [None, None]
-    assert sum(b"a" in words for words in proxy.commands) == 1, "a held name is asked once"
+    assert sum(b"a" in words for words in proxy.commands) == 1, "a held name must be requested once"
     probe.delete("a", "b")
 
 
-async def test_one_bad_answer_and_nothing_is_held(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_after_one_error_reply_nothing_is_held(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     names = [f"n{i}" for i in range(20)]
     probe.rpush("n7", "no lock at all")
@@ -92,7 +90,7 @@ async def test_one_bad_answer_and_nothing_is_held(face: Face, server: Server, pr
     probe.delete("n9")
 
 
-async def test_release_many_tells_each_of_them(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_release_many_tells_the_outcome_of_each(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     leases = await face.get(client.acquire_many(["kept", "deleted", "taken", "a list", "extended"], timeout=30))
     (brief,) = await face.get(client.acquire_many(["brief"], timeout=0.15))
@@ -105,14 +103,16 @@ async def test_release_many_tells_each_of_them(face: Face, server: Server, probe
     again = await face.get(client.acquire_many(["brief"]))
     released = await face.get(client.release_many([None, *leases, brief]))
     assert released == [False, True, False, False, False, True, False]
-    assert sorted(probe.keys()) == [b"a list", b"brief", b"taken"], "a lease that is over frees nobody else's lock"
+    assert sorted(probe.keys()) == [b"a list", b"brief", b"taken"], (
+        "an ended lease must not release another client's lock"
+    )
     assert probe.get("taken") == b"somebody else" and probe.get("brief") == again[0].token
     assert await face.get(client.release_many(again)) == [True]
     probe.delete("a list", "taken")
 
 
-async def test_those_who_wait_for_a_name_of_a_batch_get_it(face: Face, server: Server, probe: redis.Redis) -> None:
-    """Its token is marked then, so the flush does not let go of it; nor would it tell who waits."""
+async def test_waiters_for_a_name_of_a_batch_get_it(face: Face, server: Server, probe: redis.Redis) -> None:
+    """The name's token is marked by then, so the plain delete does not release it; nor would that look for waiters."""
     client, other = face.client(server.unix_url), face.client(server.url)
     leases = await face.get(client.acquire_many(["a", "b", "c"]))
     lock = other.lock("b", blocking_timeout=20)
@@ -125,25 +125,27 @@ async def test_those_who_wait_for_a_name_of_a_batch_get_it(face: Face, server: S
     waiting = face.start(wait)
     end = time.monotonic() + 20
     while probe.get("b") != b"fl+" + leases[1].token[3:]:
-        assert time.monotonic() < end, "nobody has marked it"
+        assert time.monotonic() < end, "the token was never marked"
         await face.checkpoint()
     assert await face.get(client.release_many(leases)) == [True] * 3
     assert await waiting.get() is True and probe.keys() == []
 
 
-def test_a_reply_in_the_form_that_says_somebody_waits_is_looked_at_again() -> None:
-    """After a lost reply the own token may stand there marked: as much its own as before."""
+def test_a_reply_with_its_own_token_is_checked_again() -> None:
+    """After a lost reply the name may hold the own token, plain or contended: both are its own."""
     token, ours = b"fl:" + b"a" * 32, b"fl+" + b"a" * 32
     keys = [b"%d" % n for n in range(6)]
     replies = [None, token, ours, b"fl+" + b"b" * 32, 5, b"fl:" + b"b" * 32]
     leases, odd = batch.granted([str(n) for n in range(6)], keys, token, 5.0, replies)
     assert [lease is not None for lease in leases] == [True] + [False] * 5 and odd == [1, 2, 4]
     given = b"x" * 35
-    assert batch.granted(["x"], [b"x"], given, 5.0, [b"fl+" + given[3:]]) == ([None], []), "nobody can mark it"
+    assert batch.granted(["x"], [b"x"], given, 5.0, [b"fl+" + given[3:]]) == ([None], []), (
+        "such a token cannot be marked"
+    )
 
 
-def test_what_the_flush_did_not_release_is_looked_at_again() -> None:
-    """Also a plain 0: it may have been marked by who waits for it."""
+def test_what_the_deletes_did_not_release_is_checked_again() -> None:
+    """A reply of 0 is checked too: a waiter may have marked the token."""
     leases = [fastlock.Lease("x", b"x", b"t", 5.0) for _ in range(5)]
     released = [True] + [False] * 6
     assert batch.ended(leases, [1, 0, None, b"1", ValueError()], [2, 3, 4, 5, 6], released) == [3, 4, 5, 6]
@@ -151,8 +153,8 @@ def test_what_the_flush_did_not_release_is_looked_at_again() -> None:
     assert [lease._deadline for lease in leases] == [ENDED] + [5.0] * 4
 
 
-def test_a_lease_that_is_over_by_the_servers_word_is_not_released_again() -> None:
-    """It may have passed to another of this client, which holds by the same token."""
+def test_a_released_lease_is_not_released_again() -> None:
+    """The lease may have been handed over to another caller of this client, which holds by the same token."""
     over, held = fastlock.Lease("x", b"x", b"t", ENDED), fastlock.Lease("y", b"y", b"t", 5.0)
     given: list[Any] = []
     mine = batch.owned([over, held, None], given)
@@ -160,7 +162,7 @@ def test_a_lease_that_is_over_by_the_servers_word_is_not_released_again() -> Non
     assert batch.merge(given, mine, [True]) == [False, True, False]
 
 
-def test_a_name_given_twice_is_told(impl: str) -> None:
+def test_a_name_given_twice_is_refused(impl: str) -> None:
     with pytest.raises(ValueError, match="twice, as b'sku:7'"):
         fastlock.Client().acquire_many(["a", "sku:7", "b", b"sku:7"])
 
@@ -169,11 +171,11 @@ async def test_a_lease_given_twice_is_released_once(face: Face, server: Server, 
     client = face.client(server.unix_url)
     (a, b) = await face.get(client.acquire_many(["a", "b"]))
     released = await face.get(client.release_many([a, b, a]))
-    assert released[1] is True and (released[0] or released[2]), "it was released, and nobody was told"
+    assert released[1] is True and (released[0] or released[2]), "it was released, and no result says so"
     assert probe.keys() == []
 
 
-async def test_leases_of_locks_and_of_batches_are_the_same_thing(
+async def test_leases_of_locks_and_of_batches_are_interchangeable(
     face: Face, server: Server, probe: redis.Redis
 ) -> None:
     client, other = face.client(server.unix_url), face.client(server.url)
@@ -187,9 +189,7 @@ async def test_leases_of_locks_and_of_batches_are_the_same_thing(
     assert probe.keys() == []
 
 
-async def test_of_two_batches_over_the_same_names_each_name_goes_to_one(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_each_name_goes_to_one_of_several_batches(face: Face, server: Server, probe: redis.Redis) -> None:
     chance = random.Random(11)
     clients = [face.client(server.unix_url) for _ in range(4)]
     names = [f"n{i}" for i in range(50)]

@@ -57,7 +57,7 @@ def command(*args: str) -> list[str]:
 
 
 def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run it somewhere else than in the source tree."""
+    """Run the benchmark outside of the source tree."""
     return subprocess.run(command(*args), cwd=folder, capture_output=True, text=True, timeout=55)
 
 
@@ -82,17 +82,17 @@ def pair_plan() -> plan.Plan:
 def document(
     measurable: None, shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """One run of all without contention, against a server that somebody else uses too."""
+    """One run of everything without contention, against a server that another client uses too."""
     folder = tmp_path_factory.mktemp("bench")
     args = ("--rounds", "1", "--seconds", "0.05", "--json", "-", "--url", shared.url)
     done = bench(folder, "--quick", *chosen(*UNCONTENDED), *args)
     assert done.returncode == 0, done
-    assert "pairs/s" in done.stderr  # the table, since stdout is taken
+    assert "pairs/s" in done.stderr  # the table, since stdout is taken by the JSON
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
-def test_document_names_what_was_run(document: dict[str, Any], shared: embedded.Server) -> None:
+def test_document_describes_the_run(document: dict[str, Any], shared: embedded.Server) -> None:
     assert document["schema"] == SCHEMA
     assert document["interrupted"] is False
     assert document["failures"] == []
@@ -142,7 +142,7 @@ def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
 
 def test_sixteen_threads_need_at_most_sixteen_connections(document: dict[str, Any]) -> None:
     rows = document["scenarios"]["threads"]["rows"]
-    assert 1 < rows["redis-py"]["connections"] <= 16  # it opens one when all it has are busy
+    assert 1 < rows["redis-py"]["connections"] <= 16  # redis-py opens a connection when all it has are busy
     for rival in ("fastlock", "fallback") if CORE else ("fallback",):
         assert 1 <= rows[rival]["connections"] <= 16
 
@@ -160,7 +160,7 @@ def test_embedded_server_and_table(measurable: None, tmp_path: Path) -> None:
     assert "embedded" in done.stdout
 
 
-def test_check_says_which_bounds_were_judged(measurable: None, tmp_path: Path) -> None:
+def test_check_names_the_bounds_that_were_judged(measurable: None, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = bench(tmp_path, "--scenario", "threads", "--quick", "--check", "--json", str(result))
     verdicts = json.loads(result.read_text(encoding="utf-8"))["budgets"]
@@ -169,13 +169,13 @@ def test_check_says_which_bounds_were_judged(measurable: None, tmp_path: Path) -
     assert "connections" in done.stdout
 
 
-def test_interrupt_keeps_what_was_measured(measurable: None, shared: embedded.Server, db: Any, tmp_path: Path) -> None:
+def test_interrupt_keeps_results(measurable: None, shared: embedded.Server, db: Any, tmp_path: Path) -> None:
     args = ("--scenario", "pair", "--rounds", "1000", "--seconds", "0.02", "--json", "-", "--url", shared.url)
-    stream = subprocess.PIPE
-    with subprocess.Popen(command(*args), cwd=tmp_path, stdout=stream, stderr=stream, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command(*args), cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stderr is not None
-            while not re.search(r"round (?!1/)", progress := process.stderr.readline()):  # each was measured once
+            while not re.search(r"round (?!1/)", progress := process.stderr.readline()):  # each rival was measured once
                 assert progress
             process.send_signal(signal.SIGINT)
             stdout, stderr = process.communicate(timeout=30)
@@ -243,7 +243,7 @@ def test_unreachable_server_is_refused_without_its_password(measurable: None, tm
     assert "s3cret" not in str(refused.value)
 
 
-def test_scenarios_of_the_help_are_those_there_are() -> None:
+def test_the_help_lists_all_scenarios() -> None:
     assert options.SCENARIO_NAMES == plan.SCENARIO_NAMES
     assert options.SCENARIO_NAMES[: len(SCENARIOS)] == tuple(SCENARIOS)
 
@@ -251,7 +251,7 @@ def test_scenarios_of_the_help_are_those_there_are() -> None:
 # --------------------------------------------------------------------------------------------------------- workers
 
 
-def test_worker_reports_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_worker_reports_an_unreachable_server(tmp_path: Path) -> None:
     worker = WorkerRival("redis-py", f"unix://{tmp_path}/nobody.sock", RIVALS["redis-py"])
     try:
         worker.greet()
@@ -263,38 +263,38 @@ def test_worker_reports_a_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_failing_rival_costs_its_cell_only(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    playing = session.Session(target, pair_plan())
+    running = session.Session(target, pair_plan())
     monkeypatch.setattr(ceiling.RoundTrip, "open", lambda *args: 1 / 0)
     try:
-        playing.run()
+        running.run()
     finally:
-        playing.end()
-    (failure,) = playing.failures
+        running.end()
+    (failure,) = running.failures
     assert "round trip: ZeroDivisionError" in failure
-    assert playing.taken["pair"].round_trip() is None
-    assert playing.taken["pair"].rows()["redis-py"].grants > 0
+    assert running.taken["pair"].round_trip() is None
+    assert running.taken["pair"].rows()["redis-py"].grants > 0
 
 
 @pytest.mark.parametrize("form", ["{}:forgotten", "fastlock:queue:{{{}:forgotten}}"], ids=["lock", "queue"])
 def test_forgotten_key_fails_the_run(form: str, target: Target, db: Any) -> None:
-    playing = session.Session(target, pair_plan())
-    key = form.format(playing.prefix)
+    running = session.Session(target, pair_plan())
+    key = form.format(running.prefix)
     db.set(key, "x", px=60_000)
     try:
-        playing.run()
+        running.run()
     finally:
-        playing.end()
-    assert playing.failures == [f"pair: 1 keys left behind, such as {key!r}"]
+        running.end()
+    assert running.failures == [f"pair: 1 keys left behind, such as {key!r}"]
     assert not db.exists(key)
 
 
-def test_other_volatile_keys_are_there_meanwhile_and_gone_afterwards(target: Target, db: Any) -> None:
+def test_volatile_keys_exist_only_during_the_run(target: Target, db: Any) -> None:
     before = db.dbsize()
     with target.volatile("fastlock-bench:x:volatile", 2_500):
         assert db.dbsize() == before + 2_500
         ends = [db.pttl(f"fastlock-bench:x:volatile:{number}") for number in range(0, 2_500, 100)]
         assert min(ends) > 3_500_000
-        assert ends == sorted(set(ends)), "each at another time"
+        assert ends == sorted(set(ends)), "the keys expire at different times"
     assert db.dbsize() == before
 
 
@@ -332,14 +332,14 @@ def test_summary_of_canned_rounds() -> None:
     assert found.ratio == Spread(4.0, 2.0, 6.0)
     assert found.latency_us is not None
     assert (found.grants, found.rounds, found.latency_us.count, found.connections) == (400, 2, 4, 3)
-    assert found.latency_us.p50 == pytest.approx(2, rel=0.3)  # the first unit of a histogram is half a microsecond
+    assert found.latency_us.p50 == pytest.approx(2, rel=0.3)  # the first bin of a histogram is half a microsecond wide
     assert found.latency_us.p99 == found.latency_us.max == pytest.approx(100, rel=6e-3)
     assert found.server_cpu_us == pytest.approx(10)
     assert found.server_cpu_ratio == pytest.approx(0.1)
     assert found.client_cpu_us == pytest.approx(5000)
 
 
-def test_summary_of_what_was_not_measured() -> None:
+def test_summary_of_unmeasured_values() -> None:
     found = stats.summarize("ceiling", [sample(100)], [], None)
     assert found.ratio is found.latency_us is found.server_cpu_us is found.server_cpu_ratio is None
 
@@ -407,7 +407,7 @@ def fair(*grants: int) -> stats.Fairness:
 
 
 def judged(scenario: str, rows: dict[float | None, dict[str, Row]], **more: Any) -> list[tuple[float | None, bool]]:
-    """Measured and met of every bound of one scenario; ``more``: its parameters."""
+    """Measured value and verdict of every bound of one scenario; ``more``: its parameters."""
     found = budgets.judge({scenario: budgets.Played(rows, more)}, (scenario,))
     return [(verdict.measured, verdict.met) for verdict in found]
 
@@ -446,7 +446,7 @@ def test_budget_of_the_sweep_is_of_the_most_waiters() -> None:
     assert judged("waiters", {10: rows[10]}) == [(None, False)] * 2
 
 
-def test_handover_is_judged_by_a_caller_in_c_else_by_a_pair() -> None:
+def test_handover_is_compared_with_hiredis_or_else_a_pair() -> None:
     played = {"fastlock": contested("fastlock", 5_000)}
     results = {"handover": budgets.Played({None: {**played, "hiredis": contested("hiredis", 10_000)}})}
     (verdict,) = budgets.judge(results, ("handover",))
@@ -467,7 +467,7 @@ def test_rate_of_the_benchmark_tool() -> None:
         ceiling.parse_rate("Could not connect to Redis at 127.0.0.1:1: Connection refused\n")
 
 
-def test_sweep_says_what_was_missed_and_failed_where_anything_was() -> None:
+def test_sweep_shows_missed_and_failed_only_where_there_are_any() -> None:
     (stage,) = make_plan(Wishes(("waiters",), ("redis-py", "fastlock"), waiters=(1, 4))).stages
     good, bad = Sample(100, 1.0, 100, 100, attempts=100), Sample(50, 1.0, 50, 50, attempts=100, timeouts=50, failures=2)
     taken = session.Taken(stage, samples={x: {"redis-py": [good], "fastlock": [good]} for x in (1, 4)})
@@ -483,7 +483,7 @@ def test_sweep_says_what_was_missed_and_failed_where_anything_was() -> None:
 
 
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
-def test_table_cuts_no_number_short(target: Target, rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_truncates_no_number(target: Target, rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not rich:
         for name in ("rich", "rich.box", "rich.console", "rich.table", "rich.text"):
             monkeypatch.setitem(sys.modules, name, None)

@@ -1,4 +1,4 @@
-"""What a contest's log says, as pure functions: planted faults are found, no run counts for more than it was."""
+"""The analysis of a contest's log, as pure functions: planted faults are found, no run counts for more than it was."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def findings(records: list[Grant], contest: Contest = HOT, seconds: float = 1.0,
     ("records", "found"),
     [
         ([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], 0),
-        ([grant(0, 1, 2, 5), grant(1, 1, 5, 9)], 0),  # at the moment of the call to release
+        ([grant(0, 1, 2, 5), grant(1, 1, 5, 9)], 0),  # released at the moment of the grant
         ([grant(0, 1, 2, 5), grant(1, 1, 4, 9)], 1),
         ([grant(0, 1, 2, 5), grant(1, 1, 4, 9, name=1)], 0),  # another name
         ([grant(0, 1, 2, 50), grant(1, 1, 4, 9), grant(2, 1, 20, 30)], 2),  # both within the first
@@ -70,7 +70,7 @@ def test_overlaps(records: list[Grant], found: int) -> None:
     assert len(analysis.overlaps(records, LEASE)) == found
 
 
-def test_lease_is_taken_at_its_word_and_no_longer() -> None:
+def test_dead_holder_holds_until_its_lease_ends() -> None:
     dead = Grant(0, 0, 1, 1, 2 * MS, 0, 0)
     lasts = analysis.promise(0.3)
     assert analysis.overlaps([dead, grant(1, 1, lasts, 400 * MS)], lasts)  # before its end
@@ -80,13 +80,13 @@ def test_lease_is_taken_at_its_word_and_no_longer() -> None:
 
 
 @pytest.mark.parametrize("words", [{"met": 1}, {"lost": 2}, {"met": 1, "lost": 1}])
-def test_what_the_cells_saw_is_a_violation_too(words: dict[str, int]) -> None:
+def test_violations_seen_by_the_cells_count(words: dict[str, int]) -> None:
     found = findings([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], **words)
     assert found.counts["violations"] == max(words.values())
     assert "more than one held" in found.wrong[0]
 
 
-def test_violation_says_who_and_when() -> None:
+def test_violation_names_lanes_and_time() -> None:
     found = findings([grant(0, 1, 2_000, 50_000), grant(3, 1, 12_000, 60_000)])
     assert found.counts["violations"] == 1
     assert "name 0 granted to lane 3, 10 us after lane 0" in found.wrong[0]
@@ -103,10 +103,10 @@ def test_lost_updates() -> None:
     assert analysis.lost_updates(records, [3]) == 1
     sale = replace(HOT, books=True)
     assert "4 updates" in findings(records, sale).wrong[0]
-    assert findings(records, sale, late=1).wrong == []  # a lease that ended explains it
+    assert findings(records, sale, late=1).wrong == []  # a lease that ended explains the lost update
 
 
-# ------------------------------------------------------------------------------------------- what the server must say
+# ------------------------------------------------------------------------------------- key changes on the server
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_lost_updates() -> None:
     [
         ([], 0),
         ([grant(0, 1, 2, 5)], 2),
-        ([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], 2),  # to the same process, within which it may pass on
-        ([grant(0, 1, 2, 5), grant(2, 1, 6, 9)], 4),  # to another one
-        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9)], 4),  # nobody hands a lease to himself
-        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9), gave_up(1, 3, 6)], 2),  # another had it in between, perhaps
+        ([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], 2),  # to the same process, within which the lease may be handed over
+        ([grant(0, 1, 2, 5), grant(2, 1, 6, 9)], 4),  # to another process
+        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9)], 4),  # no lane hands a lease over to itself
+        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9), gave_up(1, 3, 6)], 2),  # another lane may have had it in between
         ([grant(0, 1, 2, 5), grant(1, 1, 6, 9, name=1)], 4),
         ([Grant(0, 0, 1, 1, 2, 0, 0), grant(2, 1, 6, 9)], 3),  # never released
     ],
 )
-def test_key_changes_without_which_no_server_can_have_given_it(records: list[Grant], due: int) -> None:
+def test_key_changes_that_the_server_must_have_made(records: list[Grant], due: int) -> None:
     found = findings(records, replace(HOT, names=2))
     assert found.due_passing_on == due
     assert found.due == sum((record.granted > 0) + (record.released > 0) for record in records)
@@ -139,12 +139,12 @@ def test_lanes_know_their_process() -> None:
 
 def test_punctual_waits() -> None:
     records = [
-        grant(0, 0, 1 * MS, 4 * MS),  # 2 of overtime, from 2 on
+        grant(0, 0, 1 * MS, 4 * MS),  # 2 ms of overtime, from 2 on
         grant(1, 1 * MS, 4 * MS, 5 * MS),
-        grant(2, 3 * MS, 6 * MS, 7 * MS),  # asked in the middle of it
-        grant(3, 0, 8 * MS, 19 * MS),  # behind the first; then 10, from 9 on
-        Grant(4, 0, 12 * MS, 14 * MS, 20 * MS, 0, 0),  # due in the middle of that, and asked later
-        gave_up(5, 8 * MS, 16 * MS),  # in its overtime, 7
+        grant(2, 3 * MS, 6 * MS, 7 * MS),  # called in the middle of it
+        grant(3, 0, 8 * MS, 19 * MS),  # behind the first; then 10 ms of overtime, from 9 on
+        Grant(4, 0, 12 * MS, 14 * MS, 20 * MS, 0, 0),  # due in the middle of that, and called awaitable
+        gave_up(5, 8 * MS, 16 * MS),  # in its overtime, 7 ms
         grant(6, 0, 5 * MS, 95 * MS, name=1),  # of another name
     ]
     contest = replace(HOT, hold=0.001, patience=0.008)
@@ -157,9 +157,9 @@ def test_punctual_waits() -> None:
     ("records", "gaps"),
     [
         ([grant(0, 1, 2, 100), grant(1, 50, 130, 200)], [30]),
-        ([grant(0, 1, 2, 100), grant(1, 110, 130, 200)], []),  # nobody waited: it was free
+        ([grant(0, 1, 2, 100), grant(1, 110, 130, 200)], []),  # no lane waited: the name was free
         ([grant(0, 1, 2, 100), grant(0, 101, 110, 120), grant(1, 50, 130, 200)], [10]),  # barged; then handed over
-        ([grant(0, 1, 2, 100), grant(2, 105, 115, 120), grant(1, 50, 130, 200)], [15, 10]),  # a newcomer was quicker
+        ([grant(0, 1, 2, 100), grant(2, 105, 115, 120), grant(1, 50, 130, 200)], [15, 10]),  # a newcomer was faster
         ([Grant(0, 0, 1, 1, 2, 0, 0), grant(1, 50, 130, 200)], []),  # never released
         ([grant(0, 1, 2, 100), grant(1, 50, 130, 200, name=1)], []),
     ],
@@ -168,14 +168,14 @@ def test_handovers(records: list[Grant], gaps: list[int]) -> None:
     assert analysis.handovers(records) == gaps
 
 
-def test_recoveries_count_from_the_end_of_the_dead_holders_lease() -> None:
+def test_recoveries_count_from_the_end_of_the_dead_lease() -> None:
     victim = Grant(4, 0, 0, 1 * MS, 3 * MS, 0, 0)
     waiter, next_one = grant(0, 5 * MS, 310 * MS, 311 * MS), grant(1, 5 * MS, 400 * MS, 401 * MS)
     assert analysis.recoveries([victim, waiter, next_one], 4, 0.3) == [8 * MS]
     contest = Contest("threads", 3, 4, 1, lease=0.3, laps=1, role="crash")
     found = findings([victim, waiter, next_one], contest)
     assert found.times["recovery"] == [8 * MS]
-    assert found.counts["grants"] == 2  # the victim's is not one
+    assert found.counts["grants"] == 2  # the victim's grant does not count
     assert found.counts["score"] == pytest.approx(125)
     assert found.counts["lanes"] == []
 
@@ -187,17 +187,15 @@ def test_recoveries_count_from_the_end_of_the_dead_holders_lease() -> None:
         (5 * MS, 302 * MS + MS // 2, [1 * MS]),
         (5 * MS, 304 * MS, [2 * MS]),
         (301 * MS, 304 * MS, [2 * MS]),  # 1 ms before the end
-        (303 * MS, 304 * MS, []),  # nobody waited when the lease ended
+        (303 * MS, 304 * MS, []),  # no lane waited when the lease ended
     ],
 )
-def test_recovery_is_of_who_waited_and_never_shorter_than_the_server_can_tell(
-    called: int, granted: int, found: list[int]
-) -> None:
+def test_recovery_counts_waiters_and_whole_milliseconds(called: int, granted: int, found: list[int]) -> None:
     victim = Grant(4, 0, 0, 1 * MS, 3 * MS, 0, 0)
     assert analysis.recoveries([victim, grant(0, called, granted, granted + 1)], 4, 0.3) == found
 
 
-def test_those_who_wait_for_a_dead_holder_come_while_its_lease_lasts() -> None:
+def test_waiters_of_a_crash_come_while_the_lease_lasts() -> None:
     crash = contests.SCENARIOS["crash"].contest
     assert all(0 <= at < crash.lease / 2 * 1e9 for (at,) in lanes.arrivals(crash, 7, 0.1))
 
@@ -205,7 +203,7 @@ def test_those_who_wait_for_a_dead_holder_come_while_its_lease_lasts() -> None:
 # ------------------------------------------------------------------------------------------- counts, waits, fairness
 
 
-def test_grants_after_the_end_are_not_in_the_rate_but_in_the_waits() -> None:
+def test_late_grants_count_for_waits_and_not_for_the_rate() -> None:
     second = 1_000 * MS
     found = findings([grant(0, 1, 2, 5), grant(1, 1, 2 * second, 3 * second)])
     assert (found.counts["grants"], found.counts["acquired"]) == (1, 2)
@@ -213,14 +211,14 @@ def test_grants_after_the_end_are_not_in_the_rate_but_in_the_waits() -> None:
     assert found.counts["lanes"] == [1, 0, 0, 0]
 
 
-def test_who_gave_up_has_waited() -> None:
+def test_waits_that_timed_out_count() -> None:
     patient = replace(HOT, patience=0.1)
     found = findings([grant(0, 1, 2, 5), gave_up(1, 10, 10 + 100 * MS), gave_up(2, 10, 20 * MS)], patient)
     assert found.counts["timeouts"] == 2
-    assert sorted(found.times["wait"]) == [1, 100 * MS, 100 * MS]  # the other might have waited as long
+    assert sorted(found.times["wait"]) == [1, 100 * MS, 100 * MS]  # the other lane might have waited as long
 
 
-def test_lock_that_refuses_early_is_not_made_to_look_good() -> None:
+def test_early_refusals_count_as_the_full_timeout() -> None:
     served = [grant(0, 10 * at * MS, (10 * at + 1) * MS, (10 * at + 2) * MS) for at in range(1, 40)]
     hasty = [gave_up(1, at * MS, at * MS + MS // 100) for at in range(1, 100)]
     found = findings([*served, *hasty])
@@ -228,17 +226,17 @@ def test_lock_that_refuses_early_is_not_made_to_look_good() -> None:
     assert statistics.median(found.times["wait"]) == contests.PATIENCE * 1e9
 
 
-def test_cut_off_is_not_missed_and_counts_until_the_end() -> None:
+def test_waits_cut_off_by_the_end_are_no_timeouts() -> None:
     cut = replace(HOT, cut=True)
     early, looked, late = gave_up(1, 10, 20 * MS), gave_up(2, 10, 950 * MS), gave_up(3, 999 * MS, 1_001 * MS)
     found = findings([early, looked, late], cut)
     assert found.counts["timeouts"] == 1
     assert found.times["wait"] == [1_000 * MS - 10, 1_000 * MS - 10, 2 * MS]
     impatient = findings([gave_up(1, 10, 10 + 950 * MS)], replace(cut, patience=0.95))
-    assert impatient.counts["timeouts"] == 1  # its patience had ended before the run
+    assert impatient.counts["timeouts"] == 1  # its timeout had ended before the run
 
 
-def test_try_lock_that_raised_counts_with_the_time_it_took() -> None:
+def test_try_lock_that_raised_counts_its_time() -> None:
     found = findings([gave_up(1, 10, 20 * MS)], replace(HOT, blocking=False))
     assert found.times["wait"] == [20 * MS - 10]
 
@@ -322,21 +320,21 @@ def test_noise_is_the_farthest_of_median_and_quartiles() -> None:
     assert stats.noise([]) is None
 
 
-def test_noise_of_few_ratios_is_that_of_the_farthest_and_wider() -> None:
+def test_noise_of_few_ratios_is_wider_than_their_farthest() -> None:
     assert stats.noise_at([1.0], [1.0]) == 0
     assert stats.noise_at([1.0] * 4, [*[1.0] * 20, 0.5, 1.1]) == pytest.approx(5 / 4)
     assert stats.noise_at([1.0], [1.0, 1.0, 0.5]) == pytest.approx(5)
-    assert stats.noise_at([], [1.0, 1.25]) == pytest.approx(5 / 4)  # not played there yet
+    assert stats.noise_at([], [1.0, 1.25]) == pytest.approx(5 / 4)  # not measured there yet
     assert stats.noise_at([], []) is None
 
 
-def test_noise_of_a_place_is_its_own_or_that_of_all() -> None:
+def test_noise_of_a_point_is_its_own_or_that_of_all() -> None:
     calm, rough = [1.0, 1.0, 1.01, 1.0, 1.0], [0.6, 0.7, 1.0, 1.5, 1.6]
     assert stats.noise_at(rough, calm * 5 + rough) == stats.noise(rough)
     assert stats.noise_at(calm, calm + rough) == stats.noise(calm + rough) > 0
 
 
-def test_twin_that_stood_still_makes_the_noise_large() -> None:
+def test_a_stalled_twin_makes_the_noise_large() -> None:
     some, none = Sample(100, 1, 100, 100), Sample(0, 1, 0, 0)
     for twin, subject in (([some, none], [some, some]), ([some, some], [some, none])):
         found = stats.twin_ratios(twin, subject)
@@ -346,14 +344,14 @@ def test_twin_that_stood_still_makes_the_noise_large() -> None:
     assert stats.noise([0.0, 0.0, 1.0]) == pytest.approx(stats.FARTHEST - 1)
 
 
-def test_sweep_marks_each_place_by_its_own_noise() -> None:
+def test_sweep_marks_each_point_by_its_own_noise() -> None:
     def took(*grants: int) -> list[Sample]:
         return [Sample(number, 1, number, number) for number in grants]
 
     (stage,) = make_plan(Wishes(("waiters",), ("fastlock",) * 3, waiters=(1, 4, 16, 64))).stages
-    played = {"fastlock": took(*[100] * 5), "fastlock#3": took(*[150] * 5)}
-    calm = played | {"fastlock#2": took(*[100] * 5)}
-    rough = played | {"fastlock#2": took(60, 90, 100, 160, 170)}
+    samples = {"fastlock": took(*[100] * 5), "fastlock#3": took(*[150] * 5)}
+    calm = samples | {"fastlock#2": took(*[100] * 5)}
+    rough = samples | {"fastlock#2": took(60, 90, 100, 160, 170)}
     taken = Taken(stage, "fastlock", "fastlock#2", False, {1: calm, 4: calm, 16: calm, 64: rough})
     assert [taken.rows(x)["fastlock#3"].noisy for x in (1, 4, 16, 64)] == [False, False, False, True]
     assert taken.rows(64)["fastlock#2"].noisy
@@ -361,8 +359,8 @@ def test_sweep_marks_each_place_by_its_own_noise() -> None:
     assert taken.noise_at(1) == 0
 
 
-def test_commands_of_a_grant_are_those_of_the_median_round() -> None:
-    """Not of one in which a client also opened a connection."""
+def test_commands_per_grant_are_those_of_the_median_round() -> None:
+    """A round in which a client also opened a connection does not count."""
     rounds = [Sample(200, 1, 200, 200, sent=sent) for sent in (600, 606, 600)]
     assert stats.typical(rounds) == stats.summarize("fair", rounds, []).sent_per_grant == 3
     assert stats.typical([*rounds, Sample(200, 1, 200, 200, sent=None)]) is None
@@ -393,7 +391,7 @@ def written(*lanes: Lane) -> None:
         lane.write()
 
 
-def test_log_is_read_after_its_writer_is_dead(log: Log) -> None:
+def test_log_can_be_read_after_its_writer_was_killed(log: Log) -> None:
     def write() -> None:
         mapped = Log(log.path, log.shape.size)
         mapped.shape = log.shape
@@ -423,7 +421,7 @@ def test_cells_see_a_second_holder(log: Log) -> None:
     assert len(analysis.overlaps(log.grants(2), promise)) == 1
 
 
-def test_cells_forgive_what_happens_after_the_end_of_a_lease(log: Log) -> None:
+def test_cells_ignore_overlaps_after_the_end_of_a_lease(log: Log) -> None:
     one, other = Lane(log, 0, 100), Lane(log, 1, 100)
     one.granted(0, 10, 10, 20)
     other.granted(0, 120, 120, 130)
@@ -454,7 +452,7 @@ def test_lane_stops_before_its_log_is_full(log: Log) -> None:
 
 
 class Raises:
-    """A lock whose acquire takes a while and raises; for either face."""
+    """A lock whose acquire takes a while and raises; for both APIs."""
 
     def __init__(self, key: str, **options: object) -> None:
         pass
@@ -471,7 +469,7 @@ class RaisesToTasks(Raises):
         return super().acquire()
 
 
-async def later(value: bool) -> bool:
+async def awaitable(value: bool) -> bool:
     return value
 
 
@@ -481,10 +479,10 @@ def gives(key: str, **options: object) -> Any:
 
 
 def gives_to_tasks(key: str, **options: object) -> Any:
-    return types.SimpleNamespace(acquire=lambda: later(True), release=lambda: later(True))
+    return types.SimpleNamespace(acquire=lambda: awaitable(True), release=lambda: awaitable(True))
 
 
-def run_steps(
+def run_lane(
     log: Log,
     kind: str,
     contest: Contest,
@@ -494,7 +492,7 @@ def run_steps(
     task: Any = RaisesToTasks,
     early: lanes.Early | None = None,
 ) -> lanes.Job:
-    """One lane, of locks that raise if no others are given."""
+    """Run one lane, with locks that raise if no others are given."""
     job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds, early or lanes.Early(0))
     job.begin(time.monotonic_ns())
     if kind == "threads":
@@ -505,7 +503,7 @@ def run_steps(
     return job
 
 
-def test_sleeps_end_earlier_where_they_ended_late() -> None:
+def test_sleeps_are_shortened_after_late_wakeups() -> None:
     early = lanes.Early(lanes.EARLIEST_NS)
     early.watch(time.monotonic_ns() - 1)
     assert early.ns == 4 * lanes.STEP_NS and not early.watched
@@ -519,9 +517,9 @@ def test_sleeps_end_earlier_where_they_ended_late() -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 @pytest.mark.parametrize("most", [0, lanes.EARLIEST_NS])
-def test_holds_end_on_the_dot(log: Log, kind: str, most: int) -> None:
+def test_holds_last_at_least_their_time(log: Log, kind: str, most: int) -> None:
     early = lanes.Early(most)
-    run_steps(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, gives, gives_to_tasks, early)
+    run_lane(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, gives, gives_to_tasks, early)
     records = list(log.grants(1))
     assert len(records) == 20 and all(record.releasing - record.granted >= 2 * MS for record in records)
     assert (early.ns + early.watched > 0) is (most > 0)
@@ -529,8 +527,8 @@ def test_holds_end_on_the_dot(log: Log, kind: str, most: int) -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 @pytest.mark.parametrize("blocking", [True, False])
-def test_acquire_that_raised_has_waited_too(log: Log, kind: str, blocking: bool) -> None:
-    job = run_steps(log, kind, replace(HOT, blocking=blocking), [], 1.0)
+def test_waits_that_raised_count(log: Log, kind: str, blocking: bool) -> None:
+    job = run_lane(log, kind, replace(HOT, blocking=blocking), [], 1.0)
     records = list(log.grants(1))
     assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == lanes.TIRED
     assert all(-record.granted - record.called >= 2 * MS for record in records)
@@ -540,15 +538,16 @@ def test_acquire_that_raised_has_waited_too(log: Log, kind: str, blocking: bool)
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_arrivals_of_a_lane_that_went_home_are_never_served(log: Log, kind: str) -> None:
+def test_arrivals_of_a_lane_that_gave_up_are_never_served(log: Log, kind: str) -> None:
     due = [at * MS for at in range(0, 400, 10)]
-    job = run_steps(log, kind, replace(HOT, lanes=1, rate=100.0), due, 0.4)
+    job = run_lane(log, kind, replace(HOT, lanes=1, rate=100.0), due, 0.4)
     records = list(log.grants(1))
     assert [record.intended - job.start for record in records] == due
     assert log.tally(0)[FAILURES] == lanes.TIRED
     never = records[lanes.TIRED :]
     assert all(analysis.never_asked(record) for record in never)
-    assert {-record.granted - job.start for record in never} == {800 * MS}  # until when others work theirs off
+    # until when the other lanes work off their arrivals
+    assert {-record.granted - job.start for record in never} == {800 * MS}
     found = analysis.measure(job.contest, records, [log.tally(0)], [0], job.start, 0.4)
     assert found.counts["timeouts"] == found.counts["attempts"] == len(due)
     assert min(found.times["wait"]) > 400 * MS
@@ -566,7 +565,7 @@ def test_arrivals_are_the_same_for_every_rival_and_keep_the_rate() -> None:
     assert lanes.arrivals(HOT, 7, 1.0) == [[], [], [], []]
 
 
-def test_storm_gathers_before_it_breaks() -> None:
+def test_storm_waiters_arrive_before_the_release() -> None:
     storm = contests.SCENARIOS["storm"].contest
     came = sorted(at for (at,) in lanes.arrivals(storm, 1, 0.4))
     assert len(came) == storm.lanes
@@ -607,7 +606,7 @@ def refusal(**wishes: object) -> str:
     return str(refused.value)
 
 
-def test_plan_refuses_what_makes_no_sense() -> None:
+def test_plan_refuses_contradictory_options() -> None:
     assert "no such rival" in refusal(rivals=("redlock",))
     assert "--hold changes hot" in refusal(scenarios=("pair",), hold=1.0)
     assert "--waiters changes storm, waiters, but not hot" in refusal(scenarios=("hot",), waiters=(5,))
@@ -625,10 +624,10 @@ def test_plan_refuses_what_makes_no_sense() -> None:
 
 
 @pytest.mark.parametrize("name", ["fastlock#2", "a#2", "a b", "a\n", "\x1b[2J", "caf\u00e9", "\u202ea", "a\x7f"])
-def test_plan_refuses_names_that_cannot_be_told_apart_or_shown(name: str) -> None:
-    said = refusal(rivals=(f"{name}=module",))
-    assert "ASCII" in said
-    assert said.isascii() and said.isprintable()
+def test_plan_refuses_ambiguous_or_unprintable_names(name: str) -> None:
+    refused_with = refusal(rivals=(f"{name}=module",))
+    assert "ASCII" in refused_with
+    assert refused_with.isascii() and refused_with.isprintable()
 
 
 def test_plan_of_wishes() -> None:
@@ -645,7 +644,7 @@ def test_plan_of_wishes() -> None:
     assert plan.as_dict()["hold"] == 2.0
 
 
-def test_sweeps_take_their_lists() -> None:
+def test_sweeps_use_their_lists() -> None:
     waiters, load = make_plan(Wishes(("waiters", "load"), waiters=(1, 5), rate=(10.0, 20.0))).stages
     assert [(x, turn.contest.lanes) for x, turn in waiters.turns if turn.contest] == [(1, 1), (5, 5)]
     assert [(x, turn.contest.rate) for x, turn in load.turns if turn.contest] == [(10, 10), (20, 20)]
@@ -653,7 +652,7 @@ def test_sweeps_take_their_lists() -> None:
     assert load.parameters["rate"] == [10, 20]
 
 
-def test_more_waiters_get_more_time_to_come_and_to_be_served() -> None:
+def test_more_waiters_get_more_time() -> None:
     (stage,) = make_plan(Wishes(("waiters",))).stages
     turns = {x: turn for x, turn in stage.turns if turn.contest}
     assert list(turns) == [1, 10, 100, 1000, 10_000]
@@ -663,7 +662,7 @@ def test_more_waiters_get_more_time_to_come_and_to_be_served() -> None:
     assert {turn.seconds for _, turn in stage.turns} == {0.2}
 
 
-def test_who_polls_is_not_asked_to_stand_more_than_a_crowd() -> None:
+def test_polling_rivals_skip_the_largest_numbers_of_waiters() -> None:
     plan = make_plan(Wishes(("waiters",), ("fastlock", "redis-py")))
     for seat in plan.seats:
         assert seat.entry is not None
@@ -672,7 +671,7 @@ def test_who_polls_is_not_asked_to_stand_more_than_a_crowd() -> None:
         assert stood == ([1, 10, 100, 1000] if seat.label == "redis-py" else [1, 10, 100, 1000, 10_000])
 
 
-def test_variant_for_a_few_scenarios_is_not_missed_elsewhere() -> None:
+def test_a_variant_runs_in_its_scenarios_only() -> None:
     (seat,) = make_plan(Wishes(("hot",), ("fair",))).seats
     assert seat.special
     assert seat.cannot("hot", "threads") == ""
@@ -687,7 +686,7 @@ def test_reference_holds_alone() -> None:
     assert (own.processes, own.lanes, own.hold) == (1, 1, 0.001)
 
 
-def test_rate_makes_an_open_loop_only_of_what_was_chosen() -> None:
+def test_rate_makes_an_open_loop_of_chosen_scenarios_only() -> None:
     stages = {stage.name: stage for stage in make_plan(Wishes(rate=(100.0,))).stages}
     assert [turn.contest.rate for _, turn in stages["hot"].turns if turn.contest] == [0]
     assert [turn.contest.rate for _, turn in stages["load"].turns if turn.contest] == [100]

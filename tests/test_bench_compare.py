@@ -1,7 +1,4 @@
-"""Comparing two results: what is a change and what is noise, what cannot be compared, and files that are no results.
-
-The results come from support/results.py: nothing is measured, and every expectation is exact.
-"""
+"""Comparing two results: what counts as a change and what as noise, what cannot be compared, and invalid files."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ TIMES = {"p50": 100.0, "p90": 150.0, "p99": 400.0, "p999": 900.0, "max": 1000.0,
 
 
 def row(rival: str, rate: float, base: float = 1000.0, **more: Any) -> dict[str, Any]:
-    """A row of a rival that reaches so much, where redis-py reaches ``base``; its rounds differ by a tenth."""
+    """A row of a rival with this rate, where redis-py reaches ``base``; its rounds differ by a tenth."""
     ratio = {"median": rate / base, "low": rate / base, "high": rate / base}
     return {
         "rival": rival,
@@ -106,21 +103,21 @@ def test_rate_has_to_leave_the_noise_of_both_runs(rate: float, verdict: str) -> 
     assert change(result(4000), result(rate), "rate").verdict == verdict
 
 
-def test_faster_machine_is_no_faster_lock_and_hides_no_slower_one() -> None:
+def test_a_faster_machine_is_no_faster_lock() -> None:
     assert change(result(4000, 1000), result(6000, 1500), "rate").verdict == "same"
     hidden = change(result(4000, 1000), result(4000, 1500), "rate")
     assert (hidden.ratio, hidden.by, hidden.verdict) == (1.0, "relative", "worse")
     assert hidden.slowdown == pytest.approx(1.5)
 
 
-def test_times_have_to_move_further_than_those_of_redis_py() -> None:
+def test_times_have_to_change_more_than_those_of_redis_py() -> None:
     a, b = result(), result()
     ours(b)["wait_us"]["p99"] = 480.0
     assert change(a, b, "wait p99").verdict == "worse"
     base(b)["wait_us"]["p99"] = 500.0
     found = change(a, b, "wait p99")
     assert (found.verdict, found.noise, found.by) == ("same", pytest.approx(0.25), "ratio")
-    base(b)["wait_us"]["p99"] = 320.0  # whichever way it moved
+    base(b)["wait_us"]["p99"] = 320.0  # in whichever direction it changed
     assert change(a, b, "wait p99").noise == pytest.approx(0.25)
 
 
@@ -146,7 +143,7 @@ def test_standstill_is_slower_than_anything() -> None:
     ours(stopped)["ratio"] = dict.fromkeys(("median", "low", "high"), 0)
     found = change(result(), stopped, "rate")
     assert (found.verdict, found.slowdown) == ("worse", math.inf)
-    assert change(stopped, result(), "rate").verdict == ""  # nothing to be a multiple of
+    assert change(stopped, result(), "rate").verdict == ""  # there is no rate to divide by
 
 
 def test_unmeasured_noise_is_that_of_the_rounds() -> None:
@@ -199,7 +196,7 @@ def test_times_relative_to_redis_py() -> None:
     assert [name for _, name in slower(compare(a, b), 50)] == ["wait p50"]
 
 
-def test_other_load_commit_and_number_of_rounds_do_not_matter() -> None:
+def test_load_commit_and_number_of_rounds_do_not_matter() -> None:
     b = result()
     b["environment"] |= {"load": 9.9, "commit": "fedcba", "fastlock": "9.9"}
     b["parameters"] |= {"rounds": 50, "scenarios": ["hot", "pair"]}
@@ -207,7 +204,7 @@ def test_other_load_commit_and_number_of_rounds_do_not_matter() -> None:
     assert compare(result(), b).differs == {}
 
 
-def test_scenario_that_was_played_otherwise_is_not_judged() -> None:
+def test_a_scenario_with_other_settings_is_not_judged() -> None:
     a, b = result(4000), result(100)
     b["scenarios"]["hot"]["parameters"] = {"lanes": 64}
     comparison = compare(a, b)
@@ -231,7 +228,7 @@ def test_points_of_sweeps_are_compared_one_by_one() -> None:
     assert "SLOWER  hot, fastlock at 64: rate, takes 2.00 times as long" in text_of(a, b, 10)
 
 
-def test_what_only_one_run_has_is_named() -> None:
+def test_entries_of_one_run_only_are_named() -> None:
     a, b = result(), result()
     b["scenarios"]["hot"]["rows"]["pottery"] = row("pottery", 200)
     del b["scenarios"]["hot"]["rows"]["redis-py"]
@@ -342,13 +339,13 @@ def test_failed_run_does_not_pass(saved: tuple[Path, Path], capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("rest", [("redis-py",), ("redis-py", "fallback")])
-def test_fastlock_that_has_gone_does_not_pass(
+def test_a_missing_fastlock_does_not_pass(
     rest: tuple[str, ...], saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = saved
     older, newer = result(), result()
     older["scenarios"]["hot"]["rows"]["fallback"] = row("fallback", 3000)
-    older["scenarios"]["hot"]["rows"]["pottery"] = row("pottery", 300)  # may go
+    older["scenarios"]["hot"]["rows"]["pottery"] = row("pottery", 300)  # this rival may be missing
     newer["scenarios"]["hot"]["rows"] = {name: older["scenarios"]["hot"]["rows"][name] for name in rest}
     a.write_text(json.dumps(older))
     b.write_text(json.dumps(newer))
@@ -360,7 +357,7 @@ def test_fastlock_that_has_gone_does_not_pass(
     assert "nothing of fastlock got slower" not in text
     made = json.loads((b.parent / "out.json").read_text())
     assert {"scenario": "hot", "rival": "fastlock", "x": None, "measure": "gone"} in made["slower"]
-    assert bench("compare", b, a, "--fail-over", 10) == 2 - ("fallback" in rest) * 2  # what is new is no failure
+    assert bench("compare", b, a, "--fail-over", 10) == 2 - ("fallback" in rest) * 2  # new entries are no failure
 
 
 def test_json(saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -415,7 +412,7 @@ WRONG: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "words"), WRONG, ids=range(len(WRONG)))
-def test_what_is_no_result_is_refused(
+def test_an_invalid_result_is_refused(
     content: bytes, words: str, saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = saved
@@ -462,7 +459,7 @@ SHAPES: list[tuple[tuple[str | int, ...], Any, str]] = [
 
 
 @pytest.mark.parametrize(("place", "value", "words"), SHAPES)
-def test_wrong_shape_is_refused_by_its_place(place: tuple[str, ...], value: Any, words: str) -> None:
+def test_wrong_shape_is_refused_with_its_path(place: tuple[str, ...], value: Any, words: str) -> None:
     made: Any = result()
     at = made
     for key in place[:-1]:
@@ -474,7 +471,7 @@ def test_wrong_shape_is_refused_by_its_place(place: tuple[str, ...], value: Any,
     assert str(refusal.value).startswith("b.json: ")
 
 
-def test_what_may_be_missing(complete: dict[str, Any]) -> None:
+def test_optional_fields_may_be_missing(complete: dict[str, Any]) -> None:
     for made in (complete, result()):
         assert schema.checked(made, "it") is made
     rows = {"a": None, "b": {}, "c": dict.fromkeys(schema.ROW.keys)}

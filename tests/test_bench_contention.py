@@ -1,6 +1,6 @@
-"""The contention harness as a program: short real runs of each scenario, what it must catch, and how it ends.
+"""The contention harness as a program: short real runs of each scenario, the faults it must catch, and how it ends.
 
-No speed is judged. What is computed out of the logs: test_bench_analysis.py.
+No speed is judged. The analysis of the logs: test_bench_analysis.py.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def command(*args: str) -> list[str]:
 
 
 def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run it somewhere else than in the source tree; modules in that folder can be imported."""
+    """Run the benchmark outside of the source tree; modules in that folder can be imported."""
     env = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(command(*args), cwd=folder, env=env, capture_output=True, text=True, timeout=55)
 
@@ -88,7 +88,7 @@ def run(folder: Path, *args: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def document(shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run of every scenario of contention, against a server that somebody else uses too."""
+    """One run of every scenario of contention, against a server that another client uses too."""
     scenarios, players = chosen("--scenario", *SCENARIOS), chosen("--rival", OURS, "redis-py")
     return run(tmp_path_factory.mktemp("bench"), *scenarios, *players, *SMALLEST, "--url", shared.url)
 
@@ -146,7 +146,7 @@ def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
         assert row["connections"] >= 1, where
 
 
-def test_what_only_some_scenarios_have(document: dict[str, Any]) -> None:
+def test_fields_of_some_scenarios_only(document: dict[str, Any]) -> None:
     scenarios = document["scenarios"]
     for row in scenarios["hot"]["rows"].values():
         assert 0 < row["fairness"]["jain"] <= 1
@@ -154,14 +154,14 @@ def test_what_only_some_scenarios_have(document: dict[str, Any]) -> None:
         assert row["fairness"]["grants"] == sorted(row["fairness"]["grants"], reverse=True)
         assert row["rate"]["median"] == pytest.approx(row["grants"] / 0.05)
     for row in scenarios["crash"]["rows"].values():
-        assert row["recovery_us"]["count"] == 4  # of four names
-        assert row["grants"] == 4  # one waits for each
+        assert row["recovery_us"]["count"] == 4  # for four names
+        assert row["grants"] == 4  # one lane waits for each
         assert row["lease_ms"] == 300
         assert row["rate"] is None
     for row in scenarios["storm"]["rows"].values():
         assert row["grants"] == 3
         assert row["served_s"]["median"] > 0
-        assert row["handover_us"]["count"] >= 1  # at least from the holder to the first
+        assert row["handover_us"]["count"] >= 1  # at least from the holder to the first waiter
     assert scenarios["zipf"]["parameters"]["names"] == 1000
     assert scenarios["load"]["parameters"]["names"] == "unique"
 
@@ -178,10 +178,10 @@ def test_run_leaves_nothing_behind(document: dict[str, Any], db: Any) -> None:
     ],
     ids=["threads", "tasks"],
 )
-def test_every_rival_plays_on_its_faces(option: str, players: tuple[str, ...], tmp_path: Path) -> None:
-    """In a crash, where they are forked, killed, wait, acquire and release."""
+def test_every_rival_runs_on_its_apis(option: str, players: tuple[str, ...], tmp_path: Path) -> None:
+    """In the crash scenario, in which they are forked, killed, wait, acquire and release."""
     if OURS == "fallback":
-        players = tuple(name for name in players if name != "dropin")  # it is played compiled
+        players = tuple(name for name in players if name != "dropin")  # it runs compiled
     short = ("--scenario", "crash", option, "4", "--processes", "2", "--quick", "--rounds", "1")
     found = run(tmp_path, *short, *chosen("--rival", *players))["scenarios"]["crash"]["rows"]
     assert set(found) == set(players) & THERE
@@ -192,7 +192,8 @@ def test_every_rival_plays_on_its_faces(option: str, players: tuple[str, ...], t
 
 @pytest.mark.skipif(OURS != "fastlock", reason="the references are played beside the compiled fastlock")
 def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
-    options = (*chosen("--scenario", "hot", "crowd"), "--seconds", "0.4", "--rounds", "1")  # in 0.1 s some get nothing
+    # in 0.1 s some lanes get nothing
+    options = (*chosen("--scenario", "hot", "crowd"), "--seconds", "0.4", "--rounds", "1")
     done = bench(tmp_path, *options, *chosen("--rival", OURS, "fair", "redis-py"), "--check", "--json", "result.json")
     found = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert found["failures"] == []
@@ -201,7 +202,7 @@ def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
     assert sorted(crowd) == ["fastlock", "redis-py"]
     assert hot["alone"]["fairness"] is None  # one lane
     assert hot["alone"]["sent_per_grant"] == pytest.approx(2, abs=0.1)  # an acquire and a release
-    assert hot["redis-py"]["sent_per_grant"] is None  # it does not count them
+    assert hot["redis-py"]["sent_per_grant"] is None  # redis-py does not count its commands
     for row in (hot["fastlock"], hot["fair"], crowd["fastlock"]):
         assert 0 < row["sent_per_grant"] <= row["commands_per_grant"]
     assert "alone: fastlock with one thread" in done.stdout
@@ -254,40 +255,42 @@ class Overrun(Crew):
 
 
 def test_lock_that_grants_twice_in_the_warm_up_is_caught(target: Target) -> None:
-    playing = session.Session(target, make_plan(Wishes(("hot",), (OURS,))))
-    (stage,) = playing.plan.stages
-    assert playing._open(stage, session.Taken(stage), Overrun("broken", target.url, rivals.RIVALS[OURS]))
-    assert playing.failures == ["hot, broken: in the warm-up more than one held a name"]
+    running = session.Session(target, make_plan(Wishes(("hot",), (OURS,))))
+    (stage,) = running.plan.stages
+    assert running._open(stage, session.Taken(stage), Overrun("broken", target.url, rivals.RIVALS[OURS]))
+    assert running.failures == ["hot, broken: in the warm-up more than one held a name"]
 
 
 def test_missing_rival_is_named(target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(rivals.RIVALS, "ghost", rivals.Entry("ghost", needs=("no_such_library", "ghost-lock")))
     plan = make_plan(Wishes(("handover",), ("ghost", "phantom=no_such_module", OURS), rounds=1, seconds=0.02))
-    playing = session.Session(target, plan)
+    running = session.Session(target, plan)
     try:
-        playing.run()
+        running.run()
     finally:
-        playing.end()
-    assert playing.skipped["ghost"] == "not installed: pip install ghost-lock"
-    assert "no_such_module" in playing.skipped["phantom"]
-    assert list(playing.taken["handover"].rows()) == [OURS, *BESIDE.get("handover", [])]
-    (failure,) = playing.failures
-    assert failure.startswith("phantom: ") and "no_such_module" in failure, "whoever names a module means it"
+        running.end()
+    assert running.skipped["ghost"] == "not installed: pip install ghost-lock"
+    assert "no_such_module" in running.skipped["phantom"]
+    assert list(running.taken["handover"].rows()) == [OURS, *BESIDE.get("handover", [])]
+    (failure,) = running.failures
+    assert failure.startswith("phantom: ") and "no_such_module" in failure, (
+        "a missing module that was named is a failure"
+    )
 
 
-def test_dead_server_costs_the_rest_not_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_before_the_servers_death_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with embedded.Server() as server:
         target = Target(server.url, private=False)
-        playing = session.Session(target, make_plan(Wishes(("hot", "handover"), (OURS,), rounds=2, seconds=0.05)))
-        monkeypatch.setattr(playing, "_beside", lambda *args: server.stop())  # it ends after the first round
+        running = session.Session(target, make_plan(Wishes(("hot", "handover"), (OURS,), rounds=2, seconds=0.05)))
+        monkeypatch.setattr(running, "_beside", lambda *args: server.stop())  # the server ends after the first round
         try:
-            playing.run()
+            running.run()
         finally:
-            playing.end()
+            running.end()
             target.close()
-    assert playing.taken["hot"].rows()[OURS].rounds == 1
-    assert any("cannot be asked any more" in failure for failure in playing.failures)
-    assert "handover" not in playing.taken
+    assert running.taken["hot"].rows()[OURS].rounds == 1
+    assert any("cannot be asked any more" in failure for failure in running.failures)
+    assert "handover" not in running.taken
 
 
 # -------------------------------------------------------------------------------------------------- how it ends
@@ -314,9 +317,9 @@ def test_interrupt_keeps_results_and_leaves_nothing(
     scenario: str, shared: embedded.Server, db: Any, tmp_path: Path
 ) -> None:
     args = ("--scenario", scenario, "--rounds", "1000", "--seconds", "0.02", "--processes", "2", "--rival", OURS)
-    stream = subprocess.PIPE
+    pipe = subprocess.PIPE
     line = command(*args, "--json", "-", "--url", shared.url)
-    with subprocess.Popen(line, cwd=tmp_path, stdout=stream, stderr=stream, text=True) as process:
+    with subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stderr is not None
             while not re.search(r"round ([2-9]|\d\d)", process.stderr.readline()):
@@ -354,7 +357,7 @@ def test_interrupt_keeps_results_and_leaves_nothing(
 def test_bad_input_is_one_line(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code: object = cli.main(["bench", *args])
-    except SystemExit as refused:  # as argparse ends
+    except SystemExit as refused:  # argparse exits so
         code = refused.code
     shown = capsys.readouterr()
     assert (code, shown.out) == (2, "")
@@ -362,7 +365,7 @@ def test_bad_input_is_one_line(args: tuple[str, ...], said: str, capsys: pytest.
     assert said in shown.err
 
 
-def test_servers_that_cannot_be_measured_are_one_line(tmp_path: Path) -> None:
+def test_unusable_servers_are_refused_in_one_line(tmp_path: Path) -> None:
     with embedded.Server(password="s3cret") as server:
         with redis.Redis.from_url(server.url) as db:
             db.acl_setuser("poor", enabled=True, passwords=["+word"], keys=["*"], categories=["+@all"],
@@ -386,7 +389,7 @@ def test_password_is_in_no_report(tmp_path: Path) -> None:
     assert json.loads(text)["scenarios"]["hot"]["round_trip"] is not None
 
 
-def test_victims_do_not_outlive_a_killed_run(shared: embedded.Server, tmp_path: Path) -> None:
+def test_no_worker_outlives_a_killed_run(shared: embedded.Server, tmp_path: Path) -> None:
     line = command("--scenario", "crash", "--rounds", "1000", "--rival", OURS, "--url", shared.url)
     with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

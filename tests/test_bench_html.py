@@ -1,4 +1,4 @@
-"""The page of a benchmark run: its markup, what it says of what is missing, and how a browser shows it.
+"""The page of a benchmark run: its markup, what it shows for missing data, and how a browser shows it.
 
 No speed is measured here: the results come from support/results.py. The browser is Chromium without a window; where it
 is not installed its tests are skipped, in CI they fail.
@@ -51,7 +51,7 @@ def test_no_two_rivals_look_alike() -> None:
     looks = [(style.colour, style.dash, style.marker) for style in styles.values()]
     assert len(set(looks)) == len(names)
     assert [name for name, style in styles.items() if style.bold] == ["fastlock"]
-    assert plots.styles_of(["redis-py"])["redis-py"] == styles["redis-py"]  # the same in every report
+    assert plots.styles_of(["redis-py"])["redis-py"] == styles["redis-py"]  # the same style in every report
 
 
 def test_markers_are_all_drawn() -> None:
@@ -70,7 +70,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", range(3), ids=["light", "dark", "print"])
-def test_colours_can_be_told_from_their_ground(theme: int) -> None:
+def test_colours_contrast_with_their_background(theme: int) -> None:
     blocks = [
         dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
     ]
@@ -187,8 +187,8 @@ def test_drawings_can_be_read_aloud(page: str) -> None:
 def test_page_is_well_formed_and_links_to_itself_only(page: str) -> None:
     read = Page(page)
     assert len(read.ids) == len(set(read.ids))
-    assert {connection.removeprefix("#") for connection in read.links} <= set(read.ids)
-    assert all(connection.startswith("#") for connection in read.links)
+    assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
+    assert all(link.startswith("#") for link in read.links)
     assert 'name="viewport" content="width=device-width' in page
     assert not {"link", "img", "iframe", "object", "embed", "form", "base"} & set(read.tags)
 
@@ -210,7 +210,7 @@ def test_all_numbers_are_in_the_tables(page: str, good: dict[str, Any]) -> None:
         assert written.duration(point["row"]["wait_us"]["p99"]) in text
 
 
-def test_page_says_what_the_numbers_rest_on(page: str, good: dict[str, Any]) -> None:
+def test_page_shows_how_the_numbers_were_measured(page: str, good: dict[str, Any]) -> None:
     text = Page(page).text
     counted = sum(len(each["rows"]) + len(each["points"]) for each in good["scenarios"].values())
     for words in (
@@ -235,12 +235,12 @@ def test_no_lock_was_held_twice(page: str) -> None:
     assert not [box for box in Page(page).boxes if "bad" in box]
 
 
-def test_violation_is_seen_first(result: dict[str, Any]) -> None:
+def test_violations_are_shown_first(result: dict[str, Any]) -> None:
     result["scenarios"]["hot"]["rows"]["pottery"]["violations"] = 3
     result["failures"] = ["hot, pottery: more than one holder"]
     read = Page(html.page(checked(result, "it")))
     assert read.boxes[:2] == ["box bad", "box bad"]
-    assert read.boxes.count("box bad") == 3  # and once in its scenario
+    assert read.boxes.count("box bad") == 3  # and once in the scenario of the violation
     assert read.text.index("hot, pottery: 3 times") < read.text.index("Overview")
     assert "hot, pottery: more than one holder" in read.text
     assert "No failures" not in read.text
@@ -354,7 +354,7 @@ GAPS: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("gap", GAPS)
-def test_what_is_missing_is_said_and_breaks_nothing(gap: str, result: dict[str, Any]) -> None:
+def test_missing_data_is_named_and_breaks_nothing(gap: str, result: dict[str, Any]) -> None:
     spoil, words = GAPS[gap]
     spoil(result)
     read = Page(html.page(checked(result, "it")))
@@ -374,7 +374,7 @@ def test_late_points_are_open(good: dict[str, Any]) -> None:
         assert "mark hollow" not in figure.drawing
 
 
-def test_far_round_trip_does_not_press_the_curves_flat(good: dict[str, Any]) -> None:
+def test_a_distant_round_trip_is_not_drawn(good: dict[str, Any]) -> None:
     rows, styles = good["scenarios"]["pair"]["rows"], plots.styles_of(list(results.RIVALS))
     near = plots.percentiles(rows, "latency", 97.0, styles)
     far = plots.percentiles(rows, "latency", 0.1, styles)
@@ -423,7 +423,7 @@ def light(page: str, crowd: str, tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.fixture(scope="module")
 def dark(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, browser.Seen]:
-    """The same where dark is."""
+    """The same where dark is preferred."""
     return browser.look({"wide": (page, 1280), "narrow": (page, 360)}, tmp_path_factory.mktemp("look"), "dark")
 
 
@@ -442,7 +442,7 @@ def test_page_in_a_browser(page: str, window: str, width: int, scheme: str, requ
 
 @needs_browser
 @pytest.mark.parametrize("window", ["wide", "narrow"])
-def test_script_reads_values_off_and_hides_rivals(window: str, light: dict[str, browser.Seen]) -> None:
+def test_script_shows_values_and_hides_rivals(window: str, light: dict[str, browser.Seen]) -> None:
     seen = light[window]
     assert all("fastlock" in read["words"] and read["inside"] and read["gone"] for read in seen["read"])
     assert seen["hide"]["marked"] == seen["hide"]["after"] > 20
@@ -457,7 +457,7 @@ def test_crowded_page_in_a_browser(window: str, light: dict[str, browser.Seen]) 
 
 
 @needs_browser
-def test_browser_test_is_not_blind(light: dict[str, browser.Seen]) -> None:
+def test_browser_test_finds_planted_faults(light: dict[str, browser.Seen]) -> None:
     seen = light["bad"]
     assert {error.partition(":")[0] for error in seen["errors"]} == {"policy", "console", "error"}
     assert "DIV.wide" in seen["beyond"]
@@ -495,7 +495,7 @@ def test_render_makes_a_page_of_a_file(good: dict[str, Any], page: str, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "result.json"]
 
 
-def test_render_refuses_what_it_cannot_read(
+def test_render_refuses_unreadable_files(
     result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved, made = tmp_path / "result.json", tmp_path / "report.html"

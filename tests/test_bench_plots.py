@@ -1,4 +1,4 @@
-"""What the plots of a benchmark page rest on: axes and their ticks, numbers as text, curves out of histograms.
+"""The basis of the plots on a benchmark page: axes and their ticks, numbers as text, curves from histograms.
 
 All of it is arithmetic: values in, values out, every expectation exact.
 """
@@ -75,7 +75,7 @@ def test_thinned_ticks_keep_both_ends() -> None:
     assert scales.thinned([], 20) == []
 
 
-def test_axis_of_waiters_is_labelled_where_something_was_measured() -> None:
+def test_axis_of_waiters_is_labelled_at_measured_points() -> None:
     axis = sweeps.measured_axis([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], "waiters")
     assert [label for _, label in axis.ticks] == ["1", "4", "16", "64", "256", "1,024"]
 
@@ -167,7 +167,7 @@ def test_curve_of_one_call_and_of_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "abc", "HISTFAAAAAA=", "Ä", encoded(1, 2, 3)[:-8]])
-def test_what_is_no_histogram(text: str) -> None:
+def test_unreadable_histograms_are_named(text: str) -> None:
     with pytest.raises(curves.Unreadable, match=r"^fastlock, wait: "):
         curves.decode(text, "fastlock, wait")
 
@@ -180,7 +180,7 @@ def test_grants_against_an_equal_share() -> None:
     assert curves.sampled([1, 2], 5) == [1, 2]
 
 
-def test_fairness_is_linear_until_somebody_takes_it_all() -> None:
+def test_fairness_axis_is_linear_unless_one_client_dominates() -> None:
     assert plots.fair_axis(2.25).kind == "linear"
     greedy = plots.fair_axis(64)
     assert (greedy.kind, greedy.ticks[0]) == ("log", (0.01, "≤ 0.01"))

@@ -1,6 +1,6 @@
-"""Files that the benchmark is to read or write, and cannot: one line, exit code 2, before anything is measured.
+"""Files that the benchmark cannot read or write: one line, exit code 2, before anything is measured.
 
-What is in a result that can be read: test_bench_html.py and test_bench_compare.py.
+The contents of readable results: test_bench_html.py and test_bench_compare.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def bench(*args: object) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    """What a refusal says."""
+    """The one line of a refusal."""
     try:
         code = bench(*args)
-    except SystemExit as stopped:  # by argparse
+    except SystemExit as stopped:  # raised by argparse
         code = stopped.code  # type: ignore[assignment]
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
@@ -32,18 +32,18 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 
 @pytest.mark.parametrize("option", ["--json", "--html"])
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+def test_an_unwritable_path_is_refused_before_the_run(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (tmp_path, "", tmp_path / "no" / "such.file"):
         assert "directory" in refused(capsys, "--scenario", "pair", option, place)
     sealed = tmp_path / "sealed"
     sealed.write_text("")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as nobody is refused anything by the system as root
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # for root the system refuses nothing
     assert "cannot be written" in refused(capsys, "--scenario", "pair", option, sealed)
 
 
-def test_what_json_allows_and_nobody_can_show_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_that_cannot_be_shown_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved, made = tmp_path / "result.json", tmp_path / "report.html"
     document = results.document()
     deep: list[object] = []
@@ -56,7 +56,7 @@ def test_what_json_allows_and_nobody_can_show_is_refused(tmp_path: Path, capsys:
     assert not made.exists()
 
 
-def test_results_of_a_build_without_speed_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_a_debug_build_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     release, debug = tmp_path / "release.json", tmp_path / "debug.json"
     document = results.document()
     release.write_text(json.dumps(document))

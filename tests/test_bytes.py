@@ -1,6 +1,6 @@
-"""The bytes layer, compiled and in Python: what goes out is what hiredis would pack, what comes in is what hiredis
-reads, and every reply reaches its slot, in order, however the stream is cut. One body for both; no sockets here.
-"""
+"""Streams of the core, compiled, and of its fallback in Python: commands are packed as hiredis packs them, replies
+are read as hiredis reads them, and every reply reaches its pending reply, in order, however the stream is cut. One
+test body for both; no sockets here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.pending import Slot, packed, shown
 from fastlock._protocol import commands
 
 CAPABILITIES = (commands.SET_NX_GET, commands.DELIFEQ, commands.DELEX, commands.SET_IFEQ)
-DIALECTS = [frozenset(chosen) for n in range(5) for chosen in itertools.combinations(CAPABILITIES, n)]
+CAPABILITY_SETS = [frozenset(chosen) for n in range(5) for chosen in itertools.combinations(CAPABILITIES, n)]
 NASTY = [b"a", b"", b"a b", b"\r\n", b"\0", b"{tag}", b"%d%b", b"$3\r\nabc\r\n", b"\xff\xfe", bytes(range(256)) * 12]
 NOTHING = object()
 
@@ -40,11 +40,11 @@ def filled(parts: tuple[bytes | int, ...], name: bytes, token: bytes, ms: int) -
     return packed(*(part if isinstance(part, bytes) else values[part] for part in parts))
 
 
-# ------------------------------------------------------------------------------------------------------- what goes out
+# ----------------------------------------------------------------------------------------------------------- commands
 
 
-def test_every_form_of_every_dialect_is_packed_as_hiredis_packs_it(layer: ModuleType) -> None:
-    for capabilities in DIALECTS:
+def test_every_template_of_every_command_table_is_packed(layer: ModuleType) -> None:
+    for capabilities in CAPABILITY_SETS:
         for parts in commands.command_table(capabilities):
             template = layer.Template(*parts)
             assert template.parts == parts
@@ -67,7 +67,7 @@ def test_any_template_is_packed_as_hiredis_packs_it(layer: ModuleType, parts: An
     assert stream.take_output() == b"".join(filled(parts, *call) for call in calls)
 
 
-def test_a_template_of_one_hole_many_times_has_room_for_all(layer: ModuleType) -> None:
+def test_a_template_may_repeat_one_placeholder(layer: ModuleType) -> None:
     stream, template, big = layer.Stream(), layer.Template(*[0] * 7), b"x" * 30_000
     for _ in range(20):
         stream.put(template, None, big, b"", 0)
@@ -84,7 +84,7 @@ def test_numbers_are_written_whole(layer: ModuleType, ms: int) -> None:
 @pytest.mark.parametrize(
     "parts", [(), (b"x",) * 17, (3,), (-1,), ("GET",), (None,), (bytearray(b"x"),), (0,) * 8, (0, b"a") * 8, (1.5,)]
 )
-def test_a_template_that_cannot_be_is_refused(layer: ModuleType, parts: Any) -> None:
+def test_an_impossible_template_is_refused(layer: ModuleType, parts: Any) -> None:
     with pytest.raises(ValueError, match="template"):
         layer.Template(*parts)
 
@@ -129,7 +129,7 @@ def test_any_sequence_of_calls_queues_exactly_its_commands(layer: ModuleType, st
 
 
 def wrong_calls(layer: ModuleType, stream: Any) -> list[Any]:
-    """Calls that must raise; each begins well and goes wrong in the middle."""
+    """Calls that must raise; each begins well and fails in the middle."""
     get = layer.Template(b"SET", 0, 1, 2)
     big = b"x" * 5000
     return [
@@ -154,7 +154,7 @@ def wrong_calls(layer: ModuleType, stream: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(17))
-def test_a_call_that_fails_in_the_middle_leaves_nothing_behind(layer: ModuleType, number: int) -> None:
+def test_a_call_that_fails_in_the_middle_queues_nothing(layer: ModuleType, number: int) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     stream.put_command(Slot(log, 0), (b"ONE",))
@@ -169,7 +169,7 @@ def test_a_call_that_fails_in_the_middle_leaves_nothing_behind(layer: ModuleType
     assert log == [(0, shown(1)), (1, shown(2))]
 
 
-# ------------------------------------------------------------------------------------------------------- what comes in
+# ------------------------------------------------------------------------------------------------------------ replies
 
 
 def bulk(value: bytes) -> bytes:
@@ -221,8 +221,8 @@ def depth(frame: bytes) -> int:
 
 
 def read_plainly(data: bytes) -> tuple[list[Any], list[Any]]:
-    """(replies, pushes) of a stream, by hiredis alone; what answers a SUBSCRIBE is a reply, though it comes as a
-    push."""
+    """(replies, pushes) of a stream, by hiredis alone; the confirmation of a SUBSCRIBE is a reply, though it comes
+    as a push."""
     reader = hiredis.Reader(notEnoughData=NOTHING)
     reader.feed(data)
     found: list[Any] = list(iter(reader.gets, NOTHING))
@@ -232,8 +232,11 @@ def read_plainly(data: bytes) -> tuple[list[Any], list[Any]]:
     ]
 
 
-def asked(layer: ModuleType, replies: list[Any], kinds: random.Random) -> tuple[Any, list[Any], list[Any], list[Any]]:
-    """A pipe that waits for these replies in slots of all kinds; the log, what it must become, and the tickets."""
+def awaiting(
+    layer: ModuleType, replies: list[Any], kinds: random.Random
+) -> tuple[Any, list[Any], list[Any], list[Any]]:
+    """A stream that waits for these replies in pending replies of all kinds; the log, its expected content, and the
+    PendingReply objects."""
     stream, log, expected, pending_replies = layer.Stream(), [], [], []
     get, left = layer.Template(b"GET", 0), deque(map(shown, replies))
     for number in itertools.count():
@@ -258,9 +261,9 @@ def asked(layer: ModuleType, replies: list[Any], kinds: random.Random) -> tuple[
 
 
 def check_deliveries(layer: ModuleType, data: bytes, cuts: list[int], seed: int = 0) -> None:
-    """Feed a stream in pieces and demand what plain hiredis reads, each reply in its slot."""
+    """Feed a stream in pieces and expect what plain hiredis reads, each reply in its pending reply."""
     replies, notes = read_plainly(data)
-    stream, log, expected, pending_replies = asked(layer, replies, random.Random(seed))
+    stream, log, expected, pending_replies = awaiting(layer, replies, random.Random(seed))
     heard: list[Any] = []
     stream.on_push = heard.append
     for start, end in itertools.pairwise([0, *cuts, len(data)]):
@@ -276,7 +279,7 @@ def check_deliveries(layer: ModuleType, data: bytes, cuts: list[int], seed: int 
 
 @seeded
 @given(st.lists(frames | frames | pushes | subscribed, max_size=12), st.randoms(use_true_random=False))
-def test_any_stream_in_any_pieces_reaches_its_slots(layer: ModuleType, parts: list[bytes], dice: random.Random) -> None:
+def test_any_stream_in_any_pieces_is_delivered(layer: ModuleType, parts: list[bytes], dice: random.Random) -> None:
     data, seed = b"".join(parts), dice.randrange(2**32)
     check_deliveries(layer, data, [], seed)
     check_deliveries(layer, data, sorted(dice.randint(0, len(data)) for _ in range(dice.randint(1, 9))), seed)
@@ -303,7 +306,7 @@ def test_a_stream_cut_at_every_point_and_at_every_two_points(layer: ModuleType) 
         check_deliveries(layer, SAMPLE, sorted((dice.randrange(len(SAMPLE)), dice.randrange(len(SAMPLE)))))
 
 
-def test_a_value_may_hold_what_looks_like_a_protocol(layer: ModuleType) -> None:
+def test_a_value_may_look_like_protocol_bytes(layer: ModuleType) -> None:
     for value in (b"\n*12345", b"\r\n%99999999\r\n", b"*4294967295\r\n", b"$9223372036854775807\r\n" * 50, b"\n|55555"):
         data = bulk(value) + b":1\r\n" + b"*1\r\n" + bulk(value)
         for cut in (0, 3, len(data) // 2, len(data) - 3):
@@ -311,7 +314,7 @@ def test_a_value_may_hold_what_looks_like_a_protocol(layer: ModuleType) -> None:
         check_deliveries(layer, data, list(range(1, len(data))))
 
 
-# ------------------------------------------------------------------------------------------- what must not be believed
+# ----------------------------------------------------------------------------------------------------- invalid replies
 
 GARBAGE = [
     *(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x28", b"\0", b"\r\n"),
@@ -324,16 +327,14 @@ GARBAGE = [
 
 
 def memory() -> int:
-    """The most that this process has had reserved, in bytes: what was asked for and not touched counts too."""
+    """The most memory that this process has reserved, in bytes; memory that was reserved and not touched counts too."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmPeak:")[1].split()[0]) * 1024
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda value: repr(value)[2:30])
-@pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "crumbs"])
-def test_bytes_that_cannot_be_explained_break_the_pipe_and_cost_nothing(
-    layer: ModuleType, garbage: bytes, bytewise: bool
-) -> None:
+@pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "byte by byte"])
+def test_invalid_bytes_break_the_stream_and_cost_no_memory(layer: ModuleType, garbage: bytes, bytewise: bool) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     pending_reply, other = Slot(log, 0), layer.PendingReply()
@@ -363,7 +364,7 @@ HUGE = [
 
 
 @pytest.mark.parametrize("header", HUGE)
-def test_a_reply_too_long_is_refused_when_it_is_announced(layer: ModuleType, header: bytes) -> None:
+def test_a_reply_too_long_is_refused_at_its_header(layer: ModuleType, header: bytes) -> None:
     for pieces in ([header], [header[i : i + 1] for i in range(len(header))]):
         stream = layer.Stream()
         stream.put_command(layer.PendingReply(), (b"GET",))
@@ -391,8 +392,8 @@ def test_an_unfinished_reply_is_bounded(layer: ModuleType, header: bytes, size: 
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 9, 20, 26, 65536])
-def test_the_longest_token_is_no_reply_too_long(layer: ModuleType, last: int) -> None:
-    """However its bytes come, and with what goes with it: as the answer to a fenced acquire."""
+def test_the_longest_token_is_not_too_long(layer: ModuleType, last: int) -> None:
+    """However its bytes arrive, and in the array that answers a fenced acquire."""
     stream, pending_reply = layer.Stream(), layer.PendingReply()
     stream.put_command(pending_reply, (b"EVALSHA",))
     reply = b"*2\r\n$65536\r\n" + b"t" * 65536 + b"\r\n:1763758800000000\r\n"
@@ -402,7 +403,7 @@ def test_the_longest_token_is_no_reply_too_long(layer: ModuleType, last: int) ->
     assert pending_reply.reply == [b"t" * 65536, 1763758800000000]
 
 
-def test_many_small_replies_are_no_large_one(layer: ModuleType) -> None:
+def test_many_small_replies_are_not_too_long(layer: ModuleType) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     for number in range(20_000):
@@ -417,7 +418,7 @@ def test_many_small_replies_are_no_large_one(layer: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("asked_for", [0, 1, 2, 3])
-def test_a_reply_too_many_makes_its_neighbours_suspect(layer: ModuleType, asked_for: int) -> None:
+def test_an_excess_reply_invalidates_its_whole_chunk(layer: ModuleType, asked_for: int) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     pending_replies = [Slot(log, number) for number in range(asked_for)]
@@ -428,10 +429,10 @@ def test_a_reply_too_many_makes_its_neighbours_suspect(layer: ModuleType, asked_
     assert (log, stream.broken, stream.drain([])) == ([], True, pending_replies)
 
 
-def test_a_push_that_nobody_asked_for_is_no_fault(layer: ModuleType) -> None:
+def test_an_unexpected_push_is_no_error(layer: ModuleType) -> None:
     stream, heard, push = layer.Stream(), list[Any](), b">2\r\n+invalidate\r\n*1\r\n+name\r\n"
     assert stream.on_push is None
-    stream.feed(push)  # which nobody wants to hear
+    stream.feed(push)  # no callback is set
     stream.on_push = heard.append
     stream.feed(push * 2)
     stream.on_push = None
@@ -464,7 +465,7 @@ def test_garbage_after_garbage_keeps_no_memory(layer: ModuleType) -> None:
 # --------------------------------------------------------------------------------------------------------------- order
 
 
-def test_ten_thousand_slots_grow_and_wrap_around_in_order(layer: ModuleType) -> None:
+def test_ten_thousand_pending_replies_stay_in_order(layer: ModuleType) -> None:
     dice, stream, log = random.Random(11), layer.Stream(), []
     model: deque[int] = deque()
     sent = answered = 0
@@ -481,9 +482,9 @@ def test_ten_thousand_slots_grow_and_wrap_around_in_order(layer: ModuleType) -> 
     assert [pending_reply.number for pending_reply in stream.drain([])] == list(model)
 
 
-def test_drain_gives_every_slot_once_and_drops_what_was_not_sent(layer: ModuleType) -> None:
+def test_drain_returns_each_pending_reply_once(layer: ModuleType) -> None:
     stream, pending_reply, get = layer.Stream(), layer.PendingReply(), layer.Template(b"GET", 0)
-    for _ in range(50):  # so that the ring is not at its start
+    for _ in range(50):  # so that the ring buffer is not at its start
         stream.put_command(None, (b"X",))
     stream.feed(b"_\r\n" * 50)
     pending_replies = [Slot([], 1), None, pending_reply, Slot([], 2, done=True)]
@@ -496,10 +497,10 @@ def test_drain_gives_every_slot_once_and_drops_what_was_not_sent(layer: ModuleTy
     assert (stream.pending, stream.unsent, stream.take_output(), stream.drain([])) == (0, 0, b"", [])
     assert not pending_reply.ready
     with pytest.raises(hiredis.ProtocolError):
-        stream.feed(b"_\r\n")  # the rest of what was drained
+        stream.feed(b"_\r\n")  # the rest of the replies that were drained
 
 
-def test_the_heir_is_the_first_ticket_that_sleeps_and_still_waits(layer: ModuleType) -> None:
+def test_the_next_reader_is_the_first_that_sleeps_and_waits(layer: ModuleType) -> None:
     class Wake:
         def release(self) -> None: ...
 
@@ -522,7 +523,7 @@ def test_the_heir_is_the_first_ticket_that_sleeps_and_still_waits(layer: ModuleT
     assert stream.next_reader() is second
 
 
-def test_a_ticket_wakes_its_sleeper_once_and_only_when_its_reply_is_there(layer: ModuleType) -> None:
+def test_a_pending_reply_wakes_its_caller_once(layer: ModuleType) -> None:
     pending_reply, woken = layer.PendingReply(), []
 
     class Wake:
@@ -548,7 +549,7 @@ def test_a_ticket_wakes_its_sleeper_once_and_only_when_its_reply_is_there(layer:
     assert woken == [(True, True, False, None)]
 
 
-def test_a_slot_that_was_answered_or_drained_is_let_go(layer: ModuleType) -> None:
+def test_an_answered_or_drained_pending_reply_is_freed(layer: ModuleType) -> None:
     stream = layer.Stream()
     pending_replies = [Slot([], number) for number in range(6)]
     for pending_reply in pending_replies[:4]:
@@ -563,7 +564,7 @@ def test_a_slot_that_was_answered_or_drained_is_let_go(layer: ModuleType) -> Non
     assert kept[5]() is None
 
 
-def test_a_slot_that_raises_breaks_the_pipe(layer: ModuleType) -> None:
+def test_a_pending_reply_that_raises_breaks_the_stream(layer: ModuleType) -> None:
     class Broken(Slot):
         def set_result(self, reply: Any) -> None:
             raise RuntimeError("the event loop is closed")
@@ -572,11 +573,11 @@ def test_a_slot_that_raises_breaks_the_pipe(layer: ModuleType) -> None:
     stream.put_command(Broken([], 0), (b"GET",))
     with pytest.raises(RuntimeError, match="closed"):
         stream.feed(b":1\r\n")
-    assert stream.broken  # nobody can tell which replies of the chunk were delivered
+    assert stream.broken  # it is unknown which replies of the chunk were delivered
 
 
-def test_nobody_reads_on_where_bytes_were_lost(layer: ModuleType) -> None:
-    """Between the break and the end of the connection others may get their turn: no reply may reach the wrong one."""
+def test_a_broken_stream_refuses_more_bytes(layer: ModuleType) -> None:
+    """Other callers may read between the break and the end of the connection: no reply may reach the wrong caller."""
     log: list[Any] = []
     stream = layer.Stream()
     for number in range(3):
@@ -592,7 +593,7 @@ def test_nobody_reads_on_where_bytes_were_lost(layer: ModuleType) -> None:
 class Intruder:
     """Whenever the garbage collector runs in the test's thread, another thread queues a command of its own.
 
-    That is what finalizers and callbacks may do: they run Python in the middle of an allocation, and let others in.
+    Finalizers and callbacks may do that: they run Python in the middle of an allocation, and let other threads run.
     """
 
     def __init__(self, put: Callable[[], None]) -> None:
@@ -607,7 +608,8 @@ class Intruder:
             self._done.release()
 
     def arm(self) -> None:
-        """The next allocation of a container runs the collector: those that were set aside for reuse are used up."""
+        """The next allocation of a container runs the collector: the objects that were set aside for reuse are used
+        up."""
         gc.disable()
         self._kept.clear()
         self._kept += [[] for _ in range(200)]
@@ -616,7 +618,7 @@ class Intruder:
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start" and threading.get_ident() == self._victim:
             self._knock.release()
-            self._done.acquire(timeout=0.01)  # where a mutex keeps it out it comes in later
+            self._done.acquire(timeout=0.01)  # a thread that a mutex keeps out comes in later
 
     def __enter__(self) -> Intruder:
         self._thread.start()
@@ -634,15 +636,15 @@ class Intruder:
 
 
 class WakeupQueue:
-    """As much of what wakes tasks as a pipe needs."""
+    """The part of a queue of wakeups that a stream needs."""
 
     loop = "the loop"
 
 
-def test_requests_tell_once_until_the_next_take(layer: ModuleType) -> None:
-    stream, wakeups, told, log = layer.Stream(), WakeupQueue(), list[int](), list[Any]()
+def test_requests_announce_once_until_the_output_is_taken(layer: ModuleType) -> None:
+    stream, wakeups, announced, log = layer.Stream(), WakeupQueue(), list[int](), list[Any]()
     assert stream.templates == () and stream.connection is None
-    stream.serve("the link", wakeups, 7, lambda: told.append(stream.pending))
+    stream.serve("the link", wakeups, 7, lambda: announced.append(stream.pending))
     assert (stream.connection, stream.wakeups, stream.thread) == ("the link", wakeups, 7)
     stream.templates = (layer.Template(b"GET", 0), layer.Template(b"SET", 0, 1, b"PX", 2))
     for wakeup in range(3):
@@ -650,7 +652,7 @@ def test_requests_tell_once_until_the_next_take(layer: ModuleType) -> None:
         for n, pending_reply in enumerate(pending_replies):
             stream.request(stream.templates[n % 2], pending_reply, b"a", b"b", 5)
         stream.announce()
-        assert told == [1] * (wakeup + 1)
+        assert announced == [1] * (wakeup + 1)
         assert stream.take_output() == (packed(b"GET", b"a") + packed(b"SET", b"a", b"b", b"PX", b"5")) * 2
         stream.feed(b":0\r\n:1\r\n:2\r\n:3\r\n")
         assert [pending_reply.done() for pending_reply in pending_replies] == [False] * 4 and stream.pending == 0
@@ -679,7 +681,8 @@ def test_order_holds_whatever_the_garbage_collector_runs(layer: ModuleType, kind
             put(pending_reply, word)
     sent = [int(word) for word in stream.take_output().split(b"\r\n")[4::5]]
     assert sorted(sent) == [*range(300), *range(10_000, next(others))]
-    assert len(sent) > 300  # else nobody came in between; a template alone allocates only where the ring grows
+    # else no thread came in between; a template alone allocates only where the ring buffer grows
+    assert len(sent) > 300
     assert stream.pending == len(sent)
     stream.feed(b"".join(b":%d\r\n" % number for number in sent))
     many = kind in ("many", "calls")

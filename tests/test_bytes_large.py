@@ -1,6 +1,6 @@
-"""Strings longer than any token, in both bytes layers: dropped as they come, and answered as empty ones.
+"""Strings longer than any token, in the core and the fallback: dropped as they come, and answered as empty strings.
 
-What else a stream may be cut into: test_bytes.py. What it means for locks: test_neighbours.py.
+How else a stream may be cut: test_bytes.py. What it means for locks: test_neighbours.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def bulk(value: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-# Streams in which something else than a lock lies under some names, and what is answered instead.
+# Streams in which a value that is no lock lies under some names, and the replies that stand for it.
 LARGE = b"\r\n$3\r\n*99999\r\n" * 5000
 DROPPED = [
     ([bulk(LARGE)], [b""]),
@@ -36,10 +36,10 @@ DROPPED = [
 
 @pytest.mark.parametrize(("parts", "replies"), DROPPED, ids=range(len(DROPPED)))
 @pytest.mark.parametrize("seed", range(4))
-def test_a_string_longer_than_any_token_is_dropped_and_stands_for_an_empty_one(
+def test_a_string_longer_than_any_token_becomes_an_empty_one(
     layer: ModuleType, parts: list[bytes], replies: list[Any], seed: int
 ) -> None:
-    """Whole, byte by byte where it matters, and in any pieces; its neighbours reach their slots."""
+    """Fed whole, byte by byte where it matters, and in any pieces; the replies around it are delivered."""
     data, dice, log, stream = b"".join(parts), random.Random(seed), list[Any](), layer.Stream()
     for number in range(len(parts)):
         stream.put_command(Slot(log, number), (b"GET",))
@@ -63,8 +63,8 @@ nested = st.sampled_from([b"*2\r\n%b:1\r\n", b"*1\r\n*2\r\n_\r\n%b", b">3\r\n+me
 
 @settings(derandomize=True, deadline=None, max_examples=80)
 @given(st.lists(st.tuples(nested) | small, max_size=8), st.randoms(use_true_random=False))
-def test_core_and_fallback_drop_the_same(parts: list[Any], dice: random.Random) -> None:
-    """Also what a server sends between them; against a stream in which an empty string stood from the first."""
+def test_core_and_fallback_drop_the_same_bytes(parts: list[Any], dice: random.Random) -> None:
+    """Streams with pushes between the replies; compared with a stream that held an empty string from the first."""
     data, plain = (
         b"".join(part if type(part) is bytes else part[0] % bulk(value) for part in parts) for value in (LARGE, b"")
     )
@@ -85,7 +85,7 @@ def test_core_and_fallback_drop_the_same(parts: list[Any], dice: random.Random) 
         assert [shown(push) for push in heard] == [shown(push) for push in notes], layer
 
 
-def test_what_is_dropped_is_not_kept_meanwhile(layer: ModuleType) -> None:
+def test_dropped_bytes_take_no_memory(layer: ModuleType) -> None:
     stream, pending_reply = layer.Stream(), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     stream.feed(b"$%d\r\n" % (100 << 20))
@@ -97,7 +97,7 @@ def test_what_is_dropped_is_not_kept_meanwhile(layer: ModuleType) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert not pending_reply.ready, "nobody else may read what is still to come"
+    assert not pending_reply.ready, "another reply must not get the bytes still to come"
     stream.feed(b"\r")
     assert not pending_reply.ready
     stream.feed(b"\n")

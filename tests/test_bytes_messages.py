@@ -1,4 +1,4 @@
-"""What the server says unasked, in the bytes layer, both implementations: heard once, and no reply is taken for it.
+"""Push messages in streams of the core and the fallback: each is received once, and none is mistaken for a reply.
 
 On sockets: test_bytes_socket.py and test_bytes_turns.py.
 """
@@ -18,56 +18,54 @@ MESSAGE = b">3\r\n+message\r\n+inbox\r\n+%b\r\n"
 SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$5\r\ninbox\r\n:1\r\n"
 
 
-def test_the_reply_to_subscribe_goes_to_its_slot_and_is_not_heard(layer: ModuleType) -> None:
-    log, heard, stream, pending_reply = list[Any](), list[Any](), layer.Stream(), layer.PendingReply()
-    stream.on_push = heard.append
+def test_the_reply_to_subscribe_is_delivered_as_a_reply(layer: ModuleType) -> None:
+    log, received, stream, pending_reply = list[Any](), list[Any](), layer.Stream(), layer.PendingReply()
+    stream.on_push = received.append
     stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"inbox"))
     stream.put_command(pending_reply, (b"PING",))
     stream.feed(MESSAGE % b"early" + SUBSCRIBED + MESSAGE % b"late" + b"+PONG\r\n")
     assert [number for number, _ in log] == [0] and log[0][1][1] == [shown(b"subscribe"), shown(b"inbox"), shown(1)]
-    assert [push[2] for push in heard] == [b"early", b"late"]
+    assert [push[2] for push in received] == [b"early", b"late"]
     assert (pending_reply.reply, stream.pending) == (b"PONG", 0)
 
 
 def test_a_subscribe_that_is_refused_is_answered_with_the_error(layer: ModuleType) -> None:
-    log, heard, stream = list[Any](), list[Any](), layer.Stream()
-    stream.on_push = heard.append
+    log, received, stream = list[Any](), list[Any](), layer.Stream()
+    stream.on_push = received.append
     stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"inbox"))
     stream.feed(b"-NOPERM this user has no permissions\r\n")
     assert log == [(0, ("ReplyError", "NOPERM this user has no permissions"))]
-    assert (heard, stream.pending) == ([], 0)
+    assert (received, stream.pending) == ([], 0)
 
 
-def test_who_subscribed_without_being_asked_is_a_reply_too_many(layer: ModuleType) -> None:
-    stream, heard = layer.Stream(), list[Any]()
-    stream.on_push = heard.append
+def test_an_unrequested_confirmation_is_an_excess_reply(layer: ModuleType) -> None:
+    stream, received = layer.Stream(), list[Any]()
+    stream.on_push = received.append
     with pytest.raises(hiredis.ProtocolError, match="nobody asked for"):
         stream.feed(MESSAGE % b"a" + SUBSCRIBED)
-    assert stream.broken and heard == [], "nothing of a chunk that makes no sense is believed"
+    assert stream.broken and received == [], "nothing of an invalid chunk is delivered"
 
 
-@pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "crumbs"])
-def test_messages_are_heard_once_in_order_and_behind_the_replies_of_their_chunk(
-    layer: ModuleType, bytewise: bool
-) -> None:
-    """The reply that a place is queued comes before the message that it was granted: so it must be known by then."""
+@pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "byte by byte"])
+def test_messages_come_once_in_order_behind_the_replies(layer: ModuleType, bytewise: bool) -> None:
+    """The reply that an entry is queued comes before the message that it was granted, so it must be delivered first."""
     log, stream = list[Any](), layer.Stream()
-    stream.on_push = lambda push: log.append(("heard", push[2]))
+    stream.on_push = lambda push: log.append(("received", push[2]))
     for number in range(3):
         stream.put_command(Slot(log, number), (b"GET",))
     data = b":0\r\n" + MESSAGE % b"a" + b":1\r\n" + MESSAGE % b"b" + MESSAGE % b"c" + b":2\r\n"
     for piece in [data[i : i + 1] for i in range(len(data))] if bytewise else [data]:
         stream.feed(piece)
     replies = [(number, shown(number)) for number in range(3)]
-    messages = [("heard", word) for word in (b"a", b"b", b"c")]
+    messages = [("received", word) for word in (b"a", b"b", b"c")]
     if bytewise:
         assert log == [replies[0], messages[0], replies[1], *messages[1:], replies[2]]
     else:
         assert log == [*replies, *messages]
 
 
-def test_who_hears_may_ask_and_a_slot_may_ask_again(layer: ModuleType) -> None:
-    """As an undo does, which asks in another way when it was not carried out; also where the slots have to grow."""
+def test_a_message_or_a_reply_may_queue_commands(layer: ModuleType) -> None:
+    """An undo does so when it was not carried out; also where the ring buffer of pending replies has to grow."""
     log, stream = list[Any](), layer.Stream()
 
     class Again(Slot):
@@ -88,7 +86,7 @@ def test_who_hears_may_ask_and_a_slot_may_ask_again(layer: ModuleType) -> None:
     assert [number for number, _ in log] == [0, 1, 2, *range(1000, 1040), 2000] and stream.pending == 0
 
 
-def test_who_raises_when_it_hears_breaks_the_pipe(layer: ModuleType) -> None:
+def test_a_message_callback_that_raises_breaks_the_stream(layer: ModuleType) -> None:
     def broken(push: Any) -> None:
         raise RuntimeError("the event loop is closed")
 
@@ -102,8 +100,8 @@ def test_who_raises_when_it_hears_breaks_the_pipe(layer: ModuleType) -> None:
         stream.feed(MESSAGE % b"b")
 
 
-def test_messages_are_let_go(layer: ModuleType) -> None:
-    """Hours of them, over a connection that nobody listens to: they must not pile up."""
+def test_messages_are_freed(layer: ModuleType) -> None:
+    """Hours of messages over a connection without a callback must not pile up."""
     stream = layer.Stream()
     chunk = MESSAGE % (b"x" * 1000) * 50
     stream.feed(chunk)
@@ -119,7 +117,7 @@ def test_messages_are_let_go(layer: ModuleType) -> None:
         tracemalloc.stop()
 
 
-def test_who_waits_for_messages_is_heir_behind_those_who_wait_for_replies(layer: ModuleType) -> None:
+def test_message_waiters_become_readers_after_reply_waiters(layer: ModuleType) -> None:
     class Wake:
         def release(self) -> None: ...
 
@@ -139,7 +137,7 @@ def test_who_waits_for_messages_is_heir_behind_those_who_wait_for_replies(layer:
     assert stream.next_reader() is second
     awake.wake = Wake()
     assert stream.next_reader() is awake
-    assert stream.drain([]) == [] and stream.next_reader() is awake, "it waits for no reply that could be lost"
+    assert stream.drain([]) == [] and stream.next_reader() is awake, "a message waiter has no reply that could be lost"
     for pending_reply in (awake, gone, second):
         stream.unlisten(pending_reply)
     assert stream.next_reader() is None

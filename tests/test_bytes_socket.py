@@ -1,7 +1,7 @@
-"""The bytes layer on real sockets, both implementations: partial sends, the end of a stream, signals, many threads.
+"""Streams of the core and the fallback on real sockets: partial sends, the end of a stream, signals, many threads.
 
-What is asserted is what must never happen: a byte lost or doubled, a reply in a slot that is not its own, a pipe that
-was interrupted half-way and does not say so.
+What must never happen: a byte is lost or doubled, a reply reaches the wrong pending reply, a stream that was
+interrupted half-way is not marked as broken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fastlock._stream_errors import Broken
 
 
 class Slot:
-    """Notes what it got; more than one reply would show."""
+    """Records the replies that it got; a second one would show."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
@@ -46,7 +46,7 @@ class Slot:
 # ------------------------------------------------------------------------------------------------------------- sending
 
 
-def test_what_the_socket_takes_in_parts_arrives_whole(layer: ModuleType, ends: Any) -> None:
+def test_partial_sends_arrive_whole(layer: ModuleType, ends: Any) -> None:
     stream, dice = layer.Stream(ends[0]), random.Random(3)
     words = [dice.randbytes(dice.choice((1, 100, 5000, 60_000))) for _ in range(60)]
     pending_replies = [Slot() for _ in words]
@@ -61,12 +61,12 @@ def test_what_the_socket_takes_in_parts_arrives_whole(layer: ModuleType, ends: A
             stream.put_command(pending_reply, (b"ECHO", b"x" * dice.choice((1, 400_000)), word))
             stream.flush(LONG)
         reader.join(LONG)
-        assert echo.heard == words
+        assert echo.received == words
     assert [pending_reply.got for pending_reply in pending_replies] == [[word] for word in words]
     assert (stream.unsent, stream.pending, stream.broken) == (0, 0, False)
 
 
-def test_a_socket_that_takes_nothing_ends_in_a_timeout_and_a_broken_pipe(layer: ModuleType, ends: Any) -> None:
+def test_a_full_socket_times_out_and_breaks_the_stream(layer: ModuleType, ends: Any) -> None:
     stream, pending_reply = layer.Stream(ends[0]), Slot()
     stream.put_command(pending_reply, (b"SET", b"x" * 2_000_000))
     with pytest.raises(TimeoutError, match="takes no more"):
@@ -75,7 +75,7 @@ def test_a_socket_that_takes_nothing_ends_in_a_timeout_and_a_broken_pipe(layer: 
     assert stream.drain([]) == [pending_reply]
 
 
-def test_sending_to_a_closed_peer_is_an_error_and_no_signal(layer: ModuleType, ends: Any) -> None:
+def test_sending_to_a_closed_peer_raises_and_sends_no_signal(layer: ModuleType, ends: Any) -> None:
     stream = layer.Stream(ends[0])
     ends[1].close()
     stream.put_command(None, (b"PING",))
@@ -85,7 +85,7 @@ def test_sending_to_a_closed_peer_is_an_error_and_no_signal(layer: ModuleType, e
     assert stream.broken
 
 
-def test_nothing_queued_is_nothing_sent(layer: ModuleType, ends: Any) -> None:
+def test_flush_without_commands_sends_nothing(layer: ModuleType, ends: Any) -> None:
     stream = layer.Stream(ends[0])
     stream.flush(0.0)
     assert not stream.broken
@@ -95,10 +95,8 @@ def test_nothing_queued_is_nothing_sent(layer: ModuleType, ends: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_threads_that_queue_and_flush_at_once_lose_nothing_and_keep_order(
-    layer: ModuleType, ends: Any, seed: int
-) -> None:
-    """Order of slots and order of bytes are one order: else a reply reaches a stranger."""
+def test_concurrent_flushes_lose_nothing_and_keep_order(layer: ModuleType, ends: Any, seed: int) -> None:
+    """Pending replies and bytes must have the same order: else a reply reaches another caller."""
     stream, each, switch = layer.Stream(ends[0]), 700, sys.getswitchinterval()
     pending_replies: dict[bytes, Slot] = {}
 
@@ -116,22 +114,22 @@ def test_threads_that_queue_and_flush_at_once_lose_nothing_and_keep_order(
         sys.setswitchinterval(1e-6)
         with Echo(ends[1]) as echo:
             threads = [beside(lambda number=number: work(number)) for number in range(4)]
-            while len(echo.heard) < 4 * each or stream.pending:
+            while len(echo.received) < 4 * each or stream.pending:
                 assert stream.receive(LONG, 0.0)
             for thread in threads:
                 thread.join(LONG)
     finally:
         sys.setswitchinterval(switch)
-    assert len(pending_replies) == len(echo.heard) == 4 * each
+    assert len(pending_replies) == len(echo.received) == 4 * each
     assert [word for word, pending_reply in pending_replies.items() if pending_reply.got != [word]] == []
     assert (stream.unsent, stream.pending, stream.broken) == (0, 0, False)
 
 
-def test_a_flush_beside_a_stuck_one_returns_and_its_bytes_go_out_in_turn(layer: ModuleType, ends: Any) -> None:
+def test_a_flush_beside_a_blocked_one_returns_at_once(layer: ModuleType, ends: Any) -> None:
     stream = layer.Stream(ends[0])
     stream.put_command(None, (b"ECHO", b"x" * 500_000, b"a"))
     stuck = beside(lambda: stream.flush(LONG))
-    assert ends[1].recv(1, socket.MSG_PEEK)  # it is sending, and cannot go on until somebody reads
+    assert ends[1].recv(1, socket.MSG_PEEK)  # the flush is sending, and blocked until the test reads
     stream.put_command(None, (b"ECHO", b"b"))
     stream.flush(0.0)
     with Echo(ends[1]) as echo:
@@ -139,14 +137,14 @@ def test_a_flush_beside_a_stuck_one_returns_and_its_bytes_go_out_in_turn(layer: 
             assert stream.receive(LONG, 0.0)
         stuck.join(LONG)
         assert not stuck.is_alive()
-    assert echo.heard == [b"a", b"b"]
+    assert echo.received == [b"a", b"b"]
 
 
 # ----------------------------------------------------------------------------------------------------------- receiving
 
 
 @pytest.mark.parametrize("spin", [0.0, 1e-4])
-def test_receive_tells_nothing_from_the_end(layer: ModuleType, ends: Any, spin: float) -> None:
+def test_receive_tells_no_data_from_the_end(layer: ModuleType, ends: Any, spin: float) -> None:
     stream, pending_reply = layer.Stream(ends[0]), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     assert stream.receive(0.0, spin) is False
@@ -175,12 +173,12 @@ def test_a_reset_is_an_error(layer: ModuleType) -> None:
         assert caught.value.errno == errno.ECONNRESET
 
 
-def test_bytes_that_nobody_asked_for_are_heard_by_usable(layer: ModuleType, ends: Any) -> None:
+def test_usable_notices_unrequested_bytes(layer: ModuleType, ends: Any) -> None:
     stream = layer.Stream(ends[0])
     assert stream.usable() is True
     ends[1].sendall(b":1\r\n")
     assert stream.usable() is False
-    assert stream.usable() is False  # looking takes nothing away
+    assert stream.usable() is False  # the check consumes nothing
     with pytest.raises(hiredis.ProtocolError):
         stream.receive(LONG, 0.0)
     assert stream.usable() is True
@@ -191,64 +189,64 @@ def test_bytes_that_nobody_asked_for_are_heard_by_usable(layer: ModuleType, ends
 MESSAGE = b">3\r\n+message\r\n+inbox\r\n$1\r\n%b\r\n"
 
 
-def test_messages_on_an_idle_connection_are_heard_and_leave_it_usable(layer: ModuleType, ends: Any) -> None:
-    stream, heard = layer.Stream(ends[0]), list[Any]()
-    stream.on_push = lambda push: heard.append(push[2])
-    for count in (1, 2, 1500):  # more than is read at once
+def test_messages_leave_an_idle_connection_usable(layer: ModuleType, ends: Any) -> None:
+    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream.on_push = lambda push: received.append(push[2])
+    for count in (1, 2, 1500):  # more than one read returns
         ends[1].sendall(b"".join(MESSAGE % b"%d" % (n % 10) for n in range(count)))
         assert stream.usable() is True
-        assert heard == [b"%d" % (n % 10) for n in range(count)]
-        heard.clear()
-    assert stream.usable() is True and heard == [] and not stream.broken
+        assert received == [b"%d" % (n % 10) for n in range(count)]
+        received.clear()
+    assert stream.usable() is True and received == [] and not stream.broken
 
 
 @pytest.mark.parametrize("behind", [b":1\r\n", b"_\r\n", b"?\r\n", b":", b"$3\r\nab", b"", None], ids=repr)
-def test_what_is_no_message_is_not_for_an_idle_connection(layer: ModuleType, ends: Any, behind: bytes | None) -> None:
-    """Half a reply neither: its other half would be taken for the reply to what is asked next."""
-    stream, heard = layer.Stream(ends[0]), list[Any]()
-    stream.on_push = lambda push: heard.append(push[2])
+def test_replies_make_an_idle_connection_unusable(layer: ModuleType, ends: Any, behind: bytes | None) -> None:
+    """Half a reply as well: its other half would be mistaken for the reply to the next command."""
+    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream.on_push = lambda push: received.append(push[2])
     ends[1].sendall(MESSAGE % b"a")
-    assert stream.usable() is True and heard == [b"a"]
+    assert stream.usable() is True and received == [b"a"]
     ends[1].sendall(MESSAGE % b"b" + (behind or b""))
     if behind is None:
         ends[1].close()
     assert stream.usable() is (behind == b"")
-    assert heard == ([b"a"] if behind in (b":1\r\n", b"_\r\n", b"?\r\n") else [b"a", b"b"])
+    assert received == ([b"a"] if behind in (b":1\r\n", b"_\r\n", b"?\r\n") else [b"a", b"b"])
 
 
-def test_messages_that_nobody_hears_make_a_connection_unusable(layer: ModuleType, ends: Any) -> None:
-    """It never subscribed, so what comes is not for it."""
+def test_messages_without_a_callback_make_it_unusable(layer: ModuleType, ends: Any) -> None:
+    """The connection never subscribed, so its messages are not for this client."""
     stream = layer.Stream(ends[0])
     ends[1].sendall(MESSAGE % b"a")
     assert [stream.usable() for _ in range(2)] == [False, False]
 
 
-def test_usable_reads_nothing_where_somebody_waits_for_it(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply, heard = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
-    stream.on_push = lambda push: heard.append(push[2])
+def test_usable_reads_nothing_while_a_reply_is_pending(layer: ModuleType, ends: Any) -> None:
+    stream, pending_reply, received = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
+    stream.on_push = lambda push: received.append(push[2])
     stream.put_command(pending_reply, (b"GET",))
     ends[1].sendall(MESSAGE % b"a" + b":1\r\n")
-    assert stream.usable() is True and (heard, pending_reply.ready) == ([], False)
-    assert stream.exchange(pending_reply, LONG, 0.0) and (heard, pending_reply.reply) == ([b"a"], 1)
+    assert stream.usable() is True and (received, pending_reply.ready) == ([], False)
+    assert stream.exchange(pending_reply, LONG, 0.0) and (received, pending_reply.reply) == ([b"a"], 1)
     assert stream.lead(layer.PendingReply(), asleep())
     ends[1].sendall(MESSAGE % b"b")
-    assert stream.usable() is True and heard == [b"a"]
+    assert stream.usable() is True and received == [b"a"]
 
 
 def test_the_rest_of_a_message_may_come_later(layer: ModuleType, ends: Any) -> None:
-    """As it was cut behind a reply: the connection is as good as before."""
-    stream, pending_reply, heard = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
-    stream.on_push = lambda push: heard.append(push[2])
+    """The message was cut behind a reply: the connection is as good as before."""
+    stream, pending_reply, received = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
+    stream.on_push = lambda push: received.append(push[2])
     whole = MESSAGE % b"a"
     stream.put_command(pending_reply, (b"GET",))
     ends[1].sendall(b":1\r\n" + whole[:9])
     assert stream.exchange(pending_reply, LONG, 0.0)
-    assert stream.usable() is True and heard == []
+    assert stream.usable() is True and received == []
     ends[1].sendall(whole[9:])
-    assert stream.usable() is True and heard == [b"a"]
+    assert stream.usable() is True and received == [b"a"]
 
 
-def test_exchange_reads_until_its_own_ticket_and_serves_those_before_it(layer: ModuleType, ends: Any) -> None:
+def test_exchange_reads_until_its_own_reply(layer: ModuleType, ends: Any) -> None:
     stream, pending_reply, later = layer.Stream(ends[0]), layer.PendingReply(), layer.PendingReply()
     before = Slot()
     with Echo(ends[1], chunk=7):
@@ -256,13 +254,13 @@ def test_exchange_reads_until_its_own_ticket_and_serves_those_before_it(layer: M
         stream.put_command(pending_reply, (b"ECHO", b"c"))
         assert stream.exchange(pending_reply, LONG, 0.0) is True
         assert (before.got, pending_reply.reply) == ([[b"a", b"b"]], b"c")
-        assert stream.exchange(pending_reply, 0.0, 0.0) is True  # it is there already
+        assert stream.exchange(pending_reply, 0.0, 0.0) is True  # the reply is there already
     stream.put_command(later, (b"ECHO", b"d"))
     with pytest.raises((EOFError, OSError)):
         stream.exchange(later, LONG, 0.0)
 
 
-def test_exchange_ends_when_its_time_is_over_and_leaves_the_slot(layer: ModuleType, ends: Any) -> None:
+def test_exchange_times_out_and_leaves_the_pending_reply(layer: ModuleType, ends: Any) -> None:
     stream, pending_reply = layer.Stream(ends[0]), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     for timeout in (0.0, 0.003, -1.0):
@@ -273,8 +271,8 @@ def test_exchange_ends_when_its_time_is_over_and_leaves_the_slot(layer: ModuleTy
     assert pending_reply.reply == 7
 
 
-def test_a_wake_up_that_brings_no_byte_is_not_the_end_of_the_wait(layer: ModuleType, ends: Any) -> None:
-    """Somebody else takes the bytes between the wake-up and the look, again and again."""
+def test_a_wakeup_without_bytes_does_not_end_the_wait(layer: ModuleType, ends: Any) -> None:
+    """Another thread takes the bytes between the wakeup and the read, again and again."""
     stream, pending_reply = layer.Stream(ends[0]), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     ends[1].sendall(b"+")
@@ -294,10 +292,11 @@ def test_a_wake_up_that_brings_no_byte_is_not_the_end_of_the_wait(layer: ModuleT
 
 
 @pytest.mark.parametrize("timeout", [2.0**31 / 1000 + 1, 1e10, 1e15, 1e300])
-def test_a_timeout_of_many_years_is_a_timeout(layer: ModuleType, ends: Any, timeout: float) -> None:
+def test_a_timeout_of_many_years_is_accepted(layer: ModuleType, ends: Any, timeout: float) -> None:
     stream, pending_reply, word = layer.Stream(ends[0]), layer.PendingReply(), b"x" * 50_000
     with Echo(ends[1]):
-        stream.put_command(pending_reply, (b"ECHO", word))  # more than the socket takes at once: sending waits as well
+        # more than the socket takes at once, so sending waits as well
+        stream.put_command(pending_reply, (b"ECHO", word))
         assert stream.exchange(pending_reply, timeout, 1e-4) is True
     assert pending_reply.reply == word
 
@@ -306,7 +305,7 @@ def test_a_timeout_of_many_years_is_a_timeout(layer: ModuleType, ends: Any, time
 
 
 def anonymous(side: int) -> ssl.SSLContext:
-    """TLS without certificates: enough for the framing, which is what is tested here."""
+    """TLS without certificates: enough for the framing under test."""
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -315,8 +314,8 @@ def anonymous(side: int) -> ssl.SSLContext:
     return context
 
 
-def test_half_a_tls_record_is_waited_for() -> None:
-    """A wake-up that brings no reply is not the end of the wait."""
+def test_the_rest_of_a_tls_record_is_waited_for() -> None:
+    """A wakeup that brings no reply does not end the wait."""
     layer = _fallback
     ours, theirs = socket.socketpair()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -346,7 +345,7 @@ def test_half_a_tls_record_is_waited_for() -> None:
         def recv(*args: Any) -> bytes:
             try:
                 return real(*args)
-            except ssl.SSLWantReadError:  # each look that finds nothing brings the next piece
+            except ssl.SSLWantReadError:  # each read that finds nothing brings the next piece
                 theirs.sendall(next(pieces))
                 raise
 
@@ -361,7 +360,7 @@ def test_half_a_tls_record_is_waited_for() -> None:
 
 @contextlib.contextmanager
 def interrupting() -> Iterator[Callable[[threading.Event], None]]:
-    """Gives a function that sends signals to this thread until an event is set; their handler raises Interrupt."""
+    """Yields a function that sends signals to this thread until an event is set; their handler raises Interrupt."""
     main = threading.get_ident()
     assert threading.current_thread() is threading.main_thread()
     armed = threading.Event()
@@ -371,21 +370,21 @@ def interrupting() -> Iterator[Callable[[threading.Event], None]]:
             armed.clear()
             raise Interrupt
 
-    def bother(over: threading.Event) -> None:
+    def send_signals(over: threading.Event) -> None:
         armed.set()
         while not over.wait(0.01):
             signal.pthread_kill(main, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        yield bother
+        yield send_signals
     finally:
         armed.clear()
         signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("verb", ["receive", "exchange"])
-def test_a_signal_that_raises_while_waiting_leaves_the_pipe_in_step(layer: ModuleType, ends: Any, verb: str) -> None:
+def test_an_interrupted_wait_leaves_the_stream_usable(layer: ModuleType, ends: Any, verb: str) -> None:
     stream, pending_replies = layer.Stream(ends[0]), [layer.PendingReply() for _ in range(4)]
     for pending_reply in pending_replies:
         stream.put_command(pending_reply, (b"GET",))
@@ -393,8 +392,8 @@ def test_a_signal_that_raises_while_waiting_leaves_the_pipe_in_step(layer: Modul
     ends[1].sendall(b":0\r\n$8\r\nhalf")
     assert stream.receive(LONG, 0.0)
     over = threading.Event()
-    with interrupting() as bother:
-        thread = beside(lambda: bother(over))
+    with interrupting() as send_signals:
+        thread = beside(lambda: send_signals(over))
         with pytest.raises(Interrupt):
             stream.receive(LONG, 0.0) if verb == "receive" else stream.exchange(pending_replies[3], LONG, 0.0)
         over.set()
@@ -405,33 +404,33 @@ def test_a_signal_that_raises_while_waiting_leaves_the_pipe_in_step(layer: Modul
     assert [pending_reply.reply for pending_reply in pending_replies] == [0, b"halfhalf", 2, 3]
 
 
-def test_a_signal_that_raises_while_sending_breaks_the_pipe(layer: ModuleType, ends: Any) -> None:
+def test_an_interrupted_send_breaks_the_stream(layer: ModuleType, ends: Any) -> None:
     stream, pending_reply = layer.Stream(ends[0]), Slot()
     stream.put_command(pending_reply, (b"SET", b"x" * 2_000_000))
     over = threading.Event()
-    with interrupting() as bother:
-        thread = beside(lambda: bother(over))
+    with interrupting() as send_signals:
+        thread = beside(lambda: send_signals(over))
         with pytest.raises(Interrupt):
             stream.flush(LONG)
         over.set()
         thread.join(LONG)
-    assert stream.broken  # half a command is out: nothing may follow it
+    assert stream.broken  # half a command is sent: nothing may follow it
     assert stream.drain([]) == [pending_reply]
 
 
-def test_a_signal_that_does_not_raise_interrupts_nothing(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply, heard = layer.Stream(ends[0]), layer.PendingReply(), threading.Event()
+def test_a_signal_whose_handler_returns_interrupts_nothing(layer: ModuleType, ends: Any) -> None:
+    stream, pending_reply, received = layer.Stream(ends[0]), layer.PendingReply(), threading.Event()
     stream.put_command(pending_reply, (b"GET",))
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.set())
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.set())
     main = threading.get_ident()
 
-    def bother() -> None:
-        while not heard.wait(0.01):
+    def send_signals() -> None:
+        while not received.wait(0.01):
             signal.pthread_kill(main, signal.SIGUSR1)
         ends[1].sendall(b":1\r\n")
 
     try:
-        thread = beside(bother)
+        thread = beside(send_signals)
         assert stream.exchange(pending_reply, LONG, 0.0) is True
         thread.join(LONG)
     finally:
@@ -439,8 +438,8 @@ def test_a_signal_that_does_not_raise_interrupts_nothing(layer: ModuleType, ends
     assert pending_reply.reply == 1
 
 
-def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
-    """In Python an interrupt can come between any two steps; what it may not do is put a reply into another's slot."""
+def test_an_interrupted_receive_shifts_no_reply() -> None:
+    """In Python an interrupt can come between any two steps; it must not deliver a reply to another pending reply."""
     layer = _fallback
     data = b":0\r\n>1\r\n+push\r\n:1\r\n:2\r\n"
     for step in itertools.count(1):
@@ -461,15 +460,15 @@ def test_an_interrupt_at_any_point_of_receive_shifts_no_reply() -> None:
             assert [t.reply for t in pending_replies if t.ready] == [
                 n for n, t in enumerate(pending_replies) if t.ready
             ], f"{step}"
-            for pending_reply in stream.drain([]):  # those who are told that the connection broke
+            for pending_reply in stream.drain([]):  # which learn that the connection broke
                 pending_reply.set_result("broken")
-            assert not any(wake.locked() for wake in wakes), f"point {step}: nobody sleeps on"
+            assert not any(wake.locked() for wake in wakes), f"point {step}: a caller sleeps on"
             if not interrupted:
                 assert step > 25
                 break
 
 
-def test_an_interrupt_at_any_point_of_flush_loses_no_command_in_silence() -> None:
+def test_an_interrupted_flush_loses_no_command_silently() -> None:
     layer = _fallback
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
@@ -487,21 +486,21 @@ def test_an_interrupt_at_any_point_of_flush_loses_no_command_in_silence() -> Non
                 break
 
 
-def test_a_pipe_without_a_socket_says_so(layer: ModuleType) -> None:
+def test_a_stream_without_a_socket_raises(layer: ModuleType) -> None:
     stream = layer.Stream()
     stream.put_command(None, (b"PING",))
     with pytest.raises((OSError, AttributeError)):
         stream.flush(0.0)
 
 
-def test_a_handler_raises_whenever_it_strikes_who_waits(layer: ModuleType) -> None:
-    """Also as the time ends for which the socket waits by itself, over TCP: a signal then shows as no error there, and
-    the wait may go on for seconds."""
+def test_a_signal_interrupts_a_wait_at_any_moment(layer: ModuleType) -> None:
+    """A signal may come as the socket's own timeout ends, over TCP: it shows as no error there then, and the wait
+    may go on for seconds."""
 
-    def strike(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupt
 
-    before = signal.signal(signal.SIGALRM, strike)
+    before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             ours = socket.create_connection(server.getsockname())
@@ -513,8 +512,8 @@ def test_a_handler_raises_whenever_it_strikes_who_waits(layer: ModuleType) -> No
                 with pytest.raises(Interrupt):
                     signal.setitimer(signal.ITIMER_REAL, after / 10_000)
                     while stream.receive(LONG, 0.0) is False:
-                        assert time.monotonic() < start + LONG, "nothing struck"
-                assert time.monotonic() < start + LONG / 2, "it struck when the wait was over"
+                        assert time.monotonic() < start + LONG, "no signal interrupted the wait"
+                assert time.monotonic() < start + LONG / 2, "the signal was handled only after the wait"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

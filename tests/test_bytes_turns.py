@@ -1,7 +1,7 @@
-"""Whose turn it is to read and to send on one pipe, both implementations: many threads, one socket.
+"""Which caller reads and which one sends on a shared stream, core and fallback: many threads, one socket.
 
-What must never happen: a command that nobody sends, a reply that nobody reads, a caller who sleeps although it is his
-turn, a turn that is lost with who had it.
+What must never happen: a command is not sent, a reply is not read, a caller sleeps although it is the next reader, the
+role of the reader is lost with the caller that had it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastlock import _fallback
 from fastlock._stream_errors import UnsolicitedData
 
 
-def test_one_reads_and_who_resigns_wakes_the_first_who_sleeps_once(layer: ModuleType) -> None:
+def test_a_reader_that_resigns_wakes_the_next_one_once(layer: ModuleType) -> None:
     stream, pending_replies = layer.Stream(), [layer.PendingReply() for _ in range(4)]
     wakes = [asleep() for _ in pending_replies]
     for pending_reply in pending_replies:
@@ -37,7 +37,7 @@ def test_one_reads_and_who_resigns_wakes_the_first_who_sleeps_once(layer: Module
     assert pending_replies[0].wake is None
     pending_replies[1].abandoned = True
     assert [stream.leads(pending_reply) for pending_reply in pending_replies] == [True, False, False, False]
-    stream.resign(pending_replies[3])  # who does not read gives nothing away
+    stream.resign(pending_replies[3])  # a caller that is not the reader hands nothing on
     assert stream.leads(pending_replies[0])
     for _ in range(2):
         stream.resign(pending_replies[0])
@@ -54,14 +54,14 @@ def get(layer: ModuleType) -> Any:
 
 
 def nobody_reads(layer: ModuleType, stream: Any) -> bool:
-    """Whether anybody may become the one who reads."""
+    """Whether there is no reader, so that a new caller may become it."""
     pending_reply = layer.PendingReply()
     free: bool = stream.lead(pending_reply, asleep())
     stream.resign(pending_reply)
     return free
 
 
-def test_ask_sends_and_waits_and_leaves_the_pipe_free(layer: ModuleType, ends: Any) -> None:
+def test_round_trip_sends_waits_and_frees_the_stream(layer: ModuleType, ends: Any) -> None:
     stream = layer.Stream(ends[0])
     with Echo(ends[1]):
         for word in (b"a", b"b" * 60_000):
@@ -69,7 +69,7 @@ def test_ask_sends_and_waits_and_leaves_the_pipe_free(layer: ModuleType, ends: A
             assert (stream.pending, stream.unsent, nobody_reads(layer, stream)) == (0, 0, True)
 
 
-def test_ask_does_nothing_while_others_use_the_pipe(layer: ModuleType, ends: Any) -> None:
+def test_round_trip_is_refused_on_a_busy_stream(layer: ModuleType, ends: Any) -> None:
     stream, other = layer.Stream(ends[0]), layer.PendingReply()
     assert stream.lead(other, asleep())
     assert stream.round_trip(get(layer), b"a", b"", 0, 0.0, 0.0) is layer.BUSY
@@ -81,13 +81,13 @@ def test_ask_does_nothing_while_others_use_the_pipe(layer: ModuleType, ends: Any
     assert (stream.pending, stream.unsent, nobody_reads(layer, stream)) == (1, before, True)
 
 
-@pytest.mark.parametrize("hears", [False, True], ids=["deaf", "hears"])
+@pytest.mark.parametrize("hears", [False, True], ids=["no callback", "callback"])
 @pytest.mark.parametrize("found", [b":1\r\n", b"$3\r\nab", b""], ids=["a reply", "half a reply", "the end"])
-def test_ask_sends_nothing_where_the_server_spoke_unasked(
+def test_round_trip_sends_nothing_after_unrequested_data(
     layer: ModuleType, ends: Any, found: bytes, hears: bool
 ) -> None:
-    stream, heard = layer.Stream(ends[0]), list[Any]()
-    stream.on_push = heard.append if hears else None
+    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream.on_push = received.append if hears else None
     ends[1].sendall(found) if found else ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(UnsolicitedData):
         stream.round_trip(get(layer), b"a", b"", 0, LONG, 0.0)
@@ -95,21 +95,21 @@ def test_ask_sends_nothing_where_the_server_spoke_unasked(
     ends[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         ends[1].recv(1)
-    assert heard == []
+    assert received == []
 
 
-def test_ask_hears_what_lay_there_and_goes_on(layer: ModuleType, ends: Any) -> None:
-    stream, heard = layer.Stream(ends[0]), list[Any]()
-    stream.on_push = heard.append
+def test_round_trip_delivers_waiting_messages_first(layer: ModuleType, ends: Any) -> None:
+    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream.on_push = received.append
     ends[1].sendall(message(b"a") + message(b"b"))
     with Echo(ends[1]) as echo:
         assert stream.round_trip(get(layer), b"c", b"", 0, LONG, 0.0) == b"c"
-        assert echo.heard == [b"c"] and [push[2] for push in heard] == [b"a", b"b"]
+        assert echo.received == [b"c"] and [push[2] for push in received] == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("queued", [False, True], ids=["reads", "asked"])
-def test_ask_does_nothing_where_others_came_while_it_heard(layer: ModuleType, ends: Any, queued: bool) -> None:
-    """Who hears may wake somebody up, who is quicker; or ask something itself. Nothing may be lost by it."""
+@pytest.mark.parametrize("queued", [False, True], ids=["reads", "queued"])
+def test_round_trip_yields_to_callers_of_its_callback(layer: ModuleType, ends: Any, queued: bool) -> None:
+    """The callback may wake a caller that is quicker, or queue a command itself. Nothing may be lost by it."""
     stream, other = layer.Stream(ends[0]), layer.PendingReply()
     stream.on_push = lambda push: (
         stream.put_command(other, (b"GET", b"other")) if queued else stream.lead(other, asleep())
@@ -128,14 +128,14 @@ def test_ask_does_nothing_where_others_came_while_it_heard(layer: ModuleType, en
         assert answer == b"mine" and other.reply == (b"other" if queued else None)
 
 
-def test_who_waits_for_messages_is_woken_to_read_when_the_reader_goes(layer: ModuleType, ends: Any) -> None:
-    """Nobody else would: there is no thread of the pipe's own."""
-    stream, reader, heard = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
+def test_a_message_waiter_is_woken_to_read_next(layer: ModuleType, ends: Any) -> None:
+    """No other caller would read: the stream has no thread of its own."""
+    stream, reader, received = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
     listeners, wakes = [layer.PendingReply() for _ in range(2)], [asleep() for _ in range(2)]
 
     def hear(push: Any) -> None:
-        heard.append(push[2])
-        listeners[len(heard) - 1].set_result(None)
+        received.append(push[2])
+        listeners[len(received) - 1].set_result(None)
 
     stream.on_push = hear
     stream.put_command(reader, (b"GET", b"a"))
@@ -148,20 +148,20 @@ def test_who_waits_for_messages_is_woken_to_read_when_the_reader_goes(layer: Mod
     stream.resign(reader)
     assert stream.leads(listeners[0]) and [wake.locked() for wake in wakes] == [False, True]
     ends[1].sendall(message(b"one"))
-    assert stream.exchange(listeners[0], LONG, 0.0) and heard == [b"one"]
+    assert stream.exchange(listeners[0], LONG, 0.0) and received == [b"one"]
     listeners[0].abandoned = True
     stream.unlisten(listeners[0])
     stream.resign(listeners[0])
     assert stream.leads(listeners[1]) and not wakes[1].locked()
-    assert stream.exchange(listeners[1], 0.005, 0.0) is False, "nothing came for it"
+    assert stream.exchange(listeners[1], 0.005, 0.0) is False, "no message came for it"
     listeners[1].abandoned = True
     stream.unlisten(listeners[1])
     stream.resign(listeners[1])
     assert nobody_reads(layer, stream) and stream.pending == 0
 
 
-def test_who_waits_for_messages_hears_them_from_whoever_reads(layer: ModuleType, ends: Any) -> None:
-    """Woken by its ticket, and made the reader by nobody once it was woken."""
+def test_a_message_waiter_is_served_by_any_reader(layer: ModuleType, ends: Any) -> None:
+    """The waiter is woken by its pending reply, and is not made the reader once it was woken."""
     stream, reader, listener, wake = layer.Stream(ends[0]), layer.PendingReply(), layer.PendingReply(), asleep()
     stream.on_push = lambda push: listener.set_result(push[2])
     stream.put_command(reader, (b"GET", b"a"))
@@ -175,13 +175,13 @@ def test_who_waits_for_messages_hears_them_from_whoever_reads(layer: ModuleType,
     assert not stream.leads(listener) and nobody_reads(layer, stream)
 
 
-def test_who_waits_for_messages_keeps_a_pipe_to_be_shared(layer: ModuleType, ends: Any) -> None:
-    """While it reads, nobody has the pipe for itself, and who asks among others is woken by its reply."""
+def test_a_reading_message_waiter_keeps_the_stream_shared(layer: ModuleType, ends: Any) -> None:
+    """While it reads, no caller has the stream for itself, and a caller that shares it is woken by its reply."""
     stream, listener, second, wake = layer.Stream(ends[0]), layer.PendingReply(), layer.PendingReply(), asleep()
     stream.on_push = lambda push: listener.set_result(push[2])
     stream.listen(listener)
     assert stream.lead(listener, asleep())
-    assert stream.usable() is True, "whoever reads sees what is the matter"
+    assert stream.usable() is True, "the reader notices any problem"
     assert stream.round_trip(get(layer), b"a", b"", 0, LONG, 0.0) is layer.BUSY
     reading = beside(lambda: stream.exchange(listener, LONG, 0.0))
     stream.put_command(second, (b"GET", b"b"))
@@ -203,19 +203,19 @@ def message(word: bytes) -> bytes:
     return b">3\r\n+message\r\n+inbox\r\n$%d\r\n%b\r\n" % (len(word), word)
 
 
-def test_ask_without_an_answer_times_out_and_keeps_its_place(layer: ModuleType, ends: Any) -> None:
+def test_round_trip_times_out_and_keeps_its_pending_reply(layer: ModuleType, ends: Any) -> None:
     stream, next_one = layer.Stream(ends[0]), layer.PendingReply()
     with pytest.raises(TimeoutError, match="no reply"):
         stream.round_trip(get(layer), b"a", b"", 0, 0.005, 0.0)
     assert (stream.pending, nobody_reads(layer, stream), stream.broken) == (1, True, False)
     stream.put_command(next_one, (b"GET",))
-    assert stream.next_reader() is None, "who gave up is nobody's heir"
+    assert stream.next_reader() is None, "a caller that gave up is no next reader"
     ends[1].sendall(b":1\r\n:2\r\n")
     assert stream.exchange(next_one, LONG, 0.0)
     assert next_one.reply == 2
 
 
-def test_who_queues_while_another_asks_is_woken_to_read(layer: ModuleType, ends: Any) -> None:
+def test_a_caller_that_queues_during_a_round_trip_reads_next(layer: ModuleType, ends: Any) -> None:
     stream, second, wake = layer.Stream(ends[0]), layer.PendingReply(), asleep()
     first: list[Any] = []
     asking = beside(lambda: first.append(stream.round_trip(get(layer), b"a", b"", 0, LONG, 0.0)))
@@ -232,16 +232,14 @@ def test_who_queues_while_another_asks_is_woken_to_read(layer: ModuleType, ends:
     assert (second.reply, stream.pending) == (2, 0)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["ask", "exchange"])
-def test_what_is_queued_while_another_waits_for_its_reply_goes_out_at_once(
-    layer: ModuleType, ends: Any, shared: bool
-) -> None:
-    """Whoever reads has sent and will not send again: who comes later must not be left to it."""
+@pytest.mark.parametrize("shared", [False, True], ids=["round trip", "exchange"])
+def test_commands_queued_while_another_caller_reads_are_sent(layer: ModuleType, ends: Any, shared: bool) -> None:
+    """The reader has sent its command and will not send again: later commands must not be left to it."""
     stream, second, wake = layer.Stream(ends[0]), layer.PendingReply(), asleep()
     first: list[Any] = []
     reader = beside(lambda: first.append(one_command(layer, stream, b"a", shared)))
     assert resp.words(ends[1].recv(1000)) == [b"GET", b".", b"a"]
-    for word in (b"b", b"c", b"d"):  # the first of them as soon as its bytes are out, the others while it sleeps
+    for word in (b"b", b"c", b"d"):  # the first as soon as the reader's bytes are out, the others while it sleeps
         stream.put_command(second if word == b"b" else None, (b"GET", word))
         assert word != b"b" or stream.lead(second, wake) is False
         stream.flush(LONG)
@@ -251,13 +249,13 @@ def test_what_is_queued_while_another_waits_for_its_reply_goes_out_at_once(
     assert (first, wake.acquire(timeout=LONG), second.reply, stream.pending) == ([1], True, 2, 0)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["ask", "exchange"])
-def test_what_is_queued_while_another_sends_goes_out_behind_it(layer: ModuleType, ends: Any, shared: bool) -> None:
-    """Nobody waits for a sender who is stuck, and it must look again before it reads."""
+@pytest.mark.parametrize("shared", [False, True], ids=["round trip", "exchange"])
+def test_commands_queued_during_a_send_follow_it(layer: ModuleType, ends: Any, shared: bool) -> None:
+    """No caller waits for a blocked sender, so the sender must check for new commands before it reads."""
     stream, second, wake = layer.Stream(ends[0]), layer.PendingReply(), asleep()
     first: list[Any] = []
     sender = beside(lambda: first.append(one_command(layer, stream, b"a", shared, b"x" * 500_000)))
-    assert ends[1].recv(1, socket.MSG_PEEK)  # it is sending, and cannot go on until somebody reads
+    assert ends[1].recv(1, socket.MSG_PEEK)  # the sender is blocked until the test reads
     stream.put_command(second, (b"GET", b"b"))
     assert stream.lead(second, wake) is False
     for _ in range(2):
@@ -268,11 +266,11 @@ def test_what_is_queued_while_another_sends_goes_out_behind_it(layer: ModuleType
         if not second.ready:
             assert stream.leads(second) and stream.exchange(second, LONG, 0.0)
         assert second.reply == b"b"
-    assert echo.heard == [b"a", b"b"]
+    assert echo.received == [b"a", b"b"]
 
 
 def one_command(layer: ModuleType, stream: Any, word: bytes, shared: bool, padding: bytes = b".") -> Any:
-    """The reply to GET padding word; asked for as the pipe's only user, or as one of several who happens to read."""
+    """The reply to GET padding word; requested as the stream's only user, or as the reader of several users."""
     if not shared:
         return stream.round_trip(layer.Template(b"GET", 0, 1), padding, word, 0, LONG, 0.0)
     pending_reply = layer.PendingReply()
@@ -284,10 +282,10 @@ def one_command(layer: ModuleType, stream: Any, word: bytes, shared: bool, paddi
 
 @pytest.mark.parametrize("gather", [1, 8], ids=["each", "together"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_crowd_on_one_pipe_strands_nobody(layer: ModuleType, ends: Any, seed: int, gather: int) -> None:
-    """As the wire uses it, by more threads than there are connections: alone where that is possible, else in turns.
+def test_many_threads_on_one_stream_are_all_served(layer: ModuleType, ends: Any, seed: int, gather: int) -> None:
+    """Used as by the transport, with more threads than connections: alone where that is possible, else in turns.
 
-    A server that answers only all of them together never does, if one command is left unsent.
+    A server that answers all commands together, or none, never answers if one command is left unsent.
     """
     stream, parts, switch = layer.Stream(ends[0]), get(layer), sys.getswitchinterval()
     wrong: list[Any] = []
@@ -323,12 +321,13 @@ def test_a_crowd_on_one_pipe_strands_nobody(layer: ModuleType, ends: Any, seed: 
                 thread.join(LONG)
     finally:
         sys.setswitchinterval(switch)
-    assert wrong == [] and len(echo.heard) == 8 * 600
+    assert wrong == [] and len(echo.received) == 8 * 600
     assert (stream.unsent, stream.pending, stream.broken, nobody_reads(layer, stream)) == (0, 0, False, True)
 
 
-def test_an_interrupt_at_any_point_of_resign_leaves_the_reading_to_others() -> None:
-    """As the wire does, whoever was interrupted resigns once more: then somebody reads, or anybody may."""
+def test_an_interrupted_resign_leaves_a_next_reader() -> None:
+    """The interrupted caller resigns again, as in the transport: then there is a reader, or any caller may become
+    it."""
     layer = _fallback
     for step in itertools.count(1):
         stream, pending_reply, other, wake = layer.Stream(), layer.PendingReply(), layer.PendingReply(), asleep()
@@ -354,8 +353,9 @@ def test_an_interrupt_at_any_point_of_resign_leaves_the_reading_to_others() -> N
 
 
 @pytest.mark.parametrize("replied", [False, True], ids=["no reply", "a reply"])
-def test_an_interrupt_at_any_point_of_ask_leaves_the_reading_to_others(replied: bool) -> None:
-    """Its ticket is its own, so nobody else can resign for it: whatever strikes where, nobody reads afterwards."""
+def test_an_interrupted_round_trip_leaves_no_reader(replied: bool) -> None:
+    """The pending reply of a round trip is private, so no other code can resign for it: after an interrupt at any
+    point nobody reads."""
     layer = _fallback
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
@@ -374,17 +374,17 @@ def test_an_interrupt_at_any_point_of_ask_leaves_the_reading_to_others(replied: 
                 break
 
 
-def test_nothing_is_sent_behind_a_command_that_was_lost_half_way(layer: ModuleType, ends: Any) -> None:
-    """The server would take it for the rest of the other one, or its reply for the other's."""
+def test_nothing_is_sent_behind_half_a_command(layer: ModuleType, ends: Any) -> None:
+    """The server would take a later command for the rest of the first, or its reply would be taken for the first's."""
     stream, lost = layer.Stream(ends[0]), b"x" * 2_000_000
     with pytest.raises(TimeoutError, match="takes no more bytes"):
         stream.round_trip(get(layer), lost, b"", 0, 0.0, 0.0)
-    heard = b""
+    received = b""
     ends[1].setblocking(False)
     for _ in range(2):
         with contextlib.suppress(BlockingIOError):
             while data := ends[1].recv(1 << 20):
-                heard += data
+                received += data
         pending_reply = layer.PendingReply()
         stream.put_command(pending_reply, (b"GET", b"b"))
         assert stream.lead(pending_reply, asleep())
@@ -393,13 +393,13 @@ def test_nothing_is_sent_behind_a_command_that_was_lost_half_way(layer: ModuleTy
         with pytest.raises(OSError, match="out of step"):
             stream.flush(0.0)
         stream.resign(pending_reply)
-    assert heard.endswith(b"x"), "its end is missing, and nothing came in its place"
+    assert received.endswith(b"x"), "the command's end is missing, and nothing follows it"
     assert not pending_reply.ready and stream.broken
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with others"])
-def test_an_interrupt_at_any_point_gives_nobody_a_reply_of_others(alone: bool) -> None:
-    """Between the interrupt and the end of the connection others use it: theirs, or an error, never another's."""
+def test_an_interrupt_delivers_no_reply_to_another_caller(alone: bool) -> None:
+    """Other callers use the connection between the interrupt and its end: each gets its own reply, or an error."""
     layer, refused = _fallback, 0
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()

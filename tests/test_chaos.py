@@ -1,4 +1,4 @@
-"""The chaos in small; and that its judge finds what it is there for, in canned histories and in a planted run."""
+"""A small chaos run; and the judge finds violations in canned histories and in a run with a planted violation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from support.judge import GAP, JUST_NOW, SLACK, History, Judge, merge, without
 
 import fastlock
 from fastlock._protocol.lease import now
-from tests.chaos import DEEDS
+from tests.chaos import ACTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG = GAP + SLACK + 0.1  # seconds: too long for a name to lie idle
 
 
 def grant(asked: float, granted: float, released: float | None = None, **more: Any) -> Request:
-    """A request that got a lease of 2 s and let go of it, if it did."""
+    """A request that got a lease of 2 s and released it, if `released` is given."""
     deadline = granted + 2
     request = Request(more.pop("worker", 0), 0, asked, 2.0, blocking=True, rival=False)
     request.granted = request.ended = granted
@@ -47,22 +47,20 @@ def test_good_history() -> None:
 def test_two_holders() -> None:
     (wrong,) = judged(grant(0, 0, 1), grant(0, 0.999, 1.5))
     assert "two holders for 0.001" in wrong
-    assert judged(grant(0, 0, 1.9), grant(0, 0.2, 0.3), grant(0, 1.8, 1.95)), (
-        "the first is still there after the second"
-    )
+    assert judged(grant(0, 0, 1.9), grant(0, 0.2, 0.3), grant(0, 1.8, 1.95)), "the first still holds after the second"
     assert judged(grant(0, 0, deadline=3.0, latest=3.0), grant(0, 2.5, 2.6)), "the first extended its lease"
 
 
-def test_lease_of_before_the_server_lost_its_data() -> None:
-    """When in that time it did, nobody knows: a lease that was granted meanwhile may be worth nothing, too."""
+def test_lease_granted_before_the_server_lost_its_data() -> None:
+    """The moment of the loss is unknown: a lease that was granted meanwhile may be worth nothing, too."""
     assert not judged(grant(0, 1, 3), grant(2, 2.3, 3), wipes=[(2.0, 2.2)])
     assert not judged(grant(2, 2.1, 3), grant(2, 2.3, 3), wipes=[(2.0, 2.2)])
-    assert judged(grant(0, 1, 3), grant(0, 1.9, 3), wipes=[(2.0, 2.2)]), "both were before"
-    assert judged(grant(2, 2.25, 3), grant(2, 2.3, 3), wipes=[(2.0, 2.2)]), "both were behind it"
+    assert judged(grant(0, 1, 3), grant(0, 1.9, 3), wipes=[(2.0, 2.2)]), "both were granted before the loss"
+    assert judged(grant(2, 2.25, 3), grant(2, 2.3, 3), wipes=[(2.0, 2.2)]), "both were granted after the loss"
 
 
-def test_lease_that_was_over_when_it_was_told_claims_nothing() -> None:
-    """But no acquire may answer so, unless its worker was stopped."""
+def test_lease_that_ended_before_its_grant_was_noted() -> None:
+    """Such a lease conflicts with no other. But no acquire may return so late, unless its worker was stopped."""
     late = grant(0, 2.4, first_deadline=2.0, deadline=2.0, latest=2.0, worker=7)
     (wrong,) = judged(late, grant(0, 2.3, 2.5))
     assert "granted 0.400 s after the end" in wrong
@@ -78,18 +76,18 @@ def test_fence_that_does_not_rise(second: int) -> None:
 def test_idle_name() -> None:
     (wrong,) = judged(grant(0, 0, 1), grant(0, 1 + LONG, 9, first_deadline=3 + LONG))
     assert "idle" in wrong
-    assert judged(grant(0, 0), grant(0, 2 + LONG, 9)), "nobody let go, but the lease was over"
+    assert judged(grant(0, 0), grant(0, 2 + LONG, 9)), "nobody released, but the lease had ended"
     assert not judged(grant(0, 0, 1), grant(5, 5, 5.1)), "nobody waited"
 
 
-def test_idle_while_one_after_the_other_waits() -> None:
-    """Each gives up before it is too long; together they waited too long for a name that is free."""
+def test_idle_while_several_wait_in_turn() -> None:
+    """Each gives up before its wait is too long; together they waited too long for a name that is free."""
     quitters = [Request(0, 0, start, 2.0, blocking=True, rival=False, ended=start + 0.6) for start in (0.0, 0.5, 1.0)]
     (wrong,) = judged(*quitters)
     assert "idle for 1.6" in wrong
 
 
-def test_redis_py_may_wait_as_long_as_it_likes() -> None:
+def test_redis_py_may_wait_for_any_time() -> None:
     assert not judged(Request(0, 0, 0.0, 2.0, blocking=True, rival=True, ended=9.0))
 
 
@@ -98,20 +96,24 @@ def waiting(until: float, worker: int = 0, asked: float = 0.0) -> Request:
 
 
 def test_excuses() -> None:
-    """What is no excuse: a stop of somebody who did not ask, or had given up before."""
+    """A stop is no excuse if the stopped worker did not request the name, or had given up before."""
     assert judged(waiting(LONG)), "without an excuse"
     assert not judged(waiting(LONG), pauses=[(0.5, 0.8)])
-    assert not judged(waiting(LONG), stops={0: [(0.5, 0.8)]}), "it was stopped itself"
-    assert not judged(waiting(LONG), waiting(LONG, worker=1), stops={1: [(0.5, 0.8)]}), "it may have got it"
-    assert judged(waiting(LONG), waiting(0.2, worker=1), stops={1: [(0.3 + JUST_NOW, 0.8)]}), "it had given up"
-    assert judged(waiting(LONG), stops={1: [(0.5, 0.8)]}), "it had not asked"
+    assert not judged(waiting(LONG), stops={0: [(0.5, 0.8)]}), "the waiter itself was stopped"
+    assert not judged(waiting(LONG), waiting(LONG, worker=1), stops={1: [(0.5, 0.8)]}), (
+        "the stopped worker may have the name"
+    )
+    assert judged(waiting(LONG), waiting(0.2, worker=1), stops={1: [(0.3 + JUST_NOW, 0.8)]}), (
+        "the stopped worker had given up"
+    )
+    assert judged(waiting(LONG), stops={1: [(0.5, 0.8)]}), "the stopped worker had not requested the name"
     assert not judged(waiting(LONG), waiting(math.inf, worker=1), kills={1: 0.1})
-    assert judged(waiting(2 + LONG), waiting(math.inf, worker=1), kills={1: 0.1}), "but not for longer than a lease"
+    assert judged(waiting(2 + LONG), waiting(math.inf, worker=1), kills={1: 0.1}), "a kill excuses no more than a lease"
     assert not judged(waiting(LONG), grant(0, math.inf, ended=0.1, vanished=True))
 
 
 def test_forgotten_waiter() -> None:
-    """Others are served again and again, and it is not."""
+    """Others are served again and again, and this waiter is not."""
     served = [grant(at, at, at + 0.9) for at in map(float, range(12))]
     (wrong,) = judged(grant(0.5, 8.95, 8.99), *served)
     assert "1 ahead, and waited for 8.450 s" in wrong
@@ -124,15 +126,15 @@ def test_spans() -> None:
     assert without([(0, 1), (2, 3)], []) == [(0, 1), (2, 3)]
 
 
-def test_diary_is_read_back(tmp_path: Path) -> None:
-    log, reader = EventLog(tmp_path / "7.diary"), Reader(tmp_path / "7.diary", 7)
+def test_event_log_is_read_back(tmp_path: Path) -> None:
+    log, reader = EventLog(tmp_path / "7.events"), Reader(tmp_path / "7.events", 7)
     first = log.ask(3, 1.5, blocking=True, rival=True)
     reader.read()
     assert reader.requests[first].blocking and reader.requests[first].rival and reader.requests[first].ended == math.inf
     end = now() + 1.5
     for what, value in ((GRANT, end), (EXTENDED, end + 1), (RELEASE, 0.0), (FREED, 0.0)):
         log.write(what, first, value, fence=2**53 if what == GRANT else 0)
-    with reader.path.open("ab") as file:  # its process was killed in the middle of an entry
+    with reader.path.open("ab") as file:  # the worker was killed in the middle of an entry
         file.write(ENTRY.pack(0, BLOCKING | RIVAL, 1, 9, 0.0, 0.0, 0)[:-1])
     reader.read()
     (request,) = reader.requests.values()
@@ -151,7 +153,7 @@ def test_chaos() -> None:
     done = chaos("--minutes", "0.2", "--processes", "6", "--names", "3", "--seed", "20", "--shortest", "0.03")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{fastlock.IMPLEMENTATION} valkey seed 20" in done.stdout and "never two holders" in done.stdout
-    assert all(f"'{deed}'" in done.stdout for deed in DEEDS), done.stdout
+    assert all(f"'{action}'" in done.stdout for action in ACTIONS), done.stdout
 
 
 @pytest.mark.parametrize(

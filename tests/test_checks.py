@@ -1,4 +1,4 @@
-"""Arguments, checked before anything is sent: tables of what is taken, as what, and of what is refused, by name."""
+"""Arguments, checked before anything is sent: tables of accepted values and their meaning, and of refused values."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ seeded = settings(derandomize=True, deadline=None, max_examples=300, suppress_he
 
 
 class Text(str):
-    """A str that is more."""
+    """A subclass of str."""
 
 
 class Raw(bytes):
-    """Bytes that are more, and lie about it."""
+    """A subclass of bytes, with a wrong length."""
 
     def __len__(self) -> int:
         return 1
 
 
 class Seconds(float):
-    """A float that is more, as numpy's."""
+    """A subclass of float, as numpy's."""
 
 
 # --------------------------------------------------------------------------------------------------------------- names
@@ -70,7 +70,7 @@ def test_a_name_is_exactly_its_bytes(value: Any, key: bytes) -> None:
     assert arguments.as_bytes(value, "token") == key
 
 
-def test_a_name_that_changes_later_is_the_name_it_was() -> None:
+def test_a_name_is_copied_from_a_mutable_buffer() -> None:
     buffer = bytearray(b"before")
     names = [arguments.as_name(buffer), arguments.as_name(memoryview(buffer))]
     buffer[:] = b"after!"
@@ -91,7 +91,7 @@ NO_NAMES: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("value", "kind", "words"), NO_NAMES, ids=lambda value: repr(value)[:30])
-def test_what_can_be_no_name_is_refused(value: Any, kind: type[Exception], words: str) -> None:
+def test_an_invalid_name_is_refused(value: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
         arguments.as_name(value)
     assert str(caught.value).startswith("name must") or str(caught.value).startswith("name cannot")
@@ -112,7 +112,7 @@ def test_a_name_is_encoded_as_the_redis_client_encodes(encoding: str, text: str)
         arguments.as_name("é", "ascii")
 
 
-def test_a_token_may_be_what_a_name_may_not() -> None:
+def test_a_token_may_begin_with_fastlock() -> None:
     assert arguments.as_bytes("fastlock:x", "token") == b"fastlock:x"
     with pytest.raises(TypeError, match=r"^token must be"):
         arguments.as_bytes(None, "token")
@@ -164,13 +164,13 @@ NO_MS: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("value", "kind", "words"), NO_MS, ids=lambda value: repr(value)[:25])
 @pytest.mark.parametrize("what", ["timeout", "additional_time"])
-def test_what_can_be_no_lease_is_refused_by_name(value: Any, kind: type[Exception], words: str, what: str) -> None:
+def test_an_invalid_lease_time_is_refused_by_name(value: Any, kind: type[Exception], words: str, what: str) -> None:
     with pytest.raises(kind, match=words) as caught:
         arguments.as_ms(value, what)
     assert str(caught.value).startswith(f"{what} must be ")
 
 
-def test_a_lease_is_never_longer_than_asked_for_and_less_than_a_millisecond_shorter() -> None:
+def test_a_lease_is_rounded_down_to_milliseconds() -> None:
     dice = random.Random(5)
     for _ in range(20_000):
         ms = dice.randint(1, 10 ** dice.randint(1, 9))
@@ -194,7 +194,7 @@ def test_waits_may_be_zero(value: Any) -> None:
     ids=lambda value: repr(value)[:25],
 )
 @pytest.mark.parametrize("what", ["sleep", "blocking_timeout"])
-def test_what_can_be_no_wait_is_refused_by_name(value: Any, kind: type[Exception], what: str) -> None:
+def test_an_invalid_wait_is_refused_by_name(value: Any, kind: type[Exception], what: str) -> None:
     with pytest.raises(kind, match=f"^{what} must be ") as caught:
         arguments.as_wait(value, what)
     assert len(str(caught.value)) < 200
@@ -202,7 +202,7 @@ def test_what_can_be_no_wait_is_refused_by_name(value: Any, kind: type[Exception
 
 @seeded
 @given(st.floats() | st.integers())
-def test_any_number_is_a_wait_that_can_be_added_to_a_clock_or_a_value_error(value: float) -> None:
+def test_any_number_is_a_valid_wait_or_a_value_error(value: float) -> None:
     try:
         seconds = arguments.as_wait(value, "sleep")
     except ValueError:

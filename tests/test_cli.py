@@ -1,6 +1,6 @@
-"""The command line as its users run it: a process, its exit code, its two streams. Real servers, no mocks.
+"""The command line as users run it: a process, its exit code, its two streams. Real servers, no mocks.
 
-What is wrong with the input is one line on stderr and exit code 2; a password is on neither stream, whatever happens.
+Bad input is one line on stderr and exit code 2; a password is on neither stream, whatever happens.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[embedded.Server]:
-    """A server that wants a password with all the characters that make trouble in a URL."""
+    """A server whose password has all the characters that make trouble in a URL."""
     with embedded.Server(tcp=True, password=SECRET) as server:
         yield server
 
@@ -148,7 +148,7 @@ class TestRefusals:
         assert "--uvloop needs --tasks" in refused(fastlock("flash-sale", "--uvloop", "--url", url))
 
     @pytest.mark.parametrize("command", ["info", "flash-sale"])
-    def test_nobody_listens(self, command: str) -> None:
+    def test_unreachable_server(self, command: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         line = refused(fastlock(command, "--url", f"redis://me:{QUOTED}@127.0.0.1:{port}/0"))
@@ -205,7 +205,7 @@ class TestPasswords:
 class TestServer:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("tcp", [False, True])
-    def test_runs_until_it_is_told(self, number: signal.Signals, tcp: bool) -> None:
+    def test_runs_until_it_is_signalled(self, number: signal.Signals, tcp: bool) -> None:
         with start("server", "--json", *(["--tcp"] if tcp else [])) as process:
             about = json.loads(process.stdout.readline())
             with redis.Redis.from_url(about["url"]) as client:
@@ -225,7 +225,7 @@ class TestServer:
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
 
-    def test_says_when_the_server_has_ended(self) -> None:
+    def test_reports_that_the_server_has_ended(self) -> None:
         with start("server") as process:
             with redis.Redis.from_url(process.stdout.readline().strip()) as client:
                 client.shutdown(nosave=True)
@@ -236,7 +236,7 @@ class TestServer:
 
 class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS[:2] + COMMANDS[3:])
-    def test_says_how_it_ends(self, command: str) -> None:
+    def test_help_lists_the_exit_codes(self, command: str) -> None:
         done = fastlock(command, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert "exit codes: 0" in done.stdout
@@ -257,14 +257,14 @@ class TestHelp:
         assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_benchmarks_that_are_not_installed() -> None:
+def test_missing_benchmarks_are_refused() -> None:
     code = "import sys; sys.modules['fastlock.benches'] = None; from fastlock._cli import main as cli; "
     code += "sys.exit(cli.main(['bench']))"
     done = subprocess.run([sys.executable, "-c", code], **_surroundings({}), capture_output=True, timeout=40)
     assert "install fastlock[bench]" in refused(done)
 
 
-def test_a_reader_that_leaves_is_no_crash(url: str) -> None:
+def test_a_closed_stdout_is_no_crash(url: str) -> None:
     with start("info", "--url", url) as process:
         process.stdout.close()
         stderr = process.stderr.read()

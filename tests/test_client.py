@@ -1,4 +1,4 @@
-"""A client from its making to its closing: options, connections, loops, and what it tells who waits when it ends."""
+"""A client from its creation to its closing: options, connections, loops, and the errors of its waiters at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
 
 async def seen(face: Face, proxy: FaultProxy, word: bytes, count: int) -> None:
-    """Return when so many commands with this word have passed."""
+    """Return when so many commands with this word have passed the proxy."""
 
     def holds(proxy: FaultProxy) -> bool:
         return sum(word in words for words in proxy.commands) >= count
@@ -34,12 +34,12 @@ async def seen(face: Face, proxy: FaultProxy, word: bytes, count: int) -> None:
 
 
 def named(probe: redis.Redis, name: str) -> int:
-    """How many connections the server has from clients of this name."""
+    """The number of the server's connections from clients of this name."""
     return [client["name"] for client in probe.client_list()].count(name)
 
 
 async def gone(face: Face, probe: redis.Redis, name: str) -> None:
-    """Return when the server has none of them any more."""
+    """Return when the server has no more connections from clients of this name."""
     deadline = time.monotonic() + 5
     while named(probe, name):
         assert time.monotonic() < deadline, "connections are left open"
@@ -51,7 +51,7 @@ async def gone(face: Face, probe: redis.Redis, name: str) -> None:
 CAPABILITIES = {"redis 7": ["set-nx-get"], "redis 6": [], "valkey 9": ["delifeq", "set-ifeq", "set-nx-get"]}
 
 
-async def test_server_info_says_who_the_server_is(face: Face, server: Server) -> None:
+async def test_server_info_describes_the_server(face: Face, server: Server) -> None:
     info = await face.get(face.client(server.url).server_info())
     assert sorted(info) == ["capabilities", "maxmemory_policy", "mode", "role", "server", "version"]
     known = set(CAPABILITIES[f"{server.kind} {server.version[0]}"])
@@ -92,7 +92,7 @@ async def test_a_server_that_keeps_its_keys_is_not_warned_about(
 # ------------------------------------------------------------------------------------------------------- connections
 
 
-async def test_nothing_connects_before_it_is_needed(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_a_client_connects_at_its_first_command(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url, client_name="early")
     client.lock("a")
     client.locked("a{x}")
@@ -121,9 +121,7 @@ async def test_there_are_never_more_connections_than_allowed(
 
 
 @pytest.mark.parametrize("how", ["url", "option", "override"])
-async def test_the_database_is_the_one_that_was_chosen(
-    face: Face, server: Server, probe: redis.Redis, how: str
-) -> None:
+async def test_the_chosen_database_is_used(face: Face, server: Server, probe: redis.Redis, how: str) -> None:
     url = {"url": f"unix://{server.path}?db=3", "option": f"unix://{server.path}", "override": f"{server.unix_url}"}[
         how
     ]
@@ -138,7 +136,7 @@ async def test_the_database_is_the_one_that_was_chosen(
         await face.get(face.client(server.unix_url, db=12345).lock("a").acquire())
 
 
-async def test_a_name_for_the_connections_is_seen_by_the_server(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_the_server_knows_the_client_name(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url, client_name="check:out/1")
     await face.get(client.server_info())
     assert named(probe, "check:out/1") == 1
@@ -165,18 +163,18 @@ async def test_a_name_for_the_connections_is_seen_by_the_server(face: Face, serv
         ({"host": ""}, ValueError, "host"),
         ({"host": 5}, TypeError, "host"),
         ({"host": "a b"}, ValueError, "host"),
-        ({"impl": "python"}, TypeError, "impl"),  # of a process, by FASTLOCK_IMPL, not of a client
+        ({"impl": "python"}, TypeError, "impl"),  # a setting of the process, FASTLOCK_IMPL, not of a client
     ],
     ids=repr,
 )
-async def test_an_option_that_makes_no_sense_is_refused_by_name(
+async def test_an_invalid_option_is_refused_by_name(
     face: Face, options: dict[str, Any], error: type[Exception], word: str
 ) -> None:
     with pytest.raises(error, match=word):
         face.module.Client(**options)
 
 
-async def test_nobody_there_is_a_connection_error_that_says_where(
+async def test_a_connection_error_names_the_address(
     face: Face, tmp_path: Any, server: Server, proxy: FaultProxy
 ) -> None:
     proxy.refuse()
@@ -187,11 +185,11 @@ async def test_nobody_there_is_a_connection_error_that_says_where(
                 await face.get(call())
             assert place in str(caught.value) and not isinstance(caught.value, fastlock.ClientClosedError)
     proxy.admit()
-    assert await face.get(client.lock("a").locked()) is False, "a client whose first try failed is still of use"
+    assert await face.get(client.lock("a").locked()) is False, "a client whose first try failed can still be used"
 
 
-async def test_a_server_that_hangs_up_is_asked_once_at_first(face: Face, proxy: FaultProxy) -> None:
-    """Before there ever was a connection an error is a wrong setting, no outage to be waited out."""
+async def test_a_first_connection_that_fails_is_not_retried(face: Face, proxy: FaultProxy) -> None:
+    """Before there ever was a connection an error is a wrong setting, and no outage that would pass."""
     proxy.hanging_up = True
     with pytest.raises(redis.exceptions.ConnectionError):
         await face.get(face.client(proxy.url).lock("a").acquire())
@@ -201,12 +199,12 @@ async def test_a_server_that_hangs_up_is_asked_once_at_first(face: Face, proxy: 
 # ----------------------------------------------------------------------------------------------------------- closing
 
 
-async def test_closing_tells_everybody_who_waits_for_a_lock(face: Face, server: Server, proxy: FaultProxy) -> None:
+async def test_closing_ends_waits_for_a_lock(face: Face, server: Server, proxy: FaultProxy) -> None:
     holder = face.client(server.unix_url).lock("a", timeout=None)
     await face.get(holder.acquire())
     client = face.client(proxy.url)
     jobs = [face.start(lambda: client.lock("a", sleep=3600).acquire()) for _ in range(4)]
-    await seen(face, proxy, b"a", 8)  # each has looked once, and has asked how long the holder may have it
+    await seen(face, proxy, b"a", 8)  # each has tried once, and has requested the holder's remaining time
     await face.get(client.close())
     for job in jobs:
         with pytest.raises(fastlock.ClientClosedError):
@@ -215,7 +213,7 @@ async def test_closing_tells_everybody_who_waits_for_a_lock(face: Face, server: 
 
 
 @VALKEY
-async def test_closing_tells_everybody_who_waits_for_a_reply(face: Face, server: Server, proxy: FaultProxy) -> None:
+async def test_closing_ends_waits_for_a_reply(face: Face, server: Server, proxy: FaultProxy) -> None:
     client = face.client(proxy.url, max_connections=2, reply_timeout=3600, connect_timeout=3600)
     await face.get(client.server_info())
     armed = proxy.arm(stall())
@@ -229,9 +227,7 @@ async def test_closing_tells_everybody_who_waits_for_a_reply(face: Face, server:
 
 
 @VALKEY
-async def test_closing_tells_everybody_who_waits_for_a_connection(
-    face: Face, server: Server, proxy: FaultProxy
-) -> None:
+async def test_closing_ends_waits_for_a_connection(face: Face, server: Server, proxy: FaultProxy) -> None:
     client = face.client(proxy.url, max_connections=1, connect_timeout=3600)
     armed = proxy.arm(stall())
     jobs = [face.start(lambda n=n: client.lock(f"n{n}").acquire()) for n in range(3)]
@@ -243,7 +239,7 @@ async def test_closing_tells_everybody_who_waits_for_a_connection(
             await job.get(10)
 
 
-async def test_a_closed_client_says_so_and_locks_stay_held(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_a_closed_client_raises_and_its_locks_stay_held(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url, client_name="closing")
     lock, leases = client.lock("a"), await face.get(client.acquire_many(["b"]))
     await face.get(lock.acquire())
@@ -272,10 +268,10 @@ async def test_a_closed_client_says_so_and_locks_stay_held(face: Face, server: S
     await gone(face, probe, "closing")
 
 
-async def test_who_holds_a_lock_when_its_client_is_closed_lets_go_of_it(
+async def test_a_lock_can_be_released_after_closing(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Also at the end of `with`, of a batch, and where others have waited: they hear that the client was closed."""
+    """A remote waiter is served by such a release; a second release raises."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
     lock = client.lock("a", timeout=None, thread_local=False)
     await face.get(lock.acquire())
@@ -299,7 +295,7 @@ async def test_a_client_that_never_connected_closes_too(face: Face, server: Serv
         await face.get(client.lock("a").acquire())
 
 
-async def test_with_closes_the_client_of_its_own_face_only(face: Face, server: Server) -> None:
+async def test_with_accepts_a_client_of_its_own_api_only(face: Face, server: Server) -> None:
     client = face.client(server.unix_url)
     with pytest.raises(TypeError, match=r"fastlock\.Client" if face.is_async else r"fastlock\.asyncio\.Client"):
         if face.is_async:
@@ -317,7 +313,7 @@ async def test_with_closes_the_client_of_its_own_face_only(face: Face, server: S
 
 @VALKEY
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
-def test_a_forgotten_client_ends_its_connections(face: Face, server: Server, probe: redis.Redis) -> None:
+def test_a_garbage_collected_client_ends_its_connections(face: Face, server: Server, probe: redis.Redis) -> None:
     client = fastlock.Client.from_url(server.unix_url, client_name="forgotten")
     assert client.lock("a").acquire(blocking=False) and named(probe, "forgotten") == 1
     del client
@@ -332,7 +328,7 @@ def test_a_forgotten_client_ends_its_connections(face: Face, server: Server, pro
 
 @LOOPS
 @VALKEY
-def test_a_client_of_another_loop_is_refused_and_stays_of_use_in_its_own(face: Face, server: Server) -> None:
+def test_a_client_of_another_loop_is_refused(face: Face, server: Server) -> None:
     async def body() -> None:
         client = face.client(server.unix_url)
         assert await client.lock("a").acquire()
@@ -355,7 +351,9 @@ def test_a_client_of_another_loop_is_refused_and_stays_of_use_in_its_own(face: F
 
 @LOOPS
 @VALKEY
-async def test_both_kinds_of_loops_do_the_same(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_both_kinds_of_loops_behave_the_same(
+    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
     for url in (server.unix_url, server.tcp_url):
         client = face.client(url)
         assert ("uvloop" in type(asyncio.get_running_loop()).__module__) is face.uvloop
@@ -371,7 +369,7 @@ async def test_both_kinds_of_loops_do_the_same(face: Face, server: Server, probe
 
 
 def test_an_asyncio_client_can_be_made_outside_of_a_loop(impl: str) -> None:
-    """A module may keep one; even the lock may be made there."""
+    """A module may create a client at import; even the lock may be made there."""
     client = fastlock.asyncio.Client(unix_socket_path="/nowhere")
     lock = client.lock("a")
     assert lock.lease is None and "a" in repr(lock)

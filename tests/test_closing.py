@@ -1,7 +1,7 @@
-"""What is under way, owed or held when a client is closed: no key is left, and who holds a lock can let go of it.
+"""Requests, undos and locks of a client that is closed: no key is left, and a lock can be released after closing.
 
-Never: a key that nobody will release, a release that is refused what a moment later it would be granted, a connection
-or a task that stays.
+What must never happen: a key that nobody will release, a release that is refused although it would succeed a moment
+later, a connection or a task that stays.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 
-# -------------------------------------------------------------------------------------------------------------- left
+# ----------------------------------------------------------------------------------------------------------- sockets
 
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """No garbage is collected: what would be left to that is still there."""
+    """No garbage is collected: sockets left to the collector stay open."""
     gc.collect()
     gc.disable()
     yield
@@ -47,21 +47,21 @@ def uncollected() -> Iterator[None]:
 
 
 def sockets() -> set[str]:
-    """Those that this process has open."""
+    """The sockets that this process has open."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             found.add(os.readlink(f"/proc/self/fd/{number}"))
     return {each for each in found if each.startswith("socket:")}
 
 
 async def use(face: Face, url: str, **options: Any) -> None:
-    """Two clients, one of which waits for the other, and is closed."""
+    """Two clients, one of which waits for the other; both are closed at the end."""
     client, other = fastlock.Client.from_url(url, **options), fastlock.Client.from_url(url, **options)
     lock = client.lock(NAME, thread_local=False)
     lock.acquire()
     waiting = face.start(lambda: other.lock(NAME, thread_local=False).acquire())
-    await until(face, lambda: other.get_stats()["waits"], "it waits")
+    await until(face, lambda: other.get_stats()["waits"], "the other waits")
     lock.release()
     await waiting.get()
     with pytest.raises(fastlock.LockError):
@@ -77,27 +77,27 @@ async def test_no_socket_is_left_to_the_garbage_collector(
 ) -> None:
     before = sockets()
     await use(face, server.unix_url)
-    await until(face, lambda: sockets() == before, "all are closed")
+    await until(face, lambda: sockets() == before, "all sockets are closed")
 
 
 @threads_only
 async def test_no_socket_with_tls_is_left_to_the_garbage_collector(
     face: Face, server: Server, probe: redis.Redis, tmp_path: Path, uncollected: None
 ) -> None:
-    """Each read that finds nothing yet raises an error there, of which it is asked whether a handler raised it."""
+    """With TLS a read without data raises an error, which fastlock checks: a signal handler may have raised it."""
     authority = Authority(tmp_path, "localhost")
     with TlsFront(authority, server.path) as front:
         before = sockets()
         await use(face, f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
         fastlock.Client.from_url(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file).server_info()
-        await until(face, lambda: sockets() == before, "all are closed")
+        await until(face, lambda: sockets() == before, "all sockets are closed")
 
 
 @threads_only
-async def test_no_socket_is_left_to_the_garbage_collector_by_an_error(
+async def test_an_error_leaves_no_socket_to_the_garbage_collector(
     face: Face, proxy: FaultProxy, uncollected: None
 ) -> None:
-    """It keeps the frames in which it was raised, and they the connection that broke."""
+    """An error keeps the frames in which it was raised, and the frames keep the connection that broke."""
     client = fastlock.Client.from_url(proxy.url, reply_timeout=0.1)
     lock = client.lock(NAME)
     lock.acquire()
@@ -110,10 +110,10 @@ async def test_no_socket_is_left_to_the_garbage_collector_by_an_error(
     assert own not in sockets()
 
 
-# -------------------------------------------------------------------------------------------------------------- owed
+# ---------------------------------------------------------------------------------------------------------- undos
 
 
-async def test_what_cannot_be_undone_as_its_client_closes_is_told(
+async def test_undos_that_fail_on_closing_are_logged(
     face: Face, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = face.client(proxy.url)
@@ -124,11 +124,11 @@ async def test_what_cannot_be_undone_as_its_client_closes_is_told(
     await face.get(client.close())
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "under b'sku:1', b'sku:2' stays until" in record.getMessage()
-    assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "of which server"
+    assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "the warning names the server"
 
 
 @two_servers
-async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
+async def test_a_connection_cut_during_closing_leaves_no_key(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """An acquire without end, whose reply is held back when the client is closed, and never comes."""
@@ -137,9 +137,9 @@ async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
     armed = proxy.arm(stall(), after=MARK, times=1)
     job = face.start(lambda: client.lock(NAME, timeout=None).acquire())
     await fired(face, armed.wait)
-    await until(face, lambda: probe.exists(NAME), "it is executed")
+    await until(face, lambda: probe.exists(NAME), "the acquire is executed")
     closing = face.start(client.close)
-    await until(face, lambda: client.closed, "it is being closed")
+    await until(face, lambda: client.closed, "the client is being closed")
     proxy.cut()
     await closing.get()
     with pytest.raises(fastlock.ClientClosedError):
@@ -148,10 +148,10 @@ async def test_what_breaks_while_a_client_is_closed_leaves_no_key(
 
 
 @threads_only
-async def test_what_is_undone_while_another_thread_closes_the_client_is_undone(
+async def test_an_undo_beside_closing_is_carried_out(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread has found a connection that lives, and is stopped; the client is closed before it goes on."""
+    """The thread of the undo has found a live connection, and is stopped; the client is closed before it continues."""
     client = face.client(server.unix_url)
     client.server_info()
     probe.set(NAME, TOKEN)
@@ -173,10 +173,10 @@ async def test_what_is_undone_while_another_thread_closes_the_client_is_undone(
 
 
 @two_servers
-async def test_what_is_owed_is_said_until_it_is_done(
+async def test_closing_retries_a_pending_undo_until_it_is_done(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody waits for the name, so it takes a script, which the server has forgotten: it is sent once more."""
+    """The name has a waiter, so the undo takes a script, which the server has forgotten: the undo is sent again."""
     client = face.client(server.unix_url)
     await face.get(client.server_info())
     probe.set(NAME, TOKEN.replace(b":", b"+"))
@@ -187,10 +187,10 @@ async def test_what_is_owed_is_said_until_it_is_done(
     assert not probe.exists(NAME) and caplog.records == []
 
 
-async def test_what_the_server_refuses_to_undo_as_its_client_closes_is_told(
+async def test_undos_refused_on_closing_are_logged(
     face: Face, server: Server, probe: redis.Redis, server_config: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has lost its replicas: what would be said again a moment later is said by nobody."""
+    """The server has lost its replicas: nobody will retry the undo later."""
     client = face.client(server.unix_url)
     await face.get(client.server_info())
     probe.set(NAME, TOKEN)
@@ -203,10 +203,10 @@ async def test_what_the_server_refuses_to_undo_as_its_client_closes_is_told(
 
 
 @threads_only
-async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed_on_it_once(
+async def test_two_threads_that_fail_a_connection_return_its_undo_once(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is stopped in it; a third thread, which says what is owed, must not have it taken away."""
+    """The first thread is stopped in `fail`; a third thread, which sends the pending undos, must not lose the undo."""
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
@@ -217,18 +217,18 @@ async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed
     undo = steps.Undo([NAME.encode()], [TOKEN])
     undo.connection = broken
     write_request(broken, undo, steps.UndoReply(undo))
-    finding, saying, go_on = threading.Event(), threading.Event(), threading.Event()
+    first_in_fail, third_sends, go_on = threading.Event(), threading.Event(), threading.Event()
     outlived, calls = steps.Undo.outlived_by, vars(steps.Undo)["calls"]
 
     def stopped(undo: steps.Undo, session: Any) -> None:
-        if not finding.is_set():
-            finding.set()
+        if not first_in_fail.is_set():
+            first_in_fail.set()
             go_on.wait(20)
         outlived(undo, session)
 
     def slow(undo: steps.Undo) -> Any:
-        if undo.names and not saying.is_set():
-            saying.set()
+        if undo.names and not third_sends.is_set():
+            third_sends.set()
             go_on.wait(20)
             first.finished.wait(20)
         return calls.fget(undo)
@@ -236,11 +236,11 @@ async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed
     monkeypatch.setattr(steps.Undo, "outlived_by", stopped)
     monkeypatch.setattr(steps.Undo, "calls", property(slow))
     first = face.start(lambda: broken.fail(EOFError("first")))
-    assert finding.wait(20)
+    assert first_in_fail.wait(20)
     second = face.start(lambda: broken.fail(EOFError("second")))
-    second.finished.wait(0.2)  # as it was, it is over by now; now it waits for the first
+    second.finished.wait(0.2)  # without the fix it has ended by now; with it, it waits for the first
     third = face.start(lambda: client.lock("other", thread_local=False).acquire(blocking_timeout=20))
-    saying.wait(0.2)
+    third_sends.wait(0.2)
     go_on.set()
     for job in (first, second, third):
         await job.get()
@@ -250,14 +250,12 @@ async def test_two_threads_that_find_a_connection_broken_give_back_what_was_owed
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_closing_waits_for_the_end_of_a_connection_that_is_being_made(
-    face: Face, proxy: FaultProxy, no_leaks: Any
-) -> None:
-    """Its task, and its socket, would be left to a loop that may be closed by then."""
+async def test_closing_waits_for_a_connection_that_is_being_made(face: Face, proxy: FaultProxy, no_leaks: Any) -> None:
+    """The connection's task and socket would be left to a loop that may be closed by then."""
     client = face.client(proxy.url)
     await client.server_info()
     proxy.cut()
-    await until(face, lambda: client._transport.connection is None, "it is cut")
+    await until(face, lambda: client._transport.connection is None, "the connection is cut")
     armed = proxy.arm(stall(), new_only=True)
     job = face.start(client.lock(NAME).acquire)
     await fired(face, armed.wait)
@@ -267,15 +265,15 @@ async def test_closing_waits_for_the_end_of_a_connection_that_is_being_made(
         await job.get()
 
 
-# -------------------------------------------------------------------------------------------------------------- held
+# ------------------------------------------------------------------------------------------------------ held locks
 
 
 @two_servers
 @pytest.mark.parametrize("side", ["request", "reply"])
-async def test_a_release_under_way_as_its_client_closes_is_a_release(
+async def test_a_release_under_way_on_closing_succeeds(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any
 ) -> None:
-    """What it asked, or the reply, is held back for longer than closing waits."""
+    """The request of the release, or its reply, is held back for longer than closing waits."""
     client = face.client(proxy.url, max_connections=1)
     lock = client.lock(NAME, timeout=None, thread_local=False)
     await face.get(lock.acquire())
@@ -288,10 +286,10 @@ async def test_a_release_under_way_as_its_client_closes_is_a_release(
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_a_release_after_closing_that_is_given_up_is_carried_out(
+async def test_a_cancelled_release_after_closing_is_carried_out(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Its caller is cancelled while the reply stays away, longer than the connection made for it is waited for."""
+    """The caller is cancelled while the reply stays away, for longer than close waits for the extra connection."""
     client = face.client(proxy.url)
     lock = client.lock(NAME, timeout=None, thread_local=False)
     await lock.acquire()
@@ -308,27 +306,27 @@ async def test_a_release_after_closing_that_is_given_up_is_carried_out(
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("closed", ["beside", "before"])
 @pytest.mark.parametrize("what", ["release", "with", "many"])
-async def test_a_release_to_who_waits_elsewhere_as_client_and_loop_end_is_carried_out(
+async def test_a_release_to_a_remote_waiter_survives_the_loops_end(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, closed: str, what: str
 ) -> None:
-    """It takes two commands. As an event loop ends, all tasks are cancelled that are there still, at any moment."""
+    """The release takes two commands. As an event loop ends, all tasks that are left are cancelled, at any moment."""
     for iterations in range(1, 12):
         client, other = face.client(server.unix_url), face.client(server.unix_url)
         lock, waiting = client.lock(NAME, timeout=None, thread_local=False), other.lock(NAME, thread_local=False)
         await lock.acquire()
 
-        async def let_go(client: Any = client, lock: Any = lock) -> None:
+        async def release(client: Any = client, lock: Any = lock) -> None:
             if what == "many":
                 await client.release_many([lock.lease])
             else:
                 await (lock.release() if what == "release" else lock.__aexit__(None, None, None))
 
         job = face.start(lambda waiting=waiting: waiting.acquire(blocking_timeout=20))
-        await until(face, lambda: probe.zcard(QUEUE) == 1, "it waits")
+        await until(face, lambda: probe.zcard(QUEUE) == 1, "the other waits")
         if closed == "before":
             await client.close()
-        task = asyncio.ensure_future(let_go())
-        for _ in range(iterations - (closed == "beside")):  # a task that has not begun can be cancelled before it does
+        task = asyncio.ensure_future(release())
+        for _ in range(iterations - (closed == "beside")):  # a task can be cancelled before it has begun
             await asyncio.sleep(0)
         if closed == "beside":
             await client.close()
@@ -340,14 +338,14 @@ async def test_a_release_to_who_waits_elsewhere_as_client_and_loop_end_is_carrie
         await other.close()
 
 
-async def lets_go(face: Face, client: Any, server: Server, probe: redis.Redis) -> None:
-    """Acquire, and close the client while another one waits; the lock is let go of, and the other one has it."""
+async def release_after_closing(face: Face, client: Any, server: Server, probe: redis.Redis) -> None:
+    """Acquire, and close the client while another one waits; the lock is released, and the other client gets it."""
     lock = client.lock(NAME, timeout=None, thread_local=False)
     await face.get(lock.acquire())
     other = face.client(server.unix_url)
     waiting = other.lock(NAME, thread_local=False)
     job = face.start(lambda: waiting.acquire(blocking_timeout=20))
-    await until(face, lambda: probe.zcard(QUEUE) == 1, "it waits")
+    await until(face, lambda: probe.zcard(QUEUE) == 1, "the other waits")
     await face.get(client.close())
     probe.script_flush()
     await face.get(lock.release())
@@ -356,20 +354,20 @@ async def lets_go(face: Face, client: Any, server: Server, probe: redis.Redis) -
     await face.get(other.close())
 
 
-async def test_a_lock_is_let_go_of_after_closing_though_the_server_has_forgotten_the_script(
+async def test_a_release_after_closing_reloads_forgotten_scripts(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    await lets_go(face, face.client(server.unix_url), server, probe)
+    await release_after_closing(face, face.client(server.unix_url), server, probe)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_a_lock_is_let_go_of_after_closing_by_a_user_who_may_run_no_scripts(
+async def test_a_release_after_closing_by_a_user_without_scripts(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """In whichever form its token stands there; who waits finds out when it looks."""
+    """The token is deleted in plain or contended form; the waiter finds out when it rechecks."""
     rights = "+set +get +delifeq +pttl +exists +command|info +client|info +client|kill +info +client|setinfo"
     probe.execute_command("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", *rights.split())
     try:
-        await lets_go(face, face.client(f"unix://plain:word@{server.path}"), server, probe)
+        await release_after_closing(face, face.client(f"unix://plain:word@{server.path}"), server, probe)
     finally:
         probe.execute_command("ACL", "DELUSER", "plain")

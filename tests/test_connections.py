@@ -1,8 +1,8 @@
-"""Connections that end, fall silent or are crowded under a client, and what is asked over the next one.
+"""Connections that end, fall silent or are shared by many callers, and the commands sent on the next connection.
 
-A real server behind the proxy or, for very many rounds, a fake one. What must never happen: an error or a pause because
-of what was only idle, a timeout of somebody who was answered, a command that nobody sends, the end of a connection that
-is somebody else's.
+A real server behind the proxy or, for very many commands, a fake one. What must never happen: an error or a pause
+because of a connection that was only idle, a timeout of a caller that was answered, a command that is not sent, the end
+of a connection that belongs to another client.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fastlock.embedded import Server
 
 NAME = "sku"
 MARK = b"\r\nsku\r\n"
-PATIENT, HASTY = 20.0, 1.0  # seconds: a reply_timeout that never strikes, and one that does
+PATIENT, HASTY = 20.0, 1.0  # seconds: a reply_timeout that never ends, and one that does
 threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 
@@ -47,8 +47,8 @@ def killed(commands: list[list[bytes]]) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "7.0.15"])
-def test_a_connection_that_ends_with_the_last_word_of_its_handshake_fails_at_once(impl: str, version: str) -> None:
-    """It may do so in the tick in which that arrives: what is asked behind it would be answered by nobody."""
+def test_a_connection_that_ends_with_its_handshake_fails_at_once(impl: str, version: str) -> None:
+    """The end may come in the tick in which the last reply arrives: a later command would never be answered."""
 
     async def body() -> None:
         with FakeServer(version=version) as fake:
@@ -71,7 +71,7 @@ def test_a_connection_that_ends_with_the_last_word_of_its_handshake_fails_at_onc
 
 
 async def idle_connections(face: Face, client: Any, proxy: FaultProxy, count: int) -> None:
-    """Make so many connections, all idle: as many callers at once, whose replies are held back until all have asked."""
+    """Make so many idle connections: by as many callers at once, whose replies are held back until all have sent."""
     armed = proxy.arm(stall(), after=b"hold:")
     jobs = [face.start(lambda n=n: client.lock(f"hold:{n}").locked()) for n in range(count)]
     await fired(face, armed.wait) if face.is_async else armed.wait(count)
@@ -81,7 +81,7 @@ async def idle_connections(face: Face, client: Any, proxy: FaultProxy, count: in
 
 
 async def closed_by_the_server(face: Face, client: Any, proxy: FaultProxy) -> None:
-    """End all connections; return when the client's sockets have heard of it (and asyncio has, which is told)."""
+    """End all connections; return when the client's sockets have the end (and asyncio's callback has run)."""
     proxy.cut()
     proxy.wait_for(lambda proxy: all(connection.pumps == 0 for connection in proxy.connections))
     while face.is_async and client._transport.connection is not None:
@@ -101,7 +101,7 @@ def note_pauses(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("operation", ["acquire", "acquire with", "release", "extend", "locked", "many"])
-async def test_connections_that_the_server_closed_while_they_were_idle_are_replaced_unnoticed(
+async def test_closed_idle_connections_are_replaced_unnoticed(
     face: Face, proxy: FaultProxy, no_leaks: Any, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = face.client(proxy.url, max_connections=4, reply_timeout=PATIENT)
@@ -126,27 +126,27 @@ async def test_connections_that_the_server_closed_while_they_were_idle_are_repla
         (lease,) = await face.get(client.acquire_many([NAME]))
         assert await face.get(client.release_many([lease])) == [True]
     assert pauses == []
-    assert proxy.accepted == made + 1, "one for them all: the others are needed by nobody"
+    assert proxy.accepted == made + 1, "one connection replaces them all"
     assert sum(MARK in connection.requests for connection in proxy.connections[:made]) <= 1, (
-        "nothing was sent on any that had ended"
+        "something was sent on a connection that had ended"
     )
     if not face.is_async:
         assert client._transport.connections == client._transport.idle and len(client._transport.idle) == 1
     proxy.arm(swallow(), after=b"\r\nother\r\n")
     assert await face.get(client.lock("other").locked()) is False
-    assert pauses == [0.0], "a reply that was lost is another matter, or this test sees no pause"
+    assert pauses == [0.0], "a lost reply must cause a pause, else this test sees none"
     if lock.lease is not None:
         await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------------------ what is owed
+# ------------------------------------------------------------------------------------------------------ pending undos
 
 
 @threads_only
-def test_what_is_owed_outlives_the_connection_that_was_to_carry_it(
+def test_pending_undos_outlive_the_connection_chosen_for_them(
     face: Face, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """It may break by another thread's hand, or another thread may pay, between its being taken and its being used."""
+    """Another thread may break the connection, or send the undos, between the choice of the connection and its use."""
     probe.set(NAME, "abandoned")
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
@@ -161,68 +161,70 @@ def test_what_is_owed_outlives_the_connection_that_was_to_carry_it(
 
 
 @threads_only
-def test_who_finds_the_last_idle_connection_taken_looks_again(
+def test_a_caller_that_loses_the_last_idle_connection_retries(
     face: Face, impl: str, proxy: FaultProxy, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It shares a busy one. Another thread, which needs no mutex for it, is as fast twice."""
+    """The caller shares a busy connection. Another thread, which needs no mutex to pop one, is faster twice."""
     client = face.client(proxy.url, max_connections=1)
     client.server_info()
-    came: list[int] = []
+    lengths: list[int] = []
 
     def popped(idle: list[Any]) -> Any:
-        came.append(len(idle))
+        lengths.append(len(idle))
         raise IndexError
 
     def removed(idle: list[Any], connection: Any) -> Any:
-        came.append(len(idle))
+        lengths.append(len(idle))
         idle.clear()
         raise ValueError
 
     monkeypatch.setattr(sync, "POP", popped)
     monkeypatch.setattr(sync, "REMOVE", removed)
     assert client._transport.drive(extension.inspect(Opcode.EXISTS, NAME.encode(), now)) == 0
-    assert came == [1, 1] and proxy.accepted == 1
+    assert lengths == [1, 1] and proxy.accepted == 1
 
 
 @threads_only
-def test_a_debt_is_paid_by_one_thread(face: Face, impl: str, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
-    """Another pays as well, between one's taking a debt and its saying it, and between two of them."""
+def test_a_pending_undo_is_sent_by_one_thread(
+    face: Face, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """Another thread sends undos as well, between the removal of an undo and its post, and between two undos."""
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
     connection = transport.idle[0]
-    real, said = connection.post, list[steps.Undo]()
+    real, posted = connection.post, list[steps.Undo]()
 
-    class Paying(Connection):
+    class Flushing(Connection):
         def post(self, undo: steps.Undo) -> None:
-            said.append(undo)
+            posted.append(undo)
             transport._flush_undos_over(self)
             real(undo)
 
     transport.pending_undos += [steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
-    owed = list(transport.pending_undos)
-    connection.__class__ = Paying
+    undos = list(transport.pending_undos)
+    connection.__class__ = Flushing
     transport._flush_undos_over(connection)
-    assert said == owed and transport.pending_undos == []
+    assert posted == undos and transport.pending_undos == []
 
 
 @threads_only
-def test_a_debt_that_a_dead_connection_cannot_pay_stays_once(face: Face, impl: str, server: Server) -> None:
+def test_an_undo_that_a_dead_connection_refuses_stays_once(face: Face, impl: str, server: Server) -> None:
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
     transport.pending_undos += [steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
-    owed = set(transport.pending_undos)
+    undos = set(transport.pending_undos)
     connection = transport.idle[0]
     connection.fail(Broken("by another thread"))
     for _ in range(3):
         transport._flush_undos_over(connection)
-    assert len(transport.pending_undos) == 4 and set(transport.pending_undos) == owed
+    assert len(transport.pending_undos) == 4 and set(transport.pending_undos) == undos
     assert sorted(len(undo.stale) for undo in transport.pending_undos) == [0, 1, 1, 1]
     transport.pending_undos.clear()
 
 
-def test_what_another_thread_took_out_of_a_list_is_not_there() -> None:
+def test_removed_tells_whether_the_item_was_there() -> None:
     these = [1, 2]
     assert removed(these, 1) and not removed(these, 1) and these == [2]
 
@@ -231,7 +233,7 @@ def test_what_another_thread_took_out_of_a_list_is_not_there() -> None:
 
 
 class Later(asyncio.SelectorEventLoop):
-    """An event loop whose time can be put forward."""
+    """An event loop whose time can be moved forward."""
 
     later = 0.0
 
@@ -239,10 +241,10 @@ class Later(asyncio.SelectorEventLoop):
         return super().time() + self.later
 
 
-def test_a_quiet_time_before_a_command_counts_for_no_reply_timeout(
+def test_idle_time_does_not_count_for_the_reply_timeout(
     impl: str, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """The watch that the command before it set goes off while it is under way: it was asked only just now."""
+    """The timer that the previous command set fires while this one is under way, which was sent only just now."""
 
     async def ticks(count: int = 5) -> None:
         for _ in range(count):
@@ -269,7 +271,7 @@ def test_a_quiet_time_before_a_command_counts_for_no_reply_timeout(
             while not armed.fired:
                 await asyncio.sleep(0.001)
             loop.later += 101
-            assert await task is True and proxy.accepted == 2, "a reply that does not come is a timeout"
+            assert await task is True and proxy.accepted == 2, "a missing reply must time out"
             await lock.release()
 
     with asyncio.Runner(loop_factory=Later) as runner:
@@ -277,10 +279,10 @@ def test_a_quiet_time_before_a_command_counts_for_no_reply_timeout(
         runner.run(body(loop))
 
 
-def test_who_connects_before_a_failed_try_is_repeated_connects_for_it(
+def test_a_connection_for_a_caller_also_serves_pending_undos(
     impl: str, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """What is owed has a try of its own after each that failed; a second connection would be closed by nobody."""
+    """Pending undos start a connection of their own after each failure; nobody would close a second connection."""
 
     class Twice:
         asked = 0
@@ -298,11 +300,11 @@ def test_who_connects_before_a_failed_try_is_repeated_connects_for_it(
             lock = client.lock(NAME)
             await client.server_info()
             proxy.cut()
-            for call in (lock.acquire, client.server_info):  # the other one joins the first try for what is owed
+            for call in (lock.acquire, client.server_info):  # the second call joins the first try of the pending undos
                 with pytest.raises(LookupError, match="the vault"):
                     await call()
             assert client._transport.pending_undos and client._transport._failures == 2, (
-                "nothing is owed, so nothing is tried"
+                "without a pending undo there is no try"
             )
             assert await lock.acquire()
             await lock.release()
@@ -322,29 +324,30 @@ def test_who_connects_before_a_failed_try_is_repeated_connects_for_it(
 
 
 @contextlib.contextmanager
-def nameless(proxy: FaultProxy) -> Iterator[None]:
-    """Connections made meanwhile do not learn who they are, so nobody can end them on the server."""
+def without_ids(proxy: FaultProxy) -> Iterator[None]:
+    """Connections made meanwhile do not learn their id, so no client can end them on the server."""
     armed = proxy.arm(replace(b"-ERR not for you\r\n"), after=b"\r\nINFO\r\n", times=float("inf"))
     yield
     armed.disarm()
 
 
 @two_servers
-async def test_doubt_lasts_over_looks_until_the_own_token_turns_up(
+async def test_an_unknown_outcome_lasts_until_the_own_token_turns_up(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """The first look times out unread, the next one finds another holder; then the first is executed after all, as
-    where the broken connection could not be ended: what the look after that finds is our own token, and so ours."""
+    """The first try times out unread, the second finds another holder; then the first is executed after all, as the
+    broken connection could not be ended: the third try finds the caller's own token, and so the lock is the
+    caller's."""
     probe.set(NAME, "another")
-    with nameless(proxy):
+    with without_ids(proxy):
         client = face.client(proxy.url, reply_timeout=HASTY, max_connections=1)
         await face.get(client.server_info())
     lock = client.lock(NAME, timeout=3600, sleep=0.005, thread_local=False)
     first = proxy.arm(stall("request"), after=MARK, times=1)
     waiter = face.start(lock.acquire)
     await fired(face, first.wait)
-    await waited(face, lambda: MARK in proxy.requests)  # over another connection: the first look is held back
-    assert not killed(proxy.commands), "nobody knows whom to end"
+    await waited(face, lambda: MARK in proxy.requests)  # over another connection: the first try is held back
+    assert not killed(proxy.commands), "the id of the broken connection is unknown"
     later = proxy.arm(stall("request"), after=lambda frame: MARK in frame and b"PTTL" not in frame, times=1)
     await fired(face, later.wait)
     assert not waiter.finished.is_set()
@@ -354,7 +357,7 @@ async def test_doubt_lasts_over_looks_until_the_own_token_turns_up(
     later.resume()
     assert await waiter.get() is True
     assert probe.get(NAME) == lock.lease.token
-    left = probe.pttl(NAME) / 1000  # first: the lease must not outlast the key
+    left = probe.pttl(NAME) / 1000  # read first: the lease must not outlast the key
     assert 0 < lock.lease.remaining <= left + 0.001
     await face.get(lock.release())
     assert not probe.exists(NAME)
@@ -370,11 +373,11 @@ async def waited(face: Face, holds: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["the same server", "restarted"])
-async def test_a_broken_connection_is_ended_on_its_own_server_only(
+async def test_a_broken_connection_is_killed_on_its_own_server_only(
     face: Face, start_server: Callable[..., Server], restarted: bool
 ) -> None:
-    """Numbers of connections start anew with a server, and all of a unix socket have one address: there the number of
-    what broke is somebody else's."""
+    """Connection ids start anew with a server, and all connections of a unix socket have one address: after a
+    restart the id of the broken connection may belong to another client."""
     before, after = start_server(), start_server()
     for _ in range(30):
         RawClient(before.unix_url).socket.close()
@@ -402,41 +405,43 @@ def session(number: int, serial: int, run: bytes = b"", *, unix: bool = False) -
     ("broken", "current", "is_ended"),
     [
         (session(7, 1), session(8, 2), True),
-        (session(7, 2), session(3, 1), True),  # the one that asks is older: the server lives as long at least
-        (session(7, 1), session(7, 2), False),  # its own number: the server was restarted meanwhile
+        # the connection that sends is older: the server has lived at least as long
+        (session(7, 2), session(3, 1), True),
+        (session(7, 1), session(7, 2), False),  # the id of the current connection: the server was restarted meanwhile
         (session(7, 1), session(3, 2), False),
-        (session(99, 1), session(100, 2), True),  # numbers, not texts
+        (session(99, 1), session(100, 2), True),  # ids are compared as numbers, not as texts
         (session(100, 1), session(99, 2), False),
-        (session(0, 1), session(8, 2), False),  # nobody knows who that was
-        (session(7, 1), session(0, 2), True),  # nobody knows who this is: by number and address
+        (session(0, 1), session(8, 2), False),  # the id of the broken one is unknown
+        (session(7, 1), session(0, 2), True),  # the current id is unknown: by id and address
         (session(7, 1, b"one"), session(8, 2, b"one"), True),
-        (session(7, 1, b"one"), session(3, 2, b"one"), True),  # as after numbers that went round
-        (session(7, 1, b"one"), session(8, 2, b"two"), False),  # others came first to the server that was restarted
+        (session(7, 1, b"one"), session(3, 2, b"one"), True),  # ids may have wrapped around
+        (session(7, 1, b"one"), session(8, 2, b"two"), False),  # other clients connected first to the restarted server
         (session(7, 1, b"one", unix=True), session(8, 2, b"one", unix=True), True),
         (session(7, 1, b"one", unix=True), session(8, 2, b"two", unix=True), False),
-        (session(7, 1, b"", unix=True), session(8, 2, b"two", unix=True), False),  # all there have one address
+        # all connections of a unix socket have one address
+        (session(7, 1, b"", unix=True), session(8, 2, b"two", unix=True), False),
         (session(7, 1, b"one", unix=True), session(8, 2, b"", unix=True), False),
-        (session(7, 1, b"one"), session(8, 2, b""), True),  # a port, which nobody else has at once
+        (session(7, 1, b"one"), session(8, 2, b""), True),  # a TCP port, which no other connection has at the same time
         (session(7, 1, b"", unix=True), session(8, 2, b"", unix=True), False),
     ],
 )
-def test_who_ends_whom(broken: handshake.Session, current: handshake.Session, is_ended: bool) -> None:
+def test_which_connection_may_kill_which(broken: handshake.Session, current: handshake.Session, is_ended: bool) -> None:
     call = (b"CLIENT", b"KILL", b"ID", broken.id, b"ADDR", broken.address)
     assert handshake.end(broken, current) == (call if is_ended else None)
 
 
-def test_nobody_ends_himself() -> None:
-    """What he left behind on this connection comes before what he says now."""
+def test_no_connection_kills_itself() -> None:
+    """What a connection sent before comes before what it sends now."""
     mine = session(7, 1, b"one")
     assert handshake.end(mine, mine) is None
 
 
 @threads_only
 @pytest.mark.parametrize("operation", ["acquire", "acquire with", "locked"])
-async def test_a_connection_that_is_just_failing_is_left_at_once(
+async def test_a_connection_that_is_just_failing_is_not_used(
     face: Face, server: Server, no_leaks: Any, operation: str
 ) -> None:
-    """Another thread has found it broken and not yet thrown it away: it was stopped, or interrupted, before that."""
+    """Another thread has found it broken and not yet discarded it: that thread was stopped, or interrupted, before."""
     client = face.client(server.unix_url, max_connections=1)
     lock = client.lock(NAME)
     await face.get(lock.locked())
@@ -452,10 +457,10 @@ async def test_a_connection_that_is_just_failing_is_left_at_once(
 
 @threads_only
 @two_servers
-async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
+async def test_a_push_connection_that_ends_is_replaced(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Those that are busy are told from the others by counting; and who waits next has messages again."""
+    """Busy connections are told from idle ones by counting; and the next waiter receives messages again."""
     client, holder = face.client(server.unix_url), face.client(server.unix_url).lock(NAME)
     transport = client._transport
 
@@ -467,23 +472,23 @@ async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
         probe.client_kill_filter(_type="pubsub")
         await until(face, lambda: not before & listening(), "the cut")
 
-    async def take_turn() -> None:
+    async def use_lock() -> None:
         lock = client.lock(NAME)
         await face.get(lock.acquire())
         await face.get(lock.release())
 
-    # so that none that listens is needed for other commands
+    # so that the push connection is not needed for other commands
     transport.idle += [transport._open_connection(object(), transport.settings.connect_timeout) for _ in range(3)]
     await face.get(holder.acquire())
-    waiting = face.start(take_turn)
-    await until(face, listening, "somebody who listens")
+    waiting = face.start(use_lock)
+    await until(face, listening, "a push connection")
     broken = transport.push_connection
     await cut()
-    await until(face, lambda: transport.push_connection not in (None, broken), "somebody who listens again")
+    await until(face, lambda: transport.push_connection not in (None, broken), "another push connection")
     await face.get(holder.release())
     await waiting.get(PATIENT)
     assert transport.push_connection_lent == 1 and transport.push_connection not in transport.idle
-    transport.push_connection.fail(ConnectionError("found by who leaves a queue"))
+    transport.push_connection.fail(ConnectionError("found by a waiter that leaves a queue"))
     assert transport.push_connection_lent == 0 and transport.connections == transport.idle
 
 
@@ -492,7 +497,7 @@ async def test_a_connection_for_messages_that_ends_is_missed_by_nobody(
 
 @pytest.fixture
 def hurried(request: pytest.FixtureRequest) -> None:
-    """Threads take turns as often as they can."""
+    """Threads are switched as often as possible."""
     interval = sys.getswitchinterval()
     request.addfinalizer(lambda: sys.setswitchinterval(interval))
     sys.setswitchinterval(1e-6)
@@ -505,11 +510,9 @@ def echo(words: list[bytes]) -> bytes:
 @threads_only
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-async def test_no_command_is_stranded_and_no_reply_goes_astray_in_a_crowd(
-    face: Face, hurried: None, limit: int, seed: int
-) -> None:
-    """What is queued at any moment of another's sending and reading is sent by somebody: else its caller would get a
-    timeout, and the connection be given up."""
+async def test_many_threads_lose_no_command_and_no_reply(face: Face, hurried: None, limit: int, seed: int) -> None:
+    """A command queued at any moment of another thread's send and read is sent: else its caller would time out, and
+    the connection would be discarded."""
     with FakeServer(handshake={"GET": echo}) as fake:
         client = face.client(fake.url, max_connections=limit, reply_timeout=PATIENT)
         await face.get(client.server_info())
@@ -524,4 +527,4 @@ async def test_no_command_is_stranded_and_no_reply_goes_astray_in_a_crowd(
         assert await face.together([lambda n=n: work(n) for n in range(8)]) == list(range(8))
         assert fake.accepted <= limit and len(client._transport.idle) == fake.accepted
         asked = [words for words in fake.commands if words[0] == b"GET"]
-        assert len(asked) == 8 * 500, "each command was sent once"
+        assert len(asked) == 8 * 500, "a command was not sent exactly once"

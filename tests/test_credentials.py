@@ -1,7 +1,7 @@
-"""Credential providers: asked at each new connection, awaited where they can be, and heard out when they fail.
+"""Credential providers: called for each new connection, awaited where they can be, and their errors are raised.
 
-What a provider raises is its caller's business and no broken connection, whatever its type; redis-py's own errors are
-what redis-py makes of a server that cannot be reached, and are borne as such.
+An exception of a provider, whatever its type, reaches the caller and counts as no broken connection; redis-py's own
+errors mean, as in redis-py, that the server cannot be reached, and are retried.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ USER = "locker"
 
 
 class Provider:
-    """Knows one password, after it has raised what it was told to. Not redis-py's class: none has to be."""
+    """Knows one password, after it has raised the given errors. Not a subclass of redis-py's class: none has to be."""
 
     def __init__(self, *errors: BaseException | None) -> None:
         self.errors = list(errors)
-        self.asked = 0
+        self.calls = 0
 
     def get_credentials(self) -> tuple[str, ...]:
-        self.asked += 1
+        self.calls += 1
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
             raise error
@@ -38,10 +38,10 @@ class Provider:
 
 
 class AsyncProvider(Provider):
-    """As those of cloud vendors for asyncio: it has nothing to say at once."""
+    """Like those of cloud vendors for asyncio: it has no credentials without waiting."""
 
     def get_credentials(self) -> tuple[str, ...]:
-        raise AssertionError("the blocking way, in an event loop")
+        raise AssertionError("the blocking method was called in an event loop")
 
     async def get_credentials_async(self) -> tuple[str, ...]:
         await asyncio.sleep(0)
@@ -64,10 +64,10 @@ def cut(probe: redis.Redis) -> None:
     probe.client_kill_filter(_type="normal", skipme=True)
 
 
-async def test_a_provider_that_runs_out_ends_no_operation_with_an_answer(
+async def test_a_providers_stop_iteration_ends_no_operation(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """The StopIteration of an iterator is none of a generator's that carries out an operation."""
+    """A StopIteration of the provider must not end the generator that carries out an operation."""
     client = face.client(server.unix_url, credential_provider=provider(face, None, *[StopIteration()] * 4))
     lock = client.lock("a")
     assert await face.get(lock.acquire())
@@ -79,10 +79,10 @@ async def test_a_provider_that_runs_out_ends_no_operation_with_an_answer(
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-async def test_a_client_is_closed_though_its_provider_fails(
+async def test_a_client_closes_though_its_provider_fails(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture, noticed: bool
 ) -> None:
-    """As what it owes would take a new connection. noticed: that it has none any more, before it is closed."""
+    """The client's pending undo needs a new connection. noticed: whether it knows before the close that it has none."""
     client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
     await face.get(client.server_info())
     cut(probe)
@@ -93,14 +93,14 @@ async def test_a_client_is_closed_though_its_provider_fails(
     client._transport.defer(Undo([b"a"], [b"fl:" + b"0" * 32]))
     await face.get(client.close())
     assert client.closed
-    assert "b'a'" in caplog.text, "what may stay is told"
+    assert "b'a'" in caplog.text, "the warning names the key that may stay"
 
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
-async def test_a_provider_s_error_takes_nobody_s_exception(
+async def test_a_providers_error_replaces_no_other_exception(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Of who is interrupted, and owes what would take a new connection."""
+    """A caller that was interrupted flushes pending undos, which needs a new connection."""
     client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
     await face.get(client.server_info())
     cut(probe)
@@ -108,19 +108,19 @@ async def test_a_provider_s_error_takes_nobody_s_exception(
     transport.idle[0].fail(EOFError("gone"))
     transport.defer(Undo([b"a"], [b"fl:" + b"0" * 32]))
     transport.flush_pending_undos()
-    assert len(transport.pending_undos) == 1, "owed still"
+    assert len(transport.pending_undos) == 1, "the undo is still pending"
 
 
-async def test_each_new_connection_asks_the_provider(
+async def test_each_new_connection_calls_the_provider(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """By `get_credentials_async` in asyncio, also where redis-py's client was given it."""
-    asked = provider(face)
-    client = face.client(server.unix_url, credential_provider=asked)
+    """By `get_credentials_async` in asyncio, also where redis-py's client was given the provider."""
+    credentials = provider(face)
+    client = face.client(server.unix_url, credential_provider=credentials)
     for count in (1, 2, 3):
         lock = client.lock("a")
         assert await face.get(lock.acquire())
-        assert asked.asked == count and USER in [each["user"] for each in probe.client_list()]
+        assert credentials.calls == count and USER in [each["user"] for each in probe.client_list()]
         await face.get(lock.release())
         cut(probe)
     again = provider(face)
@@ -128,19 +128,19 @@ async def test_each_new_connection_asks_the_provider(
         async_with = face.module.Lock(theirs, "a", timeout=5)
         await face.enter(async_with)
         await face.leave(async_with)
-        assert again.asked == 1
+        assert again.calls == 1
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_a_provider_that_only_blocks_is_asked_so(face: Face, server: Server, no_leaks: Any) -> None:
-    asked = Provider()
-    lock = face.client(server.unix_url, credential_provider=asked).lock("a")
-    assert await lock.acquire() and asked.asked == 1
+async def test_asyncio_accepts_a_blocking_provider(face: Face, server: Server, no_leaks: Any) -> None:
+    credentials = Provider()
+    lock = face.client(server.unix_url, credential_provider=credentials).lock("a")
+    assert await lock.acquire() and credentials.calls == 1
     await lock.release()
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_a_slow_provider_s_time_is_not_the_connection_s(face: Face, server: Server, no_leaks: Any) -> None:
+async def test_a_slow_provider_does_not_count_for_connect_timeout(face: Face, server: Server, no_leaks: Any) -> None:
     class Slow(AsyncProvider):
         async def get_credentials_async(self) -> tuple[str, ...]:
             await asyncio.sleep(0.3)
@@ -155,37 +155,37 @@ STRANGERS = [ValueError, OSError, TimeoutError, EOFError, ConnectionResetError, 
 
 
 @pytest.mark.parametrize("kind", STRANGERS, ids=lambda kind: kind.__name__)
-async def test_what_a_provider_raises_reaches_the_caller_as_it_was(
+async def test_a_providers_error_reaches_the_caller_unchanged(
     face: Face, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
 ) -> None:
-    """At the first connection and at later ones, at once, and once: the next call asks again."""
+    """At the first connection and at later ones, at once, and once: the next call tries again."""
     cause = KeyError("the vault")
     errors = [kind("of the provider") for _ in range(3)]
     for error in errors:
         error.__cause__ = cause
-    asked = provider(face, errors[0], None, errors[1], errors[2])
-    client = face.client(server.unix_url, credential_provider=asked)
+    credentials = provider(face, errors[0], None, errors[1], errors[2])
+    client = face.client(server.unix_url, credential_provider=credentials)
     lock = client.lock("a")
     for number, error in enumerate(errors):
         with pytest.raises(kind) as caught:
             await face.get(client.server_info() if number == 2 else lock.acquire())
         assert caught.value is error
-        assert error.__cause__ is cause, "changed on its way"
+        assert error.__cause__ is cause, "the error's cause was changed"
         if number == 0:
             assert await face.get(lock.acquire())
             await face.get(lock.release())
             cut(probe)
-    assert asked.asked == 4
+    assert credentials.calls == 4
     assert await face.get(lock.acquire())
     await face.get(lock.release())
 
 
-async def test_a_waiter_hears_of_it_too(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
-    """Also in the middle of a wait, in which a cut connection is borne."""
+async def test_a_providers_error_ends_a_wait(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    """The error ends a wait, although a wait survives a cut connection."""
     no_leaks.allow("a")
     error = OSError("of the provider")
-    asked = provider(face, None, error)
-    client = face.client(server.unix_url, credential_provider=asked)
+    credentials = provider(face, None, error)
+    client = face.client(server.unix_url, credential_provider=credentials)
     await face.get(client.server_info())
     probe.set("a", "somebody else's", px=60_000)
     job = face.start(lambda: client.lock("a", sleep=0.01).acquire(blocking_timeout=20))
@@ -200,26 +200,24 @@ async def test_a_waiter_hears_of_it_too(face: Face, server: Server, probe: redis
 
 
 @pytest.mark.parametrize("kind", [redis.exceptions.ConnectionError, redis.exceptions.TimeoutError])
-async def test_redis_pys_own_errors_are_borne_as_an_outage(
+async def test_redis_pys_own_errors_are_retried_as_an_outage(
     face: Face, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
 ) -> None:
-    asked = provider(face, kind("at first"), None, kind("later"), kind("again"))
-    client = face.client(server.unix_url, credential_provider=asked)
+    credentials = provider(face, kind("at first"), None, kind("later"), kind("again"))
+    client = face.client(server.unix_url, credential_provider=credentials)
     lock = client.lock("a")
     with pytest.raises(kind, match="at first"):
         await face.get(lock.acquire())
     assert await face.get(lock.acquire())
     await face.get(lock.release())
     cut(probe)
-    assert await face.get(lock.acquire()), "an outage that was over in time"
-    assert asked.asked == 5
+    assert await face.get(lock.acquire()), "the outage ended in time"
+    assert credentials.calls == 5
     await face.get(lock.release())
 
 
 @pytest.mark.parametrize("found", [None, (), ("a", "b", "c"), 5])
-async def test_credentials_that_are_none_are_the_provider_s_fault(
-    face: Face, server: Server, found: Any, no_leaks: Any
-) -> None:
+async def test_invalid_credentials_raise(face: Face, server: Server, found: Any, no_leaks: Any) -> None:
     class Odd(Provider):
         def get_credentials(self) -> Any:
             return found

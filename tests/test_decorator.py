@@ -1,4 +1,4 @@
-"""`client.locked`: the name comes from the call's arguments, the lock is held, the function stays what it was."""
+"""`client.locked`: the name comes from the call's arguments, the lock is held, the function keeps its metadata."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Order:
 
 
 def of_face(face: Face, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function for this face: as it is, or `async def`."""
+    """The same function for this API: unchanged, or as `async def`."""
     if not face.is_async:
         return function
 
@@ -63,7 +63,7 @@ async def test_the_name_is_made_from_the_call(
     locked = face.client(server.unix_url).locked(name, timeout=7)(of_face(face, order))
     arguments, keys, left = await face.get(locked(*args, **kwargs))
     assert keys == [key] and 0 < left <= 7_000
-    assert arguments == order(*args, **kwargs)[0], "the function must get what the call gave"
+    assert arguments == order(*args, **kwargs)[0], "the function must get the call's arguments"
     assert probe.keys() == []
 
 
@@ -71,9 +71,7 @@ HOPELESS = ["{missing}", "{order_id}{missing.number}", "{}", "{0}", "{missing[0]
 
 
 @pytest.mark.parametrize("template", HOPELESS)
-async def test_a_template_that_can_never_work_is_refused_at_decoration(
-    face: Face, server: Server, template: str
-) -> None:
+async def test_an_impossible_template_is_refused_at_decoration(face: Face, server: Server, template: str) -> None:
     client = face.client(server.unix_url)
     with pytest.raises(ValueError):
         client.locked(template)(of_face(face, lambda order_id: None))
@@ -93,14 +91,14 @@ async def test_a_call_that_lacks_an_argument_names_the_function(face: Face, serv
         await face.get(face.client(server.unix_url).locked("order:{order_id}")(of_face(face, pay))())
 
 
-async def test_an_argument_that_does_not_fill_the_name_is_told_with_it(face: Face, server: Server) -> None:
+async def test_an_unusable_argument_is_named_with_the_template(face: Face, server: Server) -> None:
     ship = face.client(server.unix_url).locked("order:{order.number}")(of_face(face, lambda order: None))
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'number'") as caught:
         await face.get(ship(None))
     assert "order:{order.number}" in caught.value.__notes__[0] and "<lambda>" in caught.value.__notes__[0]
 
 
-async def test_a_function_of_the_other_face_is_refused_with_the_way_out(face: Face, server: Server) -> None:
+async def test_a_function_of_the_other_api_is_refused_with_a_hint(face: Face, server: Server) -> None:
     client = face.client(server.unix_url)
 
     def plain() -> None: ...
@@ -116,12 +114,12 @@ async def test_a_function_of_the_other_face_is_refused_with_the_way_out(face: Fa
     with pytest.raises(TypeError, match="fastlock.Client" if face.is_async else "fastlock.asyncio.Client"):
         client.locked("a")(plain if face.is_async else asynchronous)
     for function in (generator, asynchronous_generator):
-        with pytest.raises(TypeError, match=function.__name__):  # its body would run after the lock was let go
+        with pytest.raises(TypeError, match=function.__name__):  # its body would run after the lock was released
             client.locked("a")(function)
 
 
-async def test_a_decorator_whose_name_was_forgotten_says_so(face: Face, server: Server) -> None:
-    """`@client.locked` takes the function for the name; its first call must not pass for one."""
+async def test_a_decorator_without_a_name_raises_at_the_call(face: Face, server: Server) -> None:
+    """`@client.locked` takes the function for the name; its first call must not pass for a decoration."""
     client = face.client(server.unix_url)
 
     @client.locked
@@ -132,7 +130,7 @@ async def test_a_decorator_whose_name_was_forgotten_says_so(face: Face, server: 
         pay(4)
 
 
-async def test_a_decorated_function_stays_what_it_was(face: Face, server: Server) -> None:
+async def test_a_decorated_function_keeps_its_metadata(face: Face, server: Server) -> None:
     def pay(order_id: int, *, kind: str = "plain") -> str:
         """Take the money."""
         return "paid"
@@ -149,7 +147,7 @@ async def test_a_decorated_function_stays_what_it_was(face: Face, server: Server
         await face.get(locked())
 
 
-async def test_methods_see_themselves_and_each_object_has_its_own_lock(
+async def test_a_method_gets_self_and_each_object_has_its_own_lock(
     face: Face, server: Server, probe: redis.Redis
 ) -> None:
     client = face.client(server.unix_url)
@@ -163,7 +161,7 @@ async def test_methods_see_themselves_and_each_object_has_its_own_lock(
         assert await face.get(account.pay(5)) == (account, 5, [b"account:%d:5" % number])
 
 
-async def test_exceptions_pass_and_the_lock_is_let_go(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_exceptions_propagate_and_the_lock_is_released(face: Face, server: Server, probe: redis.Redis) -> None:
     def fail(order_id: int) -> None:
         raise ZeroDivisionError(order_id)
 
@@ -174,7 +172,7 @@ async def test_exceptions_pass_and_the_lock_is_let_go(face: Face, server: Server
         assert probe.keys() == []
 
 
-async def test_who_cannot_have_the_lock_does_not_call(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_the_function_does_not_run_without_the_lock(face: Face, server: Server, probe: redis.Redis) -> None:
     client, calls = face.client(server.unix_url), []
     await_not = client.locked("a{n}", blocking=False)(of_face(face, lambda n: calls.append(n)))
     brief = client.locked("a{n}", blocking_timeout=0.005, sleep=0.001)(of_face(face, lambda n: calls.append(n)))
@@ -188,9 +186,7 @@ async def test_who_cannot_have_the_lock_does_not_call(face: Face, server: Server
     probe.delete("a1")
 
 
-async def test_the_terms_of_the_lock_pass_through(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
-) -> None:
+async def test_the_locks_settings_are_passed_on(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     no_leaks.allow("fastlock:fence:*")
     client = face.client(server.unix_url)
     seen: list[Any] = []
@@ -205,7 +201,7 @@ async def test_the_terms_of_the_lock_pass_through(
 
 
 async def test_calls_exclude_each_other_name_by_name(face: Face, server: Server) -> None:
-    """Every call looks whether another is inside, gives the others a chance to run, and looks again."""
+    """Every call checks whether another is inside, gives the others a chance to run, and checks again."""
     client = face.client(server.unix_url)
     inside = {0: 0, 1: 0}
     overlaps, calls = [], []

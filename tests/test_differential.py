@@ -1,7 +1,7 @@
-"""redis-py's lock and the drop-in, played side by side on two names of one server: random calls, the same outcomes.
+"""redis-py's lock and the drop-in side by side on two names of one server: random calls, the same outcomes.
 
-What differs on purpose is the table in docs/drop-in.md and nothing else: its rows are the only excuses here, by their
-names, and each of them is shown to be true by a scene of its own.
+The table in docs/drop-in.md lists every intended difference: only its rows excuse a difference here, by their names,
+and a scene of its own shows that each row is true.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.usefixtures("impl")
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "drop-in.md"
 ROWS = set(re.findall(r"^\| `([a-z-]+)` \|", TABLE.read_text(), re.MULTILINE))
 NEAR = 2000  # milliseconds by which two leases may differ that were set one after the other
-# Seconds: a lease that outlives a walk; a wait for a name that stays held; one that an answer never takes.
+# Seconds: a lease that outlives a walk; a wait for a name that stays held; a wait that a reply never takes.
 LONG, SHORT, ENOUGH = 1000, 0.02, 20
 Outcome = tuple[str, Any]
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """Whoever catches redis-py's types must catch ours."""
+    """The outcome, by redis-py's exception types: code that catches them must catch ours."""
     for kind in (redis.exceptions.LockNotOwnedError, redis.exceptions.LockError):
         if isinstance(error, kind):
             return "raises", kind.__name__
@@ -79,11 +79,12 @@ def some(rng: random.Random, choices: dict[str, list[Any]], chance: float) -> di
 
 
 class Walk:
-    """Both locks, and what is drawn for them."""
+    """Both locks, and the calls that are drawn for them."""
 
     def __init__(self, face: Face, client: Any, probe: redis.Redis, rng: random.Random) -> None:
         self.face, self.client, self.probe, self.rng = face, client, probe, rng
-        self.known = [name for name in TERMS if name in inspect.signature(theirs(face)).parameters]  # not all in 5.0
+        # redis-py 5.0 lacks some
+        self.known = [name for name in TERMS if name in inspect.signature(theirs(face)).parameters]
         self.log: list[str] = []
         self.excused: set[str] = set()
         self.tokens = 0
@@ -94,7 +95,7 @@ class Walk:
         return ["theirs", "ours"]
 
     async def make(self) -> None:
-        """New locks. What ours refuses is drawn again."""
+        """New locks. Settings that ours refuses are drawn again."""
         while True:
             self.probe.delete(*self.keys())
             self.terms = some(self.rng, {name: TERMS[name] for name in self.known}, 0.4)
@@ -111,7 +112,7 @@ class Walk:
     async def both(
         self, call: Callable[[Any], Any], excuse: Callable[[Outcome, Outcome], str] = lambda a, b: ""
     ) -> None:
-        """Have both do the same, and compare what comes of it, and what is left."""
+        """Have both locks do the same, and compare the outcomes, and the keys left."""
         results = [await outcome(self.face, lambda lock=lock: call(lock)) for lock in self.locks]  # type: ignore[misc]
         if results[0] != results[1] and (row := excuse(*results)):
             self.excused.add(row)
@@ -124,7 +125,7 @@ class Walk:
         """Both names are held, or free; for as long; by a token that the locks know, or by none."""
         deadline = time.monotonic() + 5
         while self.probe.exists("ours") != self.probe.exists("theirs") and time.monotonic() < deadline:
-            time.sleep(0.001)  # `ended-by-extend`: a millisecond later than there
+            time.sleep(0.001)  # `ended-by-extend`: a millisecond later than redis-py
         left = [self.probe.pttl(key) for key in self.keys()]
         assert (left[0] < 0) == (left[1] < 0), (self.log, left)
         assert (left[0] < 0 and left[0] == left[1]) or abs(left[0] - left[1]) < NEAR, (self.log, left)
@@ -135,7 +136,7 @@ class Walk:
         assert mine[0] == mine[1] or isinstance(known[0], str), (self.log, mine)
 
     def patient(self, asked: dict[str, Any]) -> bool:
-        """Whether this would wait for long: the name is held, and nobody will let go."""
+        """Whether this call would wait for long: the name is held, and nobody will release it."""
         blocking = asked.get("blocking") if asked.get("blocking") is not None else self.terms.get("blocking", True)
         limit = asked.get("blocking_timeout")
         limit = self.terms.get("blocking_timeout") if limit is None else limit
@@ -153,7 +154,7 @@ class Walk:
             asked.pop("sleep", None)
         if self.patient(asked):
             asked["blocking_timeout"] = SHORT
-        if (token := asked.get("token")) is not None:  # `fresh-token`: never the same twice
+        if (token := asked.get("token")) is not None:  # `fresh-token`: never the same token twice
             self.tokens += 1
             fresh = {
                 str: f"{token}{self.tokens}",
@@ -198,14 +199,14 @@ class Walk:
         self.compare()
 
     async def adopt(self) -> None:
-        """The token, as another process sends it that holds the lock."""
+        """Set the token, as sent by another process that holds the lock."""
         self.log.append("local.token = its own")
         for lock, key in zip(self.locks, self.keys(), strict=True):
             lock.local.token = self.probe.get(key)
         self.compare()
 
     async def change(self) -> None:
-        """Settings are read when they are needed."""
+        """Change a setting: settings are read when they are needed."""
         name = self.rng.choice(["timeout", *(name for name in self.known if name != "thread_local")])
         self.set(name, self.rng.choice([each for each in TERMS[name] if (name, each) != ("timeout", 0)]))
 
@@ -271,10 +272,10 @@ CHANGES = [(None, LONG), (LONG, None), (None, LONG, None), (LONG, None, LONG), (
 
 
 @pytest.mark.parametrize("timeouts", CHANGES, ids=str)
-async def test_a_timeout_that_changes_while_the_lock_is_held_has_the_same_outcome(
+async def test_changing_the_timeout_of_a_held_lock_is_the_same(
     face: Face, server: Server, probe: redis.Redis, timeouts: tuple[Any, ...], no_leaks: Any
 ) -> None:
-    """Whether the lease was acquired here, or its token comes from elsewhere; of each extension, and of those that come
+    """Whether the lease was acquired here, or its token comes from elsewhere; for each extension, and for extensions
     after `reacquire`, and after a loss."""
     async with ending(face, module(face).Redis(port=server.port)) as client:
         walk = Walk(face, client, probe, random.Random(0))
@@ -297,7 +298,7 @@ async def test_a_timeout_that_changes_while_the_lock_is_held_has_the_same_outcom
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
-async def test_a_name_is_the_same_key_of_the_server(
+async def test_a_name_is_the_same_key_for_both(
     face: Face, server: Server, probe: redis.Redis, name: Any, no_leaks: Any
 ) -> None:
     async with ending(face, module(face).Redis(port=server.port)) as client:
@@ -315,7 +316,7 @@ async def test_a_name_is_the_same_key_of_the_server(
 
 
 class Scene:
-    """One kind of lock on a stage: `kind` is redis-py's, or ours."""
+    """One kind of lock in a scene: `kind` is redis-py's class, or ours."""
 
     def __init__(self, face: Face, client: Any, probe: redis.Redis, kind: Any) -> None:
         self.face, self.client, self.probe, self.kind = face, client, probe, kind
@@ -332,22 +333,24 @@ async def zero_timeout(on: Scene) -> Any:
 
 
 async def nonsense(on: Scene) -> Any:
-    said = []
+    outcomes = []
     for wrong in ({"name": None}, {"name": ""}, {"name": True}, {"name": object()}):
-        said.append(await outcome(on.face, lambda wrong=wrong: on.lock(**wrong) and None))  # type: ignore[misc]
+        outcomes.append(await outcome(on.face, lambda wrong=wrong: on.lock(**wrong) and None))  # type: ignore[misc]
     for name in ("timeout", "sleep", "blocking_timeout"):
         for value in ("1", float("nan"), *([] if name == "blocking_timeout" else [-1, float("inf")])):
-            said.append(await outcome(on.face, lambda of={name: value}: on.lock(**of) and None))  # type: ignore[misc]
-    said.append(await outcome(on.face, lambda: on.lock(timeout=0.0001) and None))
-    return set(said)
+            outcomes.append(await outcome(on.face, lambda of={name: value}: on.lock(**of) and None))  # type: ignore[misc]
+    outcomes.append(await outcome(on.face, lambda: on.lock(timeout=0.0001) and None))
+    return set(outcomes)
 
 
 async def reserved(on: Scene) -> Any:
-    said = [await outcome(on.face, lambda name=name: on.lock(name) and None) for name in ("fastlock:a", "x" * 65537)]  # type: ignore[misc]
-    return set(said)
+    outcomes = [
+        await outcome(on.face, lambda name=name: on.lock(name) and None) for name in ("fastlock:a", "x" * 65537)
+    ]  # type: ignore[misc]
+    return set(outcomes)
 
 
-async def last_look(on: Scene) -> Any:
+async def last_try(on: Scene) -> Any:
     on.probe.set("a", "somebody else's", px=400)
     lock = on.lock(timeout=5, sleep=10, blocking_timeout=1)
     got = await on.get(lock.acquire())
@@ -375,9 +378,9 @@ async def odd_pauses(on: Scene) -> Any:
     on.probe.set("a", "somebody else's", px=5000)
     calls = [lambda: on.lock(sleep=None, blocking_timeout=SHORT).acquire()]
     calls.append(lambda: on.lock(sleep=0.001, blocking_timeout=Decimal("0.01")).acquire())
-    said = [await outcome(on.face, call) for call in calls]
+    outcomes = [await outcome(on.face, call) for call in calls]
     on.probe.delete("a")
-    return set(said)
+    return set(outcomes)
 
 
 async def body_first(on: Scene) -> Any:
@@ -438,7 +441,7 @@ async def release_again(on: Scene) -> Any:
 
 async def task_leases(on: Scene) -> Any:
     if not on.face.is_async:
-        pytest.skip("of tasks")
+        pytest.skip("for tasks only")
     lock = on.lock(timeout=5)
     assert await on.get(lock.acquire())
 
@@ -463,13 +466,13 @@ async def stays_lost(on: Scene) -> Any:
     lock = on.lock(timeout=5)
     await on.get(lock.acquire(token=b"token"))
     on.probe.delete("a")
-    said = [await outcome(on.face, lock.reacquire)]
+    outcomes = [await outcome(on.face, lock.reacquire)]
     on.probe.set("a", b"token", px=5000)
     calls = (lock.owned, lock.reacquire, lambda: lock.extend(5), lock.release)
-    said += [await outcome(on.face, call) for call in calls]
+    outcomes += [await outcome(on.face, call) for call in calls]
     on.probe.delete("a")
     assert await on.get(lock.acquire()) and await on.get(lock.owned())
-    return said
+    return outcomes
 
 
 async def wrong_type(on: Scene) -> Any:
@@ -486,7 +489,7 @@ SCENES: dict[str, tuple[Callable[[Scene], Awaitable[Any]], Any, Any]] = {
     "zero-timeout": (zero_timeout, ("returns", 0), ("raises", "ValueError")),
     "nonsense": (nonsense, ("returns", {("returns", None)}), ("returns", NO)),
     "reserved": (reserved, ("returns", {("returns", None)}), ("returns", {("raises", "ValueError")})),
-    "last-look": (last_look, ("returns", False), ("returns", True)),
+    "last-look": (last_try, ("returns", False), ("returns", True)),
     "late-answer": (late_answer, ("returns", True), ("returns", False)),
     "fresh-token": (fresh_token, ("returns", True), ("returns", False)),
     "odd-pauses": (odd_pauses, ("returns", {("raises", "TypeError")}), ("returns", {("returns", False)})),
@@ -515,11 +518,11 @@ def test_the_table_and_the_scenes_name_the_same_rows() -> None:
 
 
 @pytest.mark.parametrize("row", SCENES)
-async def test_what_differs_differs_as_the_table_says(face: Face, server: Server, probe: redis.Redis, row: str) -> None:
-    run_steps, *expected = SCENES[row]
+async def test_each_difference_is_as_the_table_says(face: Face, server: Server, probe: redis.Redis, row: str) -> None:
+    scene, *expected = SCENES[row]
     async with ending(face, module(face).Redis(port=server.port)) as client:
-        said = []
+        outcomes = []
         for kind in (theirs(face), face.module.Lock):
-            said.append(await outcome(face, lambda kind=kind: run_steps(Scene(face, client, probe, kind))))  # type: ignore[misc]
+            outcomes.append(await outcome(face, lambda kind=kind: scene(Scene(face, client, probe, kind))))  # type: ignore[misc]
             probe.delete("a")
-    assert said == expected
+    assert outcomes == expected

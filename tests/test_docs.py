@@ -1,7 +1,7 @@
 """Every Python example of README, docs and docstrings runs as it is written, against a real server on a TCP port.
 
-The examples speak to redis://localhost:6379/0. `namespace` runs one where a server listens on just that port;
-`redirected` on any machine (see support/bare_machine.py). An example ends by itself, says nothing and leaves no key.
+The examples use redis://localhost:6379/0. `namespace` runs an example where a server listens on just that port;
+`redirected` on any machine (see support/bare_machine.py). An example ends by itself, prints nothing and leaves no key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def prompts(text: str) -> Iterator[tuple[int, str]]:
-    """(line, source) of what a module shows behind >>> prompts, all of it as one program."""
+    """(line, source) of the lines that a module shows behind >>> prompts, all of them as one program."""
     if examples := doctest.DocTestParser().get_examples(text):
         yield examples[0].lineno + 1, "".join(example.source for example in examples)
 
@@ -47,7 +47,7 @@ def examples() -> dict[str, str]:
 EXAMPLES = examples()
 
 
-def test_the_rule_sees_examples() -> None:
+def test_the_parser_finds_examples() -> None:
     assert list(blocks("a\n\n```python\nx = 1\ny\n```\n```\nno\n```\n")) == [(4, "x = 1\ny\n")]
     assert list(prompts('"""Text.\n\n>>> a = 1\n>>> a\n1\n"""')) == [(3, "a = 1\na\n")]
     assert sum(name.startswith("README.md") for name in EXAMPLES) >= 3

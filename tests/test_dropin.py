@@ -34,7 +34,7 @@ from fastlock.embedded import Server
 
 ROOT = Path(fastlock.__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("impl")
-NOT_HELD = {  # what redis-py has said before 5.1, and since
+NOT_HELD = {  # redis-py's messages before 5.1, and since
     "Cannot release an unlocked lock",
     "Cannot release a lock that's not owned or is already unlocked.",
 }
@@ -42,7 +42,7 @@ NOT_HELD = {  # what redis-py has said before 5.1, and since
 
 @asynccontextmanager
 async def redis_client(face: Face, server: Server | None, **keywords: Any) -> AsyncIterator[Any]:
-    """A redis-py client of the face, closed in the end together with the fastlock client behind it."""
+    """A redis-py client of the API, closed at the end together with the fastlock client behind it."""
     kind = redis.asyncio.Redis if face.is_async else redis.Redis
     url = keywords.pop("url", None)
     path = {} if server is None else {"unix_socket_path": server.path}
@@ -54,10 +54,10 @@ async def redis_client(face: Face, server: Server | None, **keywords: Any) -> As
 # ------------------------------------------------------------------------------------------------- made and used
 
 
-async def test_one_may_be_made_in_a_handler_of_signals_while_one_is_made(
+async def test_a_signal_handler_may_make_a_lock_while_one_is_made(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread has begun with the client of a pool: of the same one, or of another."""
+    """The interrupted thread has begun to make the client of a pool: of the same pool, or of another."""
     real, made = settings_from_pool, list[Any]()
     async with redis_client(face, server) as one, redis_client(face, server) as other:
 
@@ -75,7 +75,7 @@ async def test_one_may_be_made_in_a_handler_of_signals_while_one_is_made(
         await face.get(outer.release())
 
 
-async def test_made_in_both_ways_it_behaves_as_redis_py_does(
+async def test_a_lock_made_in_either_way_behaves_as_redis_pys(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     async with redis_client(face, server) as client:
@@ -113,7 +113,7 @@ async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: S
             "thread_local": False,
             "raise_on_release_error": False,
         }
-        known = inspect.signature(client.lock).parameters  # that of redis-py 5.0 lacks the newest of them
+        known = inspect.signature(client.lock).parameters  # redis-py 5.0 lacks the newest of them
         passed = {name: value for name, value in terms.items() if name in known}
         for lock in (face.module.Lock(client, "a", **terms), client.lock("a", lock_class=face.module.Lock, **passed)):
             given = {name: getattr(lock, name) for name in terms}
@@ -124,7 +124,7 @@ async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: S
             await face.get(lock.release())
 
 
-async def test_with_gives_the_lock_itself(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_with_returns_the_lock_itself(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     async with redis_client(face, server) as client:
         lock = face.module.Lock(client, "a", timeout=5)
         assert await face.enter(lock) is lock
@@ -167,7 +167,7 @@ async def test_the_same_name_is_the_same_key_for_both(
 # ------------------------------------------------------------------------------------------------------- the token
 
 
-async def test_a_token_carried_to_another_owner_lets_it_release(
+async def test_another_owner_can_release_with_the_token(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     async with redis_client(face, server) as client:
@@ -193,7 +193,9 @@ async def test_a_token_carried_to_another_owner_lets_it_release(
         assert probe.keys() == []
 
 
-async def test_a_wrong_token_owns_nothing_and_none_forgets(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_a_wrong_token_owns_nothing_and_none_releases_nothing(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
     async with redis_client(face, server) as client:
         lock = face.module.Lock(client, "a", timeout=10)
         assert await face.get(lock.acquire())
@@ -219,7 +221,7 @@ print("released")
 
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
-def test_a_token_carried_to_another_process_lets_it_release(
+def test_another_process_can_release_with_the_token(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     with redis.Redis(unix_socket_path=server.path) as client:
@@ -232,15 +234,13 @@ def test_a_token_carried_to_another_process_lets_it_release(
 
 
 def token_of(lock: Any) -> Any:
-    return getattr(lock.local, "token", None)  # redis-py has none at all in a thread that never acquired
+    return getattr(lock.local, "token", None)  # redis-py has no attribute at all in a thread that never acquired
 
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
 @pytest.mark.parametrize("kind", [fastlock.Lock, redis.lock.Lock], ids=["fastlock", "redis-py"])
-def test_thread_local_hides_the_token_from_other_threads_and_false_does_not(
-    face: Face, server: Server, kind: Any, no_leaks: Any
-) -> None:
-    """As redis-py's own tests put it."""
+def test_thread_local_hides_the_token_from_other_threads(face: Face, server: Server, kind: Any, no_leaks: Any) -> None:
+    """The same cases as in redis-py's own tests."""
     with redis.Redis(unix_socket_path=server.path) as client:
         for thread_local, seen_by_other in ((True, None), (False, b"the token")):
             lock = kind(client, "a", thread_local=thread_local)
@@ -256,7 +256,7 @@ def test_thread_local_hides_the_token_from_other_threads_and_false_does_not(
 
 
 def keep(probe: redis.Redis) -> None:
-    """Nothing is lost, for nothing was acquired."""
+    """Lose nothing, as nothing was acquired."""
 
 
 def overwrite(probe: redis.Redis) -> None:
@@ -272,7 +272,7 @@ def delete(probe: redis.Redis) -> None:
 async def test_losses_raise_what_redis_py_raises(
     face: Face, server: Server, probe: redis.Redis, lose: Callable[[redis.Redis], None], verb: str, no_leaks: Any
 ) -> None:
-    said: list[bool] = []
+    not_owned: list[bool] = []
     async with redis_client(face, server) as client:
         for kind in (face.module.Lock, theirs(face)):
             lock = kind(client, "a", timeout=10)
@@ -281,17 +281,17 @@ async def test_losses_raise_what_redis_py_raises(
                 lose(probe)
             with pytest.raises(redis.exceptions.LockError) as caught:
                 await face.get(lock.extend(5) if verb == "extend" else getattr(lock, verb)())
-            said.append(isinstance(caught.value, redis.exceptions.LockNotOwnedError))
+            not_owned.append(isinstance(caught.value, redis.exceptions.LockNotOwnedError))
             assert str(caught.value).startswith(f"Cannot {verb} ")
             probe.delete("a")
-    ours, other = said
+    ours, other = not_owned
     assert ours == other or {ours[1], other[1]} == NOT_HELD
 
 
 # ------------------------------------------------------------------------------------------------------- the client
 
 
-async def test_all_locks_of_a_pool_share_one_client_which_ends_with_the_pool(
+async def test_all_locks_of_a_pool_share_one_client(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     old = server.version.startswith(
@@ -325,33 +325,29 @@ async def test_all_locks_of_a_pool_share_one_client_which_ends_with_the_pool(
         await asyncio.sleep(0.005) if face.is_async else time.sleep(0.005)
     left = probe.client_list() if count() else []
     await face.get(transport.close())
-    assert left == [], "a pool that is gone leaves its connection of fastlock behind"
+    assert left == [], "a collected pool leaves fastlock's connection behind"
 
 
-async def test_a_server_that_restarts_is_waited_for_also_by_the_first_lock(
-    face: Face, proxy: FaultProxy, no_leaks: Any
-) -> None:
-    """As redis-py 8 does: a worker that starts at that moment must not fail for it."""
+async def test_the_first_lock_waits_for_a_restarting_server(face: Face, proxy: FaultProxy, no_leaks: Any) -> None:
+    """redis-py 8 does so too: a worker that starts at that moment must not fail for it."""
     proxy.hanging_up = True
     async with redis_client(face, None, url=proxy.url, retry=None) as client:
         lock = face.module.Lock(client, "a", timeout=5, thread_local=False)
         job = face.start(lock.acquire)
-        await until(face, lambda: proxy.accepted > 2, "it tries again")
+        await until(face, lambda: proxy.accepted > 2, "another try")
         proxy.hanging_up = False
         assert await job.get() is True
         await face.get(lock.release())
 
 
 @pytest.mark.filterwarnings("ignore:unclosed", "ignore:coroutine .* was never awaited")
-def test_a_loop_closed_while_its_tasks_wait_leaves_no_client_of_a_pool_that_is_gone(
-    server: Server, probe: redis.Redis
-) -> None:
-    """The task that waits holds the lock, that its redis-py client, and that the pool."""
+def test_a_loop_closed_with_waiting_tasks_frees_the_client(server: Server, probe: redis.Redis) -> None:
+    """The waiting task references the lock, the lock its redis-py client, and that client the pool."""
 
     async def begin() -> weakref.ref[Any]:
         client = redis.asyncio.Redis(unix_socket_path=server.path)
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda loop, context: None)  # each task says that it was destroyed
+        loop.set_exception_handler(lambda loop, context: None)  # each task logs that it was destroyed
         tasks.append(loop.create_task(fastlock.asyncio.Lock(client, "a", timeout=5).acquire()))
         while not probe.exists("fastlock:queue:{a}"):
             await asyncio.sleep(0.001)
@@ -370,7 +366,7 @@ def test_a_loop_closed_while_its_tasks_wait_leaves_no_client_of_a_pool_that_is_g
 
 @pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
 def test_a_redis_client_may_outlive_its_event_loop(face: Face, server: Server, no_leaks: Any) -> None:
-    """As redis-py allows after aclose(), and web frameworks do in their tests."""
+    """redis-py allows it after aclose(), and web frameworks do it in their tests."""
     client = redis.asyncio.Redis(unix_socket_path=server.path)
 
     async def use() -> None:
@@ -387,7 +383,7 @@ PLACES = ["unix", "tcp", "password", "user", "database", "name"]
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_where_and_who_is_taken_from_the_pool(
+async def test_address_and_user_are_taken_from_the_pool(
     face: Face, server: Server, probe: redis.Redis, start_server: Callable[..., Server], place: str, request: Any
 ) -> None:
     options: dict[str, Any] = {}
@@ -426,7 +422,7 @@ def cluster(server: Server, asynchronous: bool) -> Any:
     return redis.RedisCluster(host="127.0.0.1", port=server.port)
 
 
-async def test_what_is_no_plain_client_is_refused_by_name(face: Face, start_server: Callable[..., Server]) -> None:
+async def test_clients_of_other_kinds_are_refused_by_name(face: Face, start_server: Callable[..., Server]) -> None:
     make = face.module.Lock
     right, wrong = ("asyncio.Redis", redis.Redis()) if face.is_async else ("redis.Redis", redis.asyncio.Redis())
     with pytest.raises(TypeError, match="use fastlock.Lock$" if face.is_async else r"use fastlock.asyncio.Lock$"):
@@ -474,7 +470,7 @@ async def test_a_mixed_fleet_never_has_two_holders(
         assert overlaps == [1] * 96 and int(probe.getdel("sum")) == 96 and int(probe.getdel("inside")) == 0
 
 
-async def test_clients_and_drop_ins_are_one_family(
+async def test_clients_and_drop_ins_exclude_each_other(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     async with redis_client(face, server) as client:

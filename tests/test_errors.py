@@ -1,7 +1,7 @@
-"""What a server refuses reaches the one caller it belongs to, as redis-py's exception; nobody else notices.
+"""Errors of the server reach the one caller that they belong to, as redis-py's exceptions; no other caller notices.
 
-Errors that a real server can be made to say come from one; a fake one says only what none would. After each, the
-connection is in step: the next questions get their own answers.
+Errors that a real server can be made to send come from one; a fake server sends only those that none would. After each
+error the connection is in step: the next commands get their own replies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import fastlock
 from fastlock._transport import aio_connection
 from fastlock.embedded import Server
 
-PROMISE = b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"  # COMMAND INFO DELIFEQ DELEX of a server that has the first
+ANNOUNCED = b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"  # reply to COMMAND INFO DELIFEQ DELEX of a server that has the first
 Own = Callable[..., "tuple[Server, redis.Redis]"]
 
 
@@ -48,7 +48,7 @@ def own(server: Server, start_server: Callable[..., Server]) -> Iterator[Own]:
 
 
 async def assert_in_step(face: Face, client: Any) -> None:
-    """Locks with tokens of their own, asked for by turns."""
+    """Use locks with tokens of their own in turn; each reply must be the lock's own."""
     locks = [client.lock(f"step:{number}", timeout=30) for number in range(4)]
     for number, lock in enumerate(locks):
         assert await face.get(lock.acquire(blocking=False, token=f"token {number}"))
@@ -59,7 +59,7 @@ async def assert_in_step(face: Face, client: Any) -> None:
 
 
 async def one_among_many(face: Face, client: Any, bad: str, good: int = 12) -> list[Any]:
-    """Acquire `bad` and some good names at once on one connection; all but the first outcome must be True."""
+    """Acquire `bad` and some good names at once on one connection; all outcomes but that of `bad` must be True."""
 
     async def acquire(name: str) -> bool:
         lock = client.lock(name)
@@ -77,7 +77,7 @@ async def one_among_many(face: Face, client: Any, bad: str, good: int = 12) -> l
     return [error]
 
 
-# ----------------------------------------------------------------------------------------- the error and its one caller
+# -------------------------------------------------------------------------------------- the error and its one caller
 
 
 @pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
@@ -129,8 +129,8 @@ async def test_nothing_allowed_is_a_permission_error(face: Face, own: Own) -> No
     assert "wrong-word" not in str(wrong.value)
 
 
-async def test_a_server_that_wants_a_password_says_so(face: Face, own: Own) -> None:
-    """Its own text tells how to say HELLO, which is the library's business."""
+async def test_a_missing_password_is_reported(face: Face, own: Own) -> None:
+    """The server's own text explains the HELLO command, which is the library's business."""
     server, probe = own()
     probe.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret-word")
     with pytest.raises(exceptions.AuthenticationError, match="asks for a password, and none was given"):
@@ -158,7 +158,7 @@ async def test_full_server_still_releases_and_extends(face: Face, own: Own) -> N
     await assert_in_step(face, client)
 
 
-async def test_replica_says_read_only(face: Face, own: Own) -> None:
+async def test_replica_raises_read_only(face: Face, own: Own) -> None:
     server, probe = own()
     client = face.client(server.url, max_connections=1)
     held = client.lock("held")
@@ -208,7 +208,7 @@ async def test_server_that_cannot_save(face: Face, own: Own) -> None:
 
 async def test_server_busy_with_a_script(face: Face, own: Own) -> None:
     server, probe = own("--lua-time-limit", "1")
-    client = face.client(server.url, max_connections=1, reply_timeout=0.5)  # for so long it asks again
+    client = face.client(server.url, max_connections=1, reply_timeout=0.5)  # seconds for which it retries
     await face.get(client.server_info())
 
     def hog() -> None:
@@ -243,7 +243,8 @@ async def test_server_that_loads_its_data(face: Face, own: Own) -> None:
     client = face.client(server.url, max_connections=1)
     await face.get(client.server_info())
     for number in range(30):
-        probe.set(f"filler:{number}", os.urandom(1 << 20))  # while it loads, a server looks at its clients every 2 MiB
+        # while it loads, a server serves its clients after every 2 MiB
+        probe.set(f"filler:{number}", os.urandom(1 << 20))
     probe.config_set("key-load-delay", "10000")
 
     def reload() -> None:
@@ -257,7 +258,7 @@ async def test_server_that_loads_its_data(face: Face, own: Own) -> None:
         with contextlib.suppress(exceptions.BusyLoadingError):
             loading = bool(probe.info("persistence")["loading"])
     lock = client.lock("sku")
-    assert await face.get(lock.acquire()), "it is waited for"
+    assert await face.get(lock.acquire()), "the acquire must wait for the server"
     await face.get(lock.release())
     thread.join(20)
     assert loading and not probe.exists("sku")
@@ -276,10 +277,10 @@ async def test_no_room_for_another_client(face: Face, own: Own) -> None:
 
 @pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
 @pytest.mark.parametrize("ticks", [0, 3])
-async def test_no_room_is_said_though_the_server_closed_before_it_was_greeted(
+async def test_max_clients_is_reported_though_the_server_closed_first(
     face: Face, own: Own, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the event loop is busy between the connect and the first write; its words were read by then, or not."""
+    """The event loop is busy between the connect and the first write; the server's error was read by then, or not."""
     server, probe = own()
     probe.config_set("maxclients", "1")
     greet = aio_connection.AsyncConnection.do_handshake
@@ -297,11 +298,11 @@ async def test_no_room_is_said_though_the_server_closed_before_it_was_greeted(
         await face.client(server.url).lock("sku").acquire()
 
 
-# ------------------------------------------------------------------------------------------------ scripts that are gone
+# ---------------------------------------------------------------------------------------------- forgotten scripts
 
 
 async def everything(face: Face, client: Any, number: int, step: Callable[[], object] = lambda: None) -> None:
-    """Each operation once, and a step after each."""
+    """Carry out each operation once, and call `step` after each."""
     lock = client.lock(f"all:{number}", fence=bool(number % 2))
     for operation in (lambda: lock.acquire(blocking=False), lambda: lock.extend(5), lock.reacquire, lock.owned):
         assert await face.get(operation())
@@ -333,13 +334,13 @@ async def test_scripts_flushed_between_operations(
 async def test_scripts_flushed_under_many_callers(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """As soon as everybody has ended an operation since the last time. By the clock, nobody would get through on a slow
-    machine: scripts that do not stay are not loaded for ever."""
+    """Flush as soon as every worker has ended an operation since the last flush. By the clock, no worker would get
+    through on a slow machine: scripts that do not stay are not reloaded for ever."""
     no_leaks.allow("fastlock:fence:*")
     client = face.client(server.unix_url, max_connections=2)
     await face.get(client.server_info())
     moved, over, flushes = threading.Condition(), set[int](), 0
-    ended: set[int] = set()  # who has ended an operation since the last flush
+    ended: set[int] = set()  # workers that have ended an operation since the last flush
 
     def flush() -> None:
         nonlocal flushes
@@ -378,20 +379,20 @@ async def test_extend_by_script_after_a_flush_adds_once(face: Face, server: Serv
         probe.script_flush()
         await face.get(lock.extend(5))
         assert (number + 1) * 5_000 < probe.pttl("sku") <= 10_000 + number * 5_000
-        left = probe.pttl("sku") / 1000  # first: the lease must not outlast the key
+        left = probe.pttl("sku") / 1000  # read first: the lease must not outlast the key
         assert lock.lease.remaining <= left + 0.001
     await face.get(lock.release())
 
 
-# --------------------------------------------------------------------------------- promises that a server does not keep
+# ---------------------------------------------------------------------------------- capabilities that a server lacks
 
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
-async def test_command_unknown_although_promised(
+async def test_an_announced_command_may_be_unknown(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """As behind a proxy, or where an older server has been promoted: the scripted form is used instead."""
-    proxy.arm(replace(PROMISE), command="COMMAND", times=float("inf"))
+    """Behind a proxy, or where an older server has been promoted: the script is used instead."""
+    proxy.arm(replace(ANNOUNCED), command="COMMAND", times=float("inf"))
     client = face.client(proxy.url, max_connections=1)
     assert "delifeq" in (await face.get(client.server_info()))["capabilities"]
     for number in range(0, 6, 2):
@@ -408,10 +409,10 @@ def lock_token(proxy: FaultProxy) -> bytes:
 
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
-async def test_abandoned_acquire_is_undone_although_the_promised_command_is_unknown(
+async def test_an_acquire_is_undone_without_the_announced_command(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    proxy.arm(replace(PROMISE), command="COMMAND", times=float("inf"))
+    proxy.arm(replace(ANNOUNCED), command="COMMAND", times=float("inf"))
     client = face.client(proxy.url, max_connections=1)
     await face.get(client.server_info())
     armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
@@ -421,7 +422,7 @@ async def test_abandoned_acquire_is_undone_although_the_promised_command_is_unkn
     assert not probe.exists("sku")
 
 
-# ------------------------------------------------------------------------------------------------------ hostile replies
+# ------------------------------------------------------------------------------------------------- invalid replies
 
 HELLOS = {
     "no proto": b"%2\r\n+server\r\n+redis\r\n+version\r\n+7.0.0\r\n",
@@ -450,7 +451,7 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("hello", HELLOS)
-async def test_odd_hello_is_taken_or_refused_clearly(face: Face, hello: str) -> None:
+async def test_odd_hello_is_accepted_or_refused_clearly(face: Face, hello: str) -> None:
     with FakeServer([b"_\r\n", b":1\r\n"], handshake={"HELLO": HELLOS[hello]}) as fake:
         client = face.client(fake.url, connect_timeout=5, reply_timeout=5)
         lock = client.lock("sku")
@@ -463,8 +464,8 @@ async def test_odd_hello_is_taken_or_refused_clearly(face: Face, hello: str) -> 
 
 @pytest.mark.parametrize("key", ["COMMAND INFO", "CONFIG GET", "CLIENT INFO", "CLIENT SETINFO", "INFO", "SCRIPT LOAD"])
 @pytest.mark.parametrize("answer", [*HELLOS, "error"])
-async def test_odd_handshake_is_no_hindrance(face: Face, key: str, answer: str) -> None:
-    """What only helps may be missing, forbidden or nonsense; what cannot be parsed ends the connection."""
+async def test_odd_optional_handshake_replies_are_ignored(face: Face, key: str, answer: str) -> None:
+    """Optional replies may be missing, forbidden or nonsense; what cannot be parsed ends the connection."""
     reply = b"-ERR no\r\n" if answer == "error" else HELLOS[answer]
     with FakeServer([b"_\r\n", b":1\r\n"], version="6.2.0", handshake={key: reply}) as fake:
         client = face.client(fake.url)
@@ -475,8 +476,8 @@ async def test_odd_handshake_is_no_hindrance(face: Face, key: str, answer: str) 
 
 
 @pytest.mark.parametrize("greeting", GREETINGS)
-async def test_other_servers_are_told_apart(face: Face, greeting: str) -> None:
-    """Something else listens there: a clear exception, at once or when the time for connecting is over."""
+async def test_servers_of_other_protocols_are_reported(face: Face, greeting: str) -> None:
+    """Another kind of server listens there: a clear exception, at once or after the connect timeout."""
     with Babbler([GREETINGS[greeting]]) as babbler:
         client = face.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
         with pytest.raises(exceptions.RedisError) as caught:
@@ -496,7 +497,7 @@ async def test_endless_reply_ends_the_connection(face: Face, endless: bytes) -> 
 
 @pytest.mark.parametrize("kind", [b"*", b"%", b"~", b">"])
 async def test_announced_size_reserves_nothing(face: Face, kind: bytes) -> None:
-    """A few bytes that promise ten million elements: memory is for what came, not for what was announced."""
+    """A few bytes that promise ten million elements: memory is allocated for what came, not for what was announced."""
     with Babbler([kind + b"10000000\r\n"]) as babbler:
         client = face.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
         with at_most(16 << 20), pytest.raises(exceptions.RedisError):
@@ -505,7 +506,7 @@ async def test_announced_size_reserves_nothing(face: Face, kind: bytes) -> None:
 
 @contextlib.contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """AssertionError when Python's allocations reach this size meanwhile, in bytes."""
+    """AssertionError when Python's allocations reach this size in the block, in bytes."""
     tracemalloc.start()
     try:
         yield
@@ -525,7 +526,7 @@ async def test_long_error_text_is_shortened_and_harmless(face: Face, size: int) 
 
 
 @pytest.mark.parametrize("reply", [b"+OK\r\n:1\r\n", b"*1\r\n_\r\n", b",1.5\r\n", b"%0\r\n", b"(12\r\n"])
-async def test_senseless_reply_to_a_release_is_no_release(face: Face, reply: bytes) -> None:
+async def test_an_invalid_reply_to_a_release_is_no_release(face: Face, reply: bytes) -> None:
     with FakeServer([b"_\r\n", reply, reply, reply]) as fake:
         client = face.client(fake.url, reply_timeout=1)
         lock = client.lock("sku")
@@ -536,7 +537,8 @@ async def test_senseless_reply_to_a_release_is_no_release(face: Face, reply: byt
 
 
 class Babbler:
-    """Listens, and says what it was told to whoever connects; with `again` that for ever, until the client ends it."""
+    """Listens, and sends the given bytes to each client; then `again`, if given, until the client ends the
+    connection."""
 
     def __init__(self, first: list[bytes], again: bytes = b"") -> None:
         self._first, self._again = first, again
@@ -577,7 +579,7 @@ class Babbler:
 
 
 @pytest.mark.parametrize("kind", [fastlock.LockError, fastlock.LockNotOwnedError, fastlock.ClientClosedError])
-def test_own_errors_are_named_by_where_users_find_them(kind: type[Exception]) -> None:
-    """In tracebacks, logs and what collects them."""
+def test_fastlocks_errors_are_named_by_their_public_module(kind: type[Exception]) -> None:
+    """Tracebacks, logs and error collectors show that name."""
     assert f"{kind.__module__}.{kind.__qualname__}" == f"fastlock.{kind.__name__}"
     assert getattr(fastlock, kind.__name__) is kind is type(pickle.loads(pickle.dumps(kind("text"))))

@@ -1,6 +1,6 @@
-"""The fault proxy does what it says, to the byte: raw sockets on one side, a real server on the other.
+"""The fault proxy does exactly what was armed, to the byte: raw sockets on one side, a real server on the other.
 
-The client here is a socket that sends known bytes; the truth about what was executed is asked of the server directly.
+The client here is a socket that sends known bytes; the server itself tells what was executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SET_A, SET_B, GET_A = encode("SET", "a", "1"), encode("SET", "b", "2"), encode("
 
 @pytest.fixture
 def raw(proxy: FaultProxy) -> Iterator[Callable[[], RawClient]]:
-    """wire(): a new raw connection through the proxy."""
+    """raw(): a new raw connection through the proxy."""
     with contextlib.ExitStack() as stack:
 
         def connect() -> RawClient:
@@ -68,7 +68,7 @@ def test_half_a_command_waits_for_the_other_half(proxy: FaultProxy, raw: Connect
     assert client.receive(5) == b"+OK\r\n"
 
 
-def test_what_is_no_resp_passes_as_it_is(proxy: FaultProxy, raw: Connect) -> None:
+def test_bytes_that_are_no_resp_pass_unchanged(proxy: FaultProxy, raw: Connect) -> None:
     client = raw()
     client.send(b"*x\r\n")
     assert client.receive_end().startswith(b"-ERR Protocol error")
@@ -132,7 +132,7 @@ def test_drop_by_reset(server: Server, count: int) -> None:
             with pytest.raises(ConnectionResetError):
                 while client.socket.recv(64):
                     pass
-                raise AssertionError("the end was a polite one")
+                raise AssertionError("the connection ended without a reset")
 
 
 def test_cut_executes_what_was_forwarded(proxy: FaultProxy, raw: Connect, probe: redis.Redis) -> None:
@@ -193,10 +193,10 @@ def test_pushes_are_no_replies(proxy: FaultProxy, raw: Connect, probe: redis.Red
     answers = proxy.arm(replace(b"+CHANGED\r\n"), command="PING")
     assert probe.publish("c", "first") == 1 and probe.publish("c", "second") == 1
     client.send(encode("PING"))
-    heard = b""
-    while not heard.endswith(b"+CHANGED\r\n"):
-        heard += client.socket.recv(4096)
-    assert b"second" in heard and b"first" not in heard
+    received = b""
+    while not received.endswith(b"+CHANGED\r\n"):
+        received += client.socket.recv(4096)
+    assert b"second" in received and b"first" not in received
     assert lost.fired == 1 and answers.fired == 1
 
 
@@ -207,8 +207,8 @@ def test_fault_at_a_push(proxy: FaultProxy, raw: Connect, probe: redis.Redis) ->
     armed = proxy.arm(drop(pushes=0), on_push=b"second")
     probe.publish("c", "first")
     probe.publish("c", "second")
-    heard = client.receive_end()
-    assert b"first" in heard and b"second" not in heard and armed.fired == 1
+    received = client.receive_end()
+    assert b"first" in received and b"second" not in received and armed.fired == 1
 
 
 def test_stall_and_resume_replies(proxy: FaultProxy, raw: Connect, probe: redis.Redis) -> None:
@@ -248,7 +248,7 @@ def test_delay_and_split_change_nothing_but_time(proxy: FaultProxy, raw: Connect
     assert proxy.requests == (SET_A + GET_A) * 2
 
 
-def test_split_is_what_it_says() -> None:
+def test_split_cuts_frames_with_pauses() -> None:
     effect = split(3, pause=0.5).effect()
     next(effect)
     assert effect.send((b"+PONG\r\n", False)) == [b"+PO", Pause(0.5), b"NG\r", Pause(0.5), b"\n", Pause(0.5)]
@@ -282,7 +282,7 @@ def test_two_faults_at_one_command(proxy: FaultProxy, raw: Connect) -> None:
 # ------------------------------------------------------------------------------------------------- when a fault begins
 
 
-def test_what_came_before_does_not_count(proxy: FaultProxy, raw: Connect) -> None:
+def test_earlier_commands_do_not_trigger_a_fault(proxy: FaultProxy, raw: Connect) -> None:
     client = raw()
     client.send(SET_A)
     assert client.receive(5) == b"+OK\r\n"
@@ -302,7 +302,7 @@ def test_without_a_trigger_the_next_frame_is_hit(proxy: FaultProxy, raw: Connect
     assert client.receive_end() == b"$1\r\n1\r\n"
 
 
-def test_new_connections_only_and_their_handshake_spared(proxy: FaultProxy, raw: Connect) -> None:
+def test_only_new_connections_after_their_handshake(proxy: FaultProxy, raw: Connect) -> None:
     old = raw()
     old.send(encode("PING"))
     assert old.receive(7) == b"+PONG\r\n"
@@ -332,8 +332,8 @@ def test_subscriptions_are_answered_once_for_each_channel(proxy: FaultProxy, raw
     client = raw()
     proxy.arm(swallow(), command="PING")
     client.send(encode("HELLO", "3"), encode("SUBSCRIBE", "a", "b"), encode("SUBSCRIBE"), SET_A, encode("PING"))
-    heard = client.receive_end()
-    assert heard.count(b"subscribe\r\n") == 2 and heard.endswith(b"+OK\r\n")
+    received = client.receive_end()
+    assert received.count(b"subscribe\r\n") == 2 and received.endswith(b"+OK\r\n")
 
 
 # -------------------------------------------------------------------------------------------------------- connections
@@ -380,11 +380,11 @@ def test_a_dead_upstream_and_another_one(server: Server, start_server: Callable[
             assert client.recv(64) == b"+PONG\r\n"
 
 
-def test_waiting_in_vain_says_what_there_is(proxy: FaultProxy, raw: Connect) -> None:
+def test_a_wait_that_times_out_shows_the_state(proxy: FaultProxy, raw: Connect) -> None:
     client = raw()
     client.send(encode("PING"))
     assert client.receive(7) == b"+PONG\r\n"
-    with pytest.raises(AssertionError, match=r"link 0 open, 1 commands, 1 replies"):
+    with pytest.raises(AssertionError, match=r"connection 0 open, 1 commands, 1 replies"):
         proxy.wait_for_request(b"SET", timeout=0.01)
     with pytest.raises(AssertionError, match=r"swallow\(1 reply\) at command, fired 0"):
         proxy.arm(swallow(), command="SET").wait(timeout=0.01)
@@ -404,6 +404,6 @@ def test_waiting_in_vain_says_what_there_is(proxy: FaultProxy, raw: Connect) -> 
     ],
 )
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_nonsense_is_refused(proxy: FaultProxy, call: Callable[[FaultProxy], object]) -> None:
+def test_invalid_faults_are_refused(proxy: FaultProxy, call: Callable[[FaultProxy], object]) -> None:
     with pytest.raises(ValueError):
         call(proxy)

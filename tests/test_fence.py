@@ -1,4 +1,4 @@
-"""Fences grow from holder to holder whatever the server forgets, and cost nobody who has not asked for them."""
+"""Fences grow from holder to holder whatever the server forgets, and cost locks nothing that do not want one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def only_counters_may_stay(no_leaks: Any) -> None:
 
 
 async def hold(face: Face, client: Any, **terms: Any) -> int:
-    """Acquire and release the fenced lock `a`; its fence."""
+    """Acquire and release the fenced lock `a`; returns its fence."""
     lock = client.lock("a", fence=True, **terms)
     assert await face.get(lock.acquire())
     fence = lock.lease.fence
@@ -82,10 +82,8 @@ async def test_fences_grow_whatever_is_forgotten(
     assert fences == sorted(set(fences))
 
 
-async def test_fences_never_fall_behind_a_counter_that_is_ahead_of_the_clock(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
-    """As after a failover to a server whose clock is behind."""
+async def test_fences_follow_a_counter_ahead_of_the_clock(face: Face, server: Server, probe: redis.Redis) -> None:
+    """The counter is ahead after a failover to a server whose clock is behind."""
     client = face.client(server.unix_url)
     ahead = await hold(face, client) + 3_600_000_000
     probe.set(COUNTER, ahead)
@@ -111,7 +109,7 @@ async def test_the_counter_outlives_the_lock_but_not_for_ever(face: Face, server
     assert HOUR - 60_000 < probe.pttl(COUNTER) <= HOUR, "each use must renew it"
 
 
-async def test_who_is_refused_uses_up_no_fence(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_a_refused_acquire_uses_no_fence(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     holder, other = (client.lock("a", fence=True) for _ in range(2))
     await face.get(holder.acquire())
@@ -123,9 +121,7 @@ async def test_who_is_refused_uses_up_no_fence(face: Face, server: Server, probe
     await face.get(holder.release())
 
 
-async def test_plain_and_fenced_locks_exclude_each_other_and_plain_ones_pay_nothing(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_plain_and_fenced_locks_exclude_each_other(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     plain, fenced = client.lock("a"), client.lock("a", fence=True)
     for first, second in ((plain, fenced), (fenced, plain)):
@@ -139,7 +135,7 @@ async def test_plain_and_fenced_locks_exclude_each_other_and_plain_ones_pay_noth
 
 
 @pytest.mark.parametrize("name", ["a", "{t}a", "a{t}b{u}", "{", "a{b", "{{x}}", "sku:42"])
-async def test_the_counter_lives_in_the_slot_of_its_lock(
+async def test_the_counter_is_in_the_hash_slot_of_its_lock(
     face: Face, server: Server, probe: redis.Redis, name: str
 ) -> None:
     lock = face.client(server.unix_url).lock(name, fence=True)
@@ -158,7 +154,7 @@ def no_string(probe: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("damage", [no_number, no_string])
-async def test_a_damaged_counter_never_leaves_a_lock_that_nobody_holds(
+async def test_a_damaged_counter_leaves_no_lock_behind(
     face: Face, server: Server, probe: redis.Redis, damage: Callable[[redis.Redis], None]
 ) -> None:
     client = face.client(server.unix_url)
@@ -179,7 +175,7 @@ async def test_a_damaged_counter_never_leaves_a_lock_that_nobody_holds(
 
 @pytest.mark.parametrize("fair", [False, True])
 async def test_fences_do_not_run_ahead_of_the_clock(face: Face, server: Server, probe: redis.Redis, fair: bool) -> None:
-    """However many are granted: else the next would be smaller after a restart with nothing kept."""
+    """However many are granted: else the next fence would be smaller after a restart that kept nothing."""
     clients = [face.client(server.unix_url) for _ in range(3)]
     fences: list[int] = []
 
@@ -199,8 +195,8 @@ async def test_fences_do_not_run_ahead_of_the_clock(face: Face, server: Server, 
     assert max(fences[-1], int(probe.get(COUNTER))) <= seconds * 1_000_000 + microseconds
 
 
-async def test_with_a_fence_no_lease_passes_on_without_asking(face: Face, server: Server, probe: redis.Redis) -> None:
-    """The key is lost as the holder lets go: who waits behind it is granted the name by the server, or not at all."""
+async def test_fenced_locks_are_never_handed_over_locally(face: Face, server: Server, probe: redis.Redis) -> None:
+    """The key is lost as the holder releases: the next waiter is granted the name by the server, or not at all."""
     client = face.client(server.unix_url)
     first, second, third = (client.lock("a", fence=True, thread_local=False) for _ in range(3))
     await face.get(first.acquire())

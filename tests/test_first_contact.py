@@ -1,4 +1,4 @@
-"""Every way of making a redis-py client, handed to the drop-ins of both faces, against a real server on a TCP port."""
+"""Every way of making a redis-py client, passed to the drop-ins of both APIs, against a real server on a TCP port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USER, PASSWORD = "locker", "s3cr#t/ü:@"
 
 
 class Provider(redis.CredentialProvider):
-    """Knows who the locker is, in both worlds."""
+    """Knows the user and the password, for threads and for asyncio."""
 
     def get_credentials(self) -> tuple[str, str]:
         return USER, PASSWORD
@@ -53,7 +53,7 @@ def from_pool(of: Any, pool: Any) -> Any:
     return of.Redis.from_pool(pool)
 
 
-# From redis-py's module and the server.
+# Made from redis-py's module and the server.
 WAYS: dict[str, Callable[[Any, Server], Any]] = {
     "constructor": lambda of, at: of.Redis(host="127.0.0.1", port=at.port),
     "positions": lambda of, at: of.Redis("127.0.0.1", at.port, 0) if of is redis else of.Redis(port=at.port, db=0),
@@ -95,12 +95,12 @@ WAYS: dict[str, Callable[[Any, Server], Any]] = {
 
 
 def databases(probe: redis.Redis) -> list[str]:
-    """Those that hold a key."""
+    """The databases that hold a key."""
     return list(probe.info("keyspace"))
 
 
 async def works(face: Face, client: Any, probe: redis.Redis) -> None:
-    """Acquire and release in both ways of making a drop-in, in the database of the client's data."""
+    """Acquire and release with both ways of making a drop-in, in the database of the client."""
     here = [f"db{client.connection_pool.connection_kwargs.get('db', 0)}"]
     kind = face.module.Lock
     for lock in (kind(client, "a", timeout=5), client.lock("a", timeout=5, lock_class=kind)):
@@ -121,7 +121,7 @@ def locker(probe: redis.Redis) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_client_of_redis_py_made_in_any_way_is_taken(
+async def test_any_redis_py_client_is_accepted(
     face: Face, server: Server, probe: redis.Redis, locker: None, way: str, no_leaks: Any
 ) -> None:
     async with ending(face, WAYS[way](module(face), server)) as client:
@@ -149,10 +149,10 @@ SECURE: dict[str, Callable[[Any, int, str], Any]] = {
 
 
 @pytest.mark.parametrize("made_by", ["url", "pool"])
-async def test_the_name_of_a_host_is_compared_where_this_redis_py_does_so(
+async def test_host_names_are_checked_as_in_this_redis_py(
     face: Face, server: Server, probe: redis.Redis, tmp_path: Path, made_by: str, no_leaks: Any
 ) -> None:
-    """Where nobody says whether to: it does since version 6."""
+    """Without an option for it: redis-py compares the names since version 6."""
     elsewhere, of = Authority(tmp_path, "elsewhere.example"), module(face)
     with TlsFront(elsewhere, server.path) as front:
         if made_by == "url":
@@ -174,7 +174,7 @@ async def test_the_name_of_a_host_is_compared_where_this_redis_py_does_so(
 
 
 @pytest.mark.parametrize("way", SECURE)
-async def test_a_client_over_tls_made_in_any_way_is_taken(
+async def test_any_redis_py_client_over_tls_is_accepted(
     face: Face, server: Server, probe: redis.Redis, authority: Authority, way: str, no_leaks: Any
 ) -> None:
     with TlsFront(authority, server.path) as front:

@@ -1,6 +1,7 @@
-"""The flash sale on real servers, processes and SQLite files: books that balance, and the ways in which they must not.
+"""The flash sale on real servers, processes and SQLite files: books that balance, and how they fail to balance.
 
-The first half runs the command as its users do; the second plants what the audit, the buyers and the crew must notice.
+The first half runs the command as users do; the second plants the faults that the audit, the buyers and the crew must
+notice.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def await_purchases(client: redis.Redis, count: int = 20) -> None:
     while len(tokens) < count:
         assert time.monotonic() < deadline, "nobody buys"
         for key in client.scan_iter(match="flash-sale:*:0", count=1000):
-            tokens |= {token for token in [client.get(key)] if token}  # it may be free again by now
+            tokens |= {token for token in [client.get(key)] if token}  # the lock may be free again by now
 
 
 def workers_of(pid: int) -> list[int]:
@@ -93,7 +94,7 @@ class TestBooksBalance:
         code, document, stderr = sell(*SMALL, *buyers, "--rivals", ",".join(rivals), "--url", own.url)
         assert (code, document["ok"]) == (0, True), (document, stderr)
         assert document["parameters"]["uvloop"] == ("--uvloop" in buyers)
-        for run in document["runs"]:  # one at a time: no faster than each of them thinks
+        for run in document["runs"]:  # one purchase at a time: no faster than each buyer thinks
             assert run["seconds"] >= 119 * document["parameters"]["think"]
         assert [run["rival"] for run in document["runs"]] == rivals
         for run in document["runs"]:
@@ -122,8 +123,10 @@ class TestBooksBalance:
         with start(*SMALL, "--url", own.url) as process:
             stdout, stderr = process.communicate(timeout=50)
         assert process.returncode == 0, stderr
-        told = r"(fastlock|redis-py): [0-9]+ of 120 sold, [0-9]+ left, [0-9]+ s"  # how far it is, if it takes long
-        assert all(re.fullmatch(told, line) for line in stderr.splitlines()), stderr
+        progress = (
+            r"(fastlock|redis-py): [0-9]+ of 120 sold, [0-9]+ left, [0-9]+ s"  # the progress line, if it takes long
+        )
+        assert all(re.fullmatch(progress, line) for line in stderr.splitlines()), stderr
         rows = dict(re.findall(r"^(\S.*?)  +(\S.*)$", stdout, re.MULTILINE))
         assert rows["sold"].split() == ["120", "120"]
         assert rows["books"].split() == ["balance", "balance"]
@@ -154,7 +157,7 @@ class TestBooksDoNotBalance:
 class TestEndedEarly:
     @pytest.mark.parametrize("buyers", [("--threads", "4"), ("--tasks", "20")])
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    def test_keeps_what_was_measured_and_leaves_nothing(
+    def test_keeps_its_measurements_and_leaves_nothing(
         self, own: embedded.Server, tmp_path: Path, buyers: tuple[str, ...], number: signal.Signals, code: int
     ) -> None:
         args = ("--json", *ENDLESS, *buyers, "--url", own.url)
@@ -163,7 +166,7 @@ class TestEndedEarly:
             process.send_signal(number)
             stdout, stderr = process.communicate(timeout=30)
         assert process.returncode == code, stderr
-        (run,) = json.loads(stdout)["runs"]  # what had not begun is not there
+        (run,) = json.loads(stdout)["runs"]  # runs that had not begun are not there
         assert run["stopped"] == "interrupted"
         assert run["findings"] == []
         assert run["sold"] + run["left"] == run["initial"]
@@ -179,7 +182,7 @@ class TestEndedEarly:
         assert process.returncode == 1, stderr
         (run,) = json.loads(stdout)["runs"]
         assert [finding for finding in run["findings"] if re.fullmatch(r"worker \d ended by SIGKILL", finding)]
-        assert (run["sold"], run["left"], run["oversold"]) == (3000, 0, 0)  # the others sold the rest
+        assert (run["sold"], run["left"], run["oversold"]) == (3000, 0, 0)  # the other worker sold the rest
         nothing_is_left(own, tmp_path)
 
     def test_no_worker_outlives_its_parent(self, own: embedded.Server, tmp_path: Path) -> None:
@@ -240,13 +243,13 @@ class TestShop:
     def test_a_gap_of_one_article_hides_no_other(self, tmp_path: Path) -> None:
         path = self._opened(tmp_path, stock=5, skus=2)
         with sqlite3.connect(path) as db:
-            db.execute("UPDATE stock SET pieces = 4 WHERE sku = 0")  # gone without an order
-            db.execute("INSERT INTO orders (sku, buyer, at) VALUES (1, 'one', 0)")  # and an order that took nothing
+            db.execute("UPDATE stock SET pieces = 4 WHERE sku = 0")  # a piece that is gone without an order
+            db.execute("INSERT INTO orders (sku, buyer, at) VALUES (1, 'one', 0)")  # and an order that took no piece
         db.close()
         assert audit(path, stock=5).oversold == 2
 
-    def test_a_reader_holds_no_writer_up(self, tmp_path: Path) -> None:
-        """What makes the race a race: between reading and writing no lock of SQLite is held."""
+    def test_a_reader_blocks_no_writer(self, tmp_path: Path) -> None:
+        """The race needs it: between reading and writing no lock of SQLite is held."""
         path = self._opened(tmp_path, stock=5)
         reader, writer = Shop(path), Shop(path)
         assert reader.stock(0) == 5
@@ -294,7 +297,7 @@ class TestBuyer:
             ("acquire", redis.ConnectionError, 1, 0),
         ],
     )
-    def test_counts_errors_and_goes_home(
+    def test_counts_errors_and_gives_up(
         self, tmp_path: Path, where: str, error: type[Exception], times: int, orders: int
     ) -> None:
         tally, shop = self._visit(tmp_path, Broken(where, error), threading.Event())
@@ -302,12 +305,12 @@ class TestBuyer:
         assert shop.glance()[0] == orders
         shop.close()
 
-    def test_buys_all_there_is(self, tmp_path: Path) -> None:
+    def test_buys_the_whole_stock(self, tmp_path: Path) -> None:
         tally, shop = self._visit(tmp_path, NoLock(), threading.Event())
         assert (shop.glance(), len(tally.waits), tally.sold_out) == ((10, 0), 11, {0})
         shop.close()
 
-    def test_stops_when_told(self, tmp_path: Path) -> None:
+    def test_stops_at_the_stop_event(self, tmp_path: Path) -> None:
         stop = threading.Event()
         stop.set()
         _, shop = self._visit(tmp_path, NoLock(), stop)
@@ -327,7 +330,7 @@ class TestCrew:
         given |= {"tasks": False, "uvloop": False, "skus": 1, "think": 0.0, "timeout": 1.0}
         return Plan(**{**given, **changes})
 
-    def test_a_worker_that_cannot_start_says_why(self, tmp_path: Path) -> None:
+    def test_a_worker_that_cannot_start_reports_the_reason(self, tmp_path: Path) -> None:
         with Crew([self.plan(tmp_path, rival="fastlock", url="http://nowhere")], tmp_path) as crew:
             event = crew.next_event(20)
             assert event is not None
@@ -337,7 +340,7 @@ class TestCrew:
     def test_keeps_the_password_out_of_the_process_list(self, tmp_path: Path) -> None:
         open_shop(str(tmp_path / "shop"), skus=1, stock=1)
         with Crew([self.plan(tmp_path, url="redis://:s3cret@localhost")], tmp_path) as crew:
-            event = crew.next_event(20)  # it waits for "go" now
+            event = crew.next_event(20)  # the worker waits for "go" now
             assert event is not None
             assert event.kind == "ready"
             (pid,) = crew.pids()
@@ -379,7 +382,7 @@ class TestReport:
         assert not outcome(**changes).ok
         assert outcome(**changes).findings
 
-    def test_a_sale_that_the_user_stopped_can_be_fine(self) -> None:
+    def test_an_interrupted_sale_can_be_ok(self) -> None:
         assert outcome(stopped="interrupted").ok
 
     def test_json_is_as_documented(self) -> None:
@@ -408,7 +411,7 @@ class TestReport:
         assert jain(counts) == (None if index is None else pytest.approx(index))
 
 
-def test_watch_knows_a_sale_that_does_not_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_notices_a_stalled_sale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(_flash_sale.time, "monotonic", lambda: now[0])
     open_shop(str(tmp_path / "shop"), skus=1, stock=10)

@@ -1,7 +1,7 @@
-"""Nobody is forgotten: holders and waiters that are killed, frozen, cut off; servers that forget; users without rights.
+"""No waiter is forgotten: holders and waiters that are killed, frozen, cut off; scripts lost; users without rights.
 
-The regular look of a waiter (every second) is taken away where something else has to heal it; where that look is what
-heals, leases are far longer than a test may take.
+The regular recheck of a waiter (every second) is switched off where something else has to serve it; where the recheck
+serves it, leases are far longer than a test may take.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from fastlock._protocol.commands import QUEUE_KEPT_MS, token_matches
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
-# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts.
+# For tests that take long, since they wait: a server with commands for everything, and one that needs scripts.
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
-PUSH = b"$7\r\nmessage\r\n"  # in each message to a waiter
-TWO_LOOKS = 4.0  # seconds: a grant's moment and the look after it take two at most; twice as much on a busy machine
+PUSH = b"$7\r\nmessage\r\n"  # the beginning of each message to a waiter
+TWO_RECHECKS = (
+    4.0  # seconds: a grant's moment and the recheck after it take two at most; twice as much on a busy machine
+)
 
 
 async def listening(face: Face, probe: redis.Redis, count: int) -> None:
-    """Wait until the server has so many clients that hear messages, which is how it knows who is there."""
-    await until(face, lambda: len(probe.pubsub_channels("fastlock:*")) == count, f"{count} that listen")
+    """Wait until the server has so many clients subscribed; it knows by that which clients are connected."""
+    await until(face, lambda: len(probe.pubsub_channels("fastlock:*")) == count, f"{count} subscribed")
 
 
 async def served(face: Face, *waiting: tuple[Any, Any]) -> None:
-    """These get the lock in this order, each as soon as the one before has let go of it."""
+    """These waiters get the lock in this order, each as soon as the one before has released it."""
     for number, (lock, job) in enumerate(waiting):
         assert await job.get(SOON) is True
         assert lock.lease.valid and not any(later.finished.is_set() for _, later in waiting[number + 1 :])
         await face.get(lock.release())
 
 
-# ---------------------------------------------------------------------------------------------- processes that are gone
+# ------------------------------------------------------------------------------------------------ killed processes
 
 CROWD = """
 for i = 1, 20000 do
@@ -53,10 +55,10 @@ end
 
 
 @two_servers
-async def test_who_waits_follows_a_holder_that_was_killed_when_its_lease_ends(
+async def test_a_waiter_follows_a_killed_holder_when_its_lease_ends(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """Whenever the server gets round to expiring that key, among many others."""
+    """However late the server expires that key, among many others."""
     with ChildClient(face, server.unix_url, timeout=1.0) as child:
         await child.hears("ready")
         probe.eval(CROWD, 0, "SET")
@@ -70,10 +72,10 @@ async def test_who_waits_follows_a_holder_that_was_killed_when_its_lease_ends(
 
 
 @two_servers
-async def test_who_waits_is_served_though_those_before_it_were_killed(
+async def test_a_waiter_is_served_though_earlier_ones_were_killed(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """The server knows who is still there, and passes over those who are not."""
+    """The server knows which clients are still connected, and passes over the others."""
     with ChildClient(face, server.unix_url) as first, ChildClient(face, server.unix_url) as second:
         holder = await held(face, face.client(server.unix_url))
         for number, child in enumerate((first, second)):
@@ -91,10 +93,10 @@ async def test_who_waits_is_served_though_those_before_it_were_killed(
 
 
 @two_servers
-async def test_where_all_were_killed_the_next_who_comes_is_served(
+async def test_a_new_waiter_is_served_after_all_were_killed(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """And where nobody comes, the server forgets the queue by itself."""
+    """Where no waiter comes, the queue expires by itself."""
     with ChildClient(face, server.unix_url, timeout=1.0) as holder, ChildClient(face, server.unix_url) as waiter:
         for child in (holder, waiter):
             await child.hears("ready")
@@ -111,8 +113,8 @@ async def test_where_all_were_killed_the_next_who_comes_is_served(
 
 
 @two_servers
-async def test_a_waiter_that_is_frozen_holds_up_nobody_for_long(face: Face, server: Server, probe: redis.Redis) -> None:
-    """Its grant is for a moment; when it goes on it is no holder, and waits behind those who are there."""
+async def test_a_frozen_waiter_delays_others_only_for_a_moment(face: Face, server: Server, probe: redis.Redis) -> None:
+    """Its grant is for a moment; when it continues it is no holder, and waits behind the others."""
     with ChildClient(face, server.unix_url, timeout=LONG) as child:
         await child.hears("ready")
         holder = await held(face, face.client(server.unix_url))
@@ -122,12 +124,12 @@ async def test_a_waiter_that_is_frozen_holds_up_nobody_for_long(face: Face, serv
         await queued(face, probe, 2)
         child.stop()
         await face.get(holder.release())
-        assert entry.endswith(probe.get(NAME)), "it is there, as far as the server can know"
-        assert await job.get(TWO_LOOKS) is True
+        assert entry.endswith(probe.get(NAME)), "the server must grant the name to the frozen waiter"
+        assert await job.get(TWO_RECHECKS) is True
         behind = wait_with(face, face.client(server.unix_url))
         await queued(face, probe, 1)
         child.go_on()
-        assert (await queued(face, probe, 2))[1] == entry, "behind those who are there"
+        assert (await queued(face, probe, 2))[1] == entry, "it must wait behind the others"
         await face.get(lock.release())
         await served(face, behind)
         token = (await child.hears("got")).split()[1]
@@ -136,12 +138,12 @@ async def test_a_waiter_that_is_frozen_holds_up_nobody_for_long(face: Face, serv
         assert await child.ask("gates", "gates") == "gates 0"
 
 
-# ------------------------------------------------------------------------------------------- connections that are gone
+# --------------------------------------------------------------------------------------------- killed connections
 
 
 @two_servers
 @pytest.mark.parametrize("kinds", [["pubsub"], ["pubsub", "normal"]], ids=["messages", "all"])
-async def test_who_waits_keeps_its_place_when_its_connections_are_killed(
+async def test_a_waiter_keeps_its_entry_when_connections_are_killed(
     face: Face, server: Server, probe: redis.Redis, no_look: None, kinds: list[str]
 ) -> None:
     one, two = (face.client(server.unix_url) for _ in range(2))
@@ -151,21 +153,22 @@ async def test_who_waits_keeps_its_place_when_its_connections_are_killed(
         waiting.append(wait_with(face, client, fair=fair))
         entries = await queued(face, probe, number + 1)
     for _ in range(3):
-        killed = hearing(probe)
+        killed = subscribers(probe)
         assert len(killed) == 2
         for kind in kinds:
             probe.client_kill_filter(_type=kind, skipme=True)
-        await until(face, lambda killed=killed: len(hearing(probe) - killed) == 2, "new connections for messages")
+        await until(face, lambda killed=killed: len(subscribers(probe) - killed) == 2, "new connections for messages")
     assert await queued(face, probe, 3) == entries
     await face.get(holder.release())
     await served(face, *waiting)
 
 
 @pytest.mark.parametrize("server", ["valkey", "redis", "floor"], indirect=True)
-async def test_who_waits_is_served_by_a_server_that_is_out_of_memory(
+async def test_a_waiter_is_served_by_a_server_out_of_memory(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """It refuses what may take more, but no script that has begun to write: each begins with what takes less."""
+    """The server refuses commands that may need memory, but no script that has begun to write: each begins with a
+    command that frees memory."""
     holder = await held(face, face.client(server.unix_url))
     waiting = wait_with(face, face.client(server.unix_url))
     await queued(face, probe, 1)
@@ -179,13 +182,13 @@ async def test_who_waits_is_served_by_a_server_that_is_out_of_memory(
         probe.config_set("maxmemory", 0)
 
 
-def hearing(probe: redis.Redis) -> set[str]:
+def subscribers(probe: redis.Redis) -> set[str]:
     """The connections to which messages go."""
     return {client["id"] for client in probe.client_list(_type="pubsub")}
 
 
 @two_servers
-async def test_a_grant_whose_message_was_lost_with_its_connection_arrives(
+async def test_a_grant_message_lost_with_its_connection(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     holder = await held(face, face.client(server.unix_url))
@@ -200,7 +203,7 @@ async def test_a_grant_whose_message_was_lost_with_its_connection_arrives(
 
 
 @two_servers
-async def test_a_grant_whose_message_never_comes_is_found_by_looking(
+async def test_a_lost_grant_message_is_found_by_a_recheck(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis
 ) -> None:
     holder = await held(face, face.client(server.unix_url))
@@ -208,19 +211,20 @@ async def test_a_grant_whose_message_never_comes_is_found_by_looking(
     await queued(face, probe, 1)
     armed = proxy.arm(swallow(pushes=1, close=False), on_push=PUSH)
     await face.get(holder.release())
-    assert await job.get(TWO_LOOKS) is True and armed.fired == 1
+    assert await job.get(TWO_RECHECKS) is True and armed.fired == 1
     await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------------- servers that forget
+# ------------------------------------------------------------------------------------------------- restarts, lost
+# scripts
 
 
 @pytest.mark.parametrize(("server", "kind"), [("valkey", "valkey"), ("floor", "floor")], indirect=["server"])
-async def test_a_server_that_comes_back_empty_finds_all_who_wait(
+async def test_all_waiters_find_a_server_that_comes_back_empty(
     face: Face, server: Server, start_server: Callable[..., Server], no_look: None, kind: str
 ) -> None:
-    """They come to it by themselves, and one of them at a time gets the lock. Who held it before believes so until its
-    lease ends, as it must: nobody could have told it; but its release says that it was lost."""
+    """The waiters come to it by themselves, and one of them at a time gets the lock. The former holder believes that
+    it holds until its lease ends, as nobody can tell it; but its release raises that the lock was lost."""
     old = start_server(kind)
     with FaultProxy(old.unix_url) as proxy, redis.Redis(unix_socket_path=old.path) as raw:
         holding, one, two = (face.client(proxy.url) for _ in range(3))
@@ -246,10 +250,10 @@ async def test_a_server_that_comes_back_empty_finds_all_who_wait(
             assert raw.keys() == []
 
 
-async def test_a_server_that_forgets_its_scripts_forgets_nobody(
+async def test_waiters_survive_forgotten_scripts(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """At every point: while they wait, before a lock is handed over, and while it is on its way."""
+    """At every point: while they wait, before a lock is handed over, and while its message is on its way."""
     holder = await held(face, face.client(server.unix_url))
     waiting = [wait_with(face, face.client(proxy.url))]
     await queued(face, probe, 1)
@@ -261,7 +265,7 @@ async def test_a_server_that_forgets_its_scripts_forgets_nobody(
     probe.script_flush()
     armed = proxy.arm(stall(), on_push=PUSH)
     await face.get(holder.release())
-    await until(face, lambda: armed.fired, "the moment")
+    await until(face, lambda: armed.fired, "the message")
     probe.script_flush()
     armed.resume()
     for lock, job in waiting:
@@ -270,7 +274,7 @@ async def test_a_server_that_forgets_its_scripts_forgets_nobody(
         await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------------- users without rights
+# ----------------------------------------------------------------------------------------------- users without rights
 
 UserUrl = Callable[..., str]
 WITHOUT = {
@@ -280,9 +284,11 @@ WITHOUT = {
     "channels": "+@all ~* resetchannels",
     "publish": "+@all -publish ~* &*",
 }
-# Servers without commands of their own for it all need scripts for everything.
+# Servers without commands for everything need scripts for everything.
 CELLS = [(server, what) for server in ("valkey", "floor") for what in WITHOUT if (server, what) != ("floor", "scripts")]
-UNTOLD = [(server, what) for server, what in CELLS if what != "publish"]  # who may only not tell others is told
+UNTOLD = [
+    (server, what) for server, what in CELLS if what != "publish"
+]  # a waiter that only may not publish receives messages
 
 
 @pytest.fixture
@@ -298,15 +304,15 @@ def user_url(server: Server, probe: redis.Redis) -> Iterator[UserUrl]:
 
 
 @pytest.mark.parametrize(("server", "missing"), UNTOLD, indirect=["server"])
-async def test_a_waiter_without_rights_gets_the_lock_by_looking(
+async def test_a_waiter_without_rights_gets_the_lock_by_polling(
     face: Face, server: Server, probe: redis.Redis, user_url: UserUrl, no_look: None, missing: str
 ) -> None:
-    """Every `sleep` seconds, whatever it may not do."""
+    """It polls every `sleep` seconds, whichever right it lacks."""
     holder = await held(face, face.client(server.unix_url))
     client = face.client(user_url(WITHOUT[missing]))
     pairs = [wait_with(face, client, sleep=0.01, fair=fair) for fair in (False, True)]
     asked = client.get_stats()["commands"]
-    await until(face, lambda: client.get_stats()["commands"] > asked + 4, "looks")
+    await until(face, lambda: client.get_stats()["commands"] > asked + 4, "polling")
     assert not any(job.finished.is_set() for _, job in pairs)
     await face.get(holder.release())
     while pairs:
@@ -317,14 +323,14 @@ async def test_a_waiter_without_rights_gets_the_lock_by_looking(
 
 
 @pytest.mark.parametrize(("server", "missing"), CELLS, indirect=["server"])
-async def test_a_holder_without_rights_is_followed(
+async def test_a_holder_without_rights_has_a_successor(
     face: Face, server: Server, probe: redis.Redis, user_url: UserUrl, missing: str
 ) -> None:
-    """It may not be able to tell those who wait, who then find out by themselves."""
+    """It may not be able to tell the waiters, which then find out by themselves."""
     holder = await held(face, face.client(user_url(WITHOUT[missing])))
     lock, job = wait_with(face, face.client(server.unix_url))
     await queued(face, probe, 1)
     assert await face.get(holder.extend(5)) is True and probe.pttl(NAME) > LONG * 1000
     await face.get(holder.release())
-    assert await job.get(TWO_LOOKS) is True
+    assert await job.get(TWO_RECHECKS) is True
     await face.get(lock.release())

@@ -1,8 +1,8 @@
-"""A forked child owns nothing of its parent's: not its leases, not its connections; and the parent notices nothing.
-Whoever forks: Python, whose hooks are called, or C code, of which Python hears nothing.
+"""A forked child owns nothing of its parent's: not its leases, not its connections; and the parent notices nothing. The
+fork may be Python's, which calls hooks, or that of C code, which Python does not notice.
 
-The connections of the parent run through a proxy, which sees every byte and every end. Children do their work, report
-through a pipe as JSON and leave by os._exit, so that nothing of pytest runs twice.
+The connections of the parent go through a proxy, which sees every byte and every end. Children do their work, report
+through a pipe as JSON and exit by os._exit, so that nothing of pytest runs twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ pytestmark = [
 ]
 
 
-# As uWSGI forks its workers: from C. With the interpreter's lock held, as a child needs it where threads run; or not.
+# uWSGI forks its workers from C. With the GIL held, as a child needs it where threads run; or without it.
 FORKS: dict[str, Callable[[], int]] = {"python": os.fork}
 if hasattr(os, "fork"):
     FORKS |= {"c": ctypes.PyDLL(None).fork, "c without lock": ctypes.CDLL(None).fork}
@@ -55,10 +55,10 @@ if hasattr(os, "fork"):
 
 @pytest.fixture
 def undisturbed() -> Iterator[None]:
-    """No thread asks another for the interpreter, which gives it up as soon as it waits. Were it asked for at a fork by
-    C, the child would hand it over to a thread that is not there: Python puts that right in its own forks only.
+    """No thread requests the GIL from another, as each gives it up as soon as it waits. If it were requested at a fork
+    by C, the child would hand it over to a thread that does not exist there: Python corrects that in its own forks.
 
-    No longer than a second, after which a thread whose turn was forgotten asks again (glibc bug 25847)."""
+    For no longer than a second, after which a thread whose wakeup was lost requests it again (glibc bug 25847)."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1.0)
     yield
@@ -67,7 +67,7 @@ def undisturbed() -> Iterator[None]:
 
 @pytest.fixture(params=["python", "c"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, undisturbed: None) -> None:
-    """Who forks in this test."""
+    """The kind of fork in this test."""
     monkeypatch.setattr(Child, "fork", staticmethod(FORKS[request.param]))
 
 
@@ -75,14 +75,14 @@ def _switches() -> dict[str, str]:
     """How often each thread of this process gave up its processor."""
     found = {}
     for path in Path("/proc/self/task").glob("*/status"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
             found[path.parent.name] = next(line for line in path.read_text().splitlines() if line.startswith("vol"))
     return found
 
 
 def rest() -> None:
-    """Leave the interpreter to the other threads until none of them makes use of it: who waits for it at a fork by C is
-    waited for in the child, sooner or later, for ever."""
+    """Leave the GIL to the other threads until none of them uses it: at a fork by C the child would wait for a
+    thread that waits for the GIL, sooner or later, for ever."""
     main, before = str(threading.get_native_id()), None
     while (now := {name: count for name, count in _switches().items() if name != main}) != before:
         before = now
@@ -99,14 +99,15 @@ class Child:
         if self.fork is not FORKS["python"]:
             rest()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on, where threads run; here they do
+            # Python 3.12 and later warn where threads run, as they do here
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = self.fork()
         if not self.pid:
             _report(write, work)
         os.close(write)
 
     def result(self) -> Any:
-        """What it returned; AssertionError with its traceback, or when it hangs."""
+        """The value that `work` returned; AssertionError with its traceback, or when the child hangs."""
         data = b""
         while select.select([self._read], [], [], LIMIT)[0]:
             chunk = os.read(self._read, 65536)
@@ -124,9 +125,10 @@ class Child:
 
 
 def _report(write: int, work: Callable[[], Any]) -> None:
-    """The child's whole life."""
+    """Everything that the child does."""
     status = 1
-    asyncio._set_running_loop(None)  # from Python 3.12 on the parent's runs here as well, after a fork by C
+    # from Python 3.12 on the parent's loop counts as running here as well, after a fork by C
+    asyncio._set_running_loop(None)
     try:
         try:
             answer = [work(), None]
@@ -139,7 +141,8 @@ def _report(write: int, work: Callable[[], Any]) -> None:
 
 
 async def in_child(face: Face, work: Callable[[], Any]) -> Any:
-    """Fork, run `work` there (a coroutine in a loop of its own), return what it reports. The parent's loop goes on."""
+    """Fork, run `work` in the child (a coroutine in a loop of its own), return its report. The parent's loop goes
+    on."""
     child = Child((lambda: asyncio.run(work())) if face.is_async else lambda: _driven(work()))
     return await asyncio.to_thread(child.result) if face.is_async else child.result()
 
@@ -151,11 +154,11 @@ def _driven(body: Awaitable[Any]) -> Any:
 
 
 def traffic(proxy: FaultProxy) -> list[tuple[int, int, bool]]:
-    """What went over each connection so far, and whether it has ended."""
+    """The bytes that went over each connection so far, and whether it has ended."""
     return [(len(connection.requests), len(connection.replies), connection.dead) for connection in proxy.connections]
 
 
-# -------------------------------------------------------------------------------------------------------- what is owned
+# -------------------------------------------------------------------------------------------------- leases and locks
 
 
 @pytest.mark.usefixtures("by")
@@ -179,7 +182,7 @@ async def test_child_owns_no_lock_of_its_parent(
         return [lease.valid, lease.remaining, refused, quiet, await face.get(lock.owned())]
 
     assert await in_child(face, work) == [False, 0.0, [True] * 3, True, False]
-    assert traffic(proxy)[: len(before)] == before, "nothing was said on the parent's connection, nor was it ended"
+    assert traffic(proxy)[: len(before)] == before, "the child used or ended the parent's connection"
     assert lock.lease is lease and lease.valid and await face.get(lock.owned())
     assert probe.get(NAME) == lease.token
     await face.get(lock.release())
@@ -237,7 +240,7 @@ async def test_child_and_parent_exclude_each_other(
     await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------------------ the connections
+# -------------------------------------------------------------------------------------------------------- connections
 
 
 @pytest.mark.usefixtures("by")
@@ -266,11 +269,11 @@ async def test_child_uses_the_same_client_over_connections_of_its_own(
     await face.get(lock.release())
 
 
-@pytest.mark.parametrize("by", ["python"], indirect=True)  # a fork by C may hang where threads want the interpreter
+@pytest.mark.parametrize("by", ["python"], indirect=True)  # a fork by C may hang where threads want the GIL
 async def test_many_children_and_their_parent_at_once(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, by: None
 ) -> None:
-    """Everybody counts under one lock; tokens are all different, replies never go astray."""
+    """All processes count under one lock; tokens are all different, no reply reaches another caller."""
     client = face.client(proxy.url)
     await face.get(client.server_info())
 
@@ -292,13 +295,13 @@ async def test_many_children_and_their_parent_at_once(
 
 
 def probe_of(proxy: FaultProxy) -> redis.Redis:
-    """A client of the server itself, made by whoever needs it: a connection must not be shared with a child either."""
+    """A client of the server itself, made by each process: this connection must not be shared with a child either."""
     return redis.Redis.from_url(proxy.upstream)
 
 
 @pytest.mark.usefixtures("by")
 async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
-    """The reply that comes later belongs to the parent; the child neither waits for it nor undoes it."""
+    """The reply that comes later belongs to the parent; the child neither waits for it nor undoes the command."""
     client = face.client(proxy.url, reply_timeout=LIMIT, max_connections=1)
     await face.get(client.server_info())
     lock = client.lock(NAME, thread_local=False)
@@ -321,7 +324,7 @@ async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, prob
     await face.get(lock.release())
 
 
-@pytest.mark.parametrize("by", ["python"], indirect=True)  # a fork by C may hang where threads want the interpreter
+@pytest.mark.parametrize("by", ["python"], indirect=True)  # a fork by C may hang where threads want the GIL
 async def test_fork_while_others_wait_for_a_lock(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, by: None
 ) -> None:
@@ -383,12 +386,12 @@ def test_fork_at_any_moment_of_busy_threads(face: Face, proxy: FaultProxy, probe
     assert not errors and not any(thread.is_alive() for thread in threads)
 
 
-# ------------------------------------------------------------------------------------------------------------- the rest
+# ------------------------------------------------------------------------------------------------- other cases
 
 
 @pytest.mark.usefixtures("by")
 def test_tokens_of_parent_and_children_differ(server: Any) -> None:
-    """Tokens made ahead of use are not handed out on both sides."""
+    """Tokens made ahead of use are not used in both processes."""
 
     def tokens() -> list[str]:
         with fastlock.Client.from_url(server.unix_url) as client:
@@ -472,19 +475,19 @@ async def test_child_with_a_client_and_a_loop_of_its_own(
 
 
 class Witness:
-    """Memory that processes share: who holds, and how often two did at once."""
+    """Memory shared by the processes: the current holder, and how often there were two at once."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
 
     def enter(self) -> int:
-        """Say that this process holds. Returns whether another does."""
+        """Note that this process holds. Returns whether another one does."""
         found = struct.unpack_from("q", self._page)[0]
         struct.pack_into("q", self._page, 0, os.getpid())
         return int(found != 0)
 
     def leave(self) -> int:
-        """Say that it does no longer. Returns whether another has come meanwhile."""
+        """Note that this process does not hold any more. Returns whether another one has come meanwhile."""
         found = struct.unpack_from("q", self._page)[0]
         struct.pack_into("q", self._page, 0, 0)
         return int(found != os.getpid())
@@ -493,10 +496,10 @@ class Witness:
 @pytest.mark.parametrize("fork", ["c", "c without lock", "c in a thread"])
 @pytest.mark.parametrize("used", [True, False], ids=["used", "made"])
 @pytest.mark.usefixtures("undisturbed")
-def test_one_holder_among_processes_that_c_forked(
+def test_one_holder_among_processes_forked_by_c(
     face: Face, server: Any, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, fork: str, used: bool
 ) -> None:
-    """As under a server that loads the application once, and then forks its workers in C."""
+    """Like a server that loads the application once, and then forks its workers in C."""
     monkeypatch.setattr(Child, "fork", staticmethod(FORKS[fork.removesuffix(" in a thread")]))
     client, witness = face.module.Client.from_url(server.unix_url), Witness()
 
@@ -525,11 +528,10 @@ def test_one_holder_among_processes_that_c_forked(
 
 
 @pytest.mark.usefixtures("by")
-async def test_what_is_counted_and_closed_in_the_child_is_its_own(
+async def test_stats_and_closing_in_the_child_are_its_own(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Also where nothing else was done there before: to close a client, or to drop it, says nothing to the parent's
-    server."""
+    """Also where the child did nothing else before: to close or drop a client sends nothing to the parent's server."""
     client = face.client(proxy.url)
     lock = client.lock(NAME, thread_local=False)
     assert await face.get(lock.acquire())
@@ -560,10 +562,10 @@ from fastlock import _fork as fork
 ran, told = [], []
 def hook():
     ran.append(fork.generation())
-    fork.check()  # as what a hook does may begin with it
+    fork.check()  # the work of a hook may begin with it
     if not told:
         told.append(1)
-        raise KeyError("a handler of signals has struck")
+        raise KeyError("interrupted by a signal handler")
 fork.at_fork(hook)
 
 def child(by, work):
@@ -612,10 +614,10 @@ assert ran == [] and fork.generation() == 0
 """
 
 
-@pytest.mark.parametrize("wiped", [True, False], ids=["as it is", "no kernel helps"])
+@pytest.mark.parametrize("wiped", [True, False], ids=["as it is", "without the kernel's help"])
 def test_hooks_run_once_for_each_fork(impl: str, wiped: bool) -> None:
     if not wiped and impl == "cython":
-        pytest.skip("the compiled one needs nothing of the kernel")
+        pytest.skip("the compiled version does not need the kernel's help")
     spoiled = "" if wiped else "import sys\nsys.platform = 'elsewhere'\n"
     done = subprocess.run([sys.executable, "-W", "error", "-c", spoiled + HOOKS], capture_output=True, timeout=LIMIT)
     assert (done.returncode, done.stderr.decode()) == (0, "")

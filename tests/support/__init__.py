@@ -1,1 +1,2 @@
-"""What the tests stand on: real servers, both faces behind one door, a proxy that breaks connections on purpose."""
+"""Shared helpers of the tests: real servers, one test body for both APIs, a proxy that breaks connections on
+purpose."""

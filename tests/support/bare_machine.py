@@ -1,11 +1,11 @@
-"""Run a program where redis://localhost:6379/0 is a real server, on a machine whose port 6379 is none of our business.
+"""Run a program for which redis://localhost:6379/0 is a real server, without touching port 6379 of this machine.
 
     python bare_machine.py server-binary program.py     in a network namespace of its own: a server listens on that port
-    python bare_machine.py 41234 program.py             anywhere: what is said to that port goes to this one
+    python bare_machine.py 41234 program.py             anywhere: connections to port 6379 go to port 41234 instead
 
-The first changes nothing that the program sees; `namespace` is the command that gives it such a namespace, which takes
-no privileges, but not every system allows it. The second replaces one number in `socket.connect`. Prints nothing; exits
-as the program does, or with KEYS_LEFT if it left keys.
+The first form changes nothing that the program sees; `namespace` is the command that creates such a namespace, which
+needs no privileges, but not every system allows it. The second form replaces one number in `socket.connect`. Prints
+nothing; exits as the program does, or with KEYS_LEFT if the program left keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 
 
 def namespace() -> list[str]:
-    """The command in front of one that is to have a network and processes of its own; [] where there is none."""
+    """The command to put before one that needs a network and processes of its own; [] where namespaces are not
+    allowed."""
     command = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"]
     try:
         done = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
@@ -42,7 +43,7 @@ def namespace() -> list[str]:
 
 
 def loopback() -> None:
-    """In a new network namespace nothing is up, not even the way to oneself."""
+    """Bring the loopback interface up, which is down in a new network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         name, flags = struct.unpack("16sh", fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sh", b"lo", 0)))
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh", name, flags | _UP))
@@ -50,7 +51,7 @@ def loopback() -> None:
 
 @contextlib.contextmanager
 def serving(binary: str) -> Iterator[None]:
-    """A server on port 6379; should this process be killed, it dies with the namespace."""
+    """A server on port 6379; it dies with the namespace if this process is killed."""
     options = ["--port", str(PORT), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL) as server:
         deadline = time.monotonic() + 10
@@ -82,7 +83,7 @@ def redirect(port: int) -> None:
     changed = {name: functools.partialmethod(connect, to=getattr(socket.socket, name)) for name in names}
     for name in names:
         setattr(socket.socket, name, changed[name])
-    _socket.socket = type("socket", (_socket.socket,), changed)  # type: ignore[misc]  # which fastlock's threads use
+    _socket.socket = type("socket", (_socket.socket,), changed)  # type: ignore[misc]  # the class that fastlock uses for threads
 
 
 def main(where: str, program: str) -> int:

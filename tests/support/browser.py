@@ -1,8 +1,8 @@
-"""Pages in headless Chromium, looked at from the inside: errors, sizes of drawings, text that is cut or overlaps.
+"""Pages in headless Chromium, inspected from the inside: errors, sizes of drawings, text that is cut or overlaps.
 
-Each page has a frame of its own, because a window cannot be as narrow as a phone. A probe goes first into its copy of
-the page, before the content security policy, which therefore binds the page and not the probe; what it sees becomes an
-attribute of the outer page, and --dump-dom brings it out. Nothing is ever fetched.
+Each page has a frame of its own, because a window cannot be as narrow as a phone. A probe script goes first into its
+copy of the page, before the content security policy, so the policy binds the page and not the probe. The probe's
+findings become an attribute of the outer page, which --dump-dom prints. Nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Seen = dict[str, Any]
 
 
 def look(pages: Mapping[str, tuple[str, int]], folder: Path, scheme: str) -> dict[str, Seen]:
-    """What the probe saw of each of the ``pages``, {name: (page, width)}, with light or dark preferred."""
+    """What the probe found in each of the ``pages``, {name: (page, width)}, with light or dark preferred."""
     assert CHROMIUM is not None, "chromium is not installed: apt-get install chromium"
     frames = [
         FRAME.format(
@@ -41,7 +41,8 @@ def look(pages: Mapping[str, tuple[str, int]], folder: Path, scheme: str) -> dic
         for name, (page, width) in pages.items()
     ]
     path = folder / f"{scheme}.html"
-    head = '<!doctype html><html><head><meta charset="utf-8"></head>'  # or it is guessed, and now and then wrongly
+    # without it Chromium guesses the charset, sometimes wrongly
+    head = '<!doctype html><html><head><meta charset="utf-8"></head>'
     path.write_text(f"{head}<body>{''.join(frames)}", encoding="utf-8")
     done = subprocess.run(
         [
@@ -60,7 +61,7 @@ def look(pages: Mapping[str, tuple[str, int]], folder: Path, scheme: str) -> dic
 
 
 class _Root(HTMLParser):
-    """Takes the attributes off the outer <html>, which comes first."""
+    """Reads the attributes of the outer <html>, which comes first."""
 
     attributes: Mapping[str, str | None] = {}
 

@@ -1,8 +1,8 @@
-"""A worker of the chaos: a process with a few callers, in threads or asyncio, who acquire a few names in every way.
+"""A chaos worker: a process with a few callers, threads or tasks, that acquire a few names in every way.
 
-Each caller writes into the worker's diary what it asks and what it gets, and nothing else is believed. What must not be
-seen by a caller itself (an exception, a lease lost before its end) goes into the worker's list of complaints. The order
-of its deeds comes from the seed, when they happen from the machine.
+Each caller writes what it requests and what it gets into the worker's event log, and the judge believes nothing else.
+Errors that a caller sees itself (an exception, a lease lost before its end) go into the worker's list of complaints.
+The order of the callers' actions comes from the seed, their timing from the machine.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fastlock._protocol.lease import now
 from .event_log import ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, VANISHED, EventLog
 from .faces import Face, drive
 
-SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, an extension of it included
+SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, extensions included
 PR_SET_PDEATHSIG = 1  # of prctl
 NEARLY = 0.02  # seconds before the end of a blocking_timeout, in which there is no time to ask again
-OVER = "over"  # a file that says so to all workers
-WIPED = "wiped"  # a file that says when the server last lost its data
-RIVAL = "rival"  # the name of redis-py's connections, which are not cut: it would not know what it holds
+OVER = "over"  # a file that tells all workers that the run has ended
+WIPED = "wiped"  # a file that tells when the server last lost its data
+RIVAL = "rival"  # the name of redis-py's connections, which are not cut: redis-py would not know what it holds
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Plan:
     seed: int
     names: int
     callers: int
-    plant: str = ""  # a violation that this worker commits
+    plant: str = ""  # the violation that this worker commits
     shortest: float = SHORTEST  # seconds of a lease
 
 
-class Struck(Exception):
-    """What a signal's handler raises."""
+class Interrupted(Exception):
+    """What the signal handler raises."""
 
 
-class StruckInACall(Struck, OSError):
-    """The same, as if it came from a system call."""
+class InterruptedInACall(Interrupted, OSError):
+    """What the signal handler raises, disguised as the error of a system call."""
 
 
 class NotedLock(RivalLock):
-    """redis-py's lock, which tells when it asked last."""
+    """redis-py's lock, which notes when it sent its last request."""
 
     def do_acquire(self, token: Any) -> bool:
         self.sent = now()
@@ -71,7 +71,7 @@ class NotedLock(RivalLock):
 
 
 class AsyncNotedLock(AsyncRivalLock):
-    """The same for asyncio."""
+    """redis-py's asyncio lock, which notes when it sent its last request."""
 
     async def do_acquire(self, token: Any) -> bool:
         self.sent = now()
@@ -84,17 +84,17 @@ class Worker:
     def __init__(self, plan: Plan, number: int, face: str) -> None:
         self.plan, self.number = plan, number
         self.face = Face(face)
-        self.log = EventLog(plan.folder / f"{number}.diary")
+        self.log = EventLog(plan.folder / f"{number}.events")
         self.owner = os.getppid()
         self.client: Any = None
         self.rival: Any = None
-        self.strikes = 0
+        self.interrupts = 0
 
     def over(self) -> bool:
         return (self.plan.folder / OVER).exists() or os.getppid() != self.owner
 
     def wiped(self, deadline: float) -> bool:
-        """Whether the server may have lost its data since the lease that ends then was granted."""
+        """Whether the server may have lost its data since the lease with this deadline was granted."""
         path = self.plan.folder / WIPED
         return path.exists() and float(path.read_text() or "inf") > deadline - LONGEST
 
@@ -105,8 +105,8 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ how they run
 
     def run(self) -> None:
-        """Until the run is over. A Ctrl-C ends what the main thread does, and no more."""
-        if sys.platform == "linux":  # a stopped process cannot see by itself that its parent is gone
+        """Run until the end of the run. Ctrl-C ends only what the main thread is doing."""
+        if sys.platform == "linux":  # a stopped process cannot see by itself that its parent has exited
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         stacks = (self.plan.folder / f"{self.number}.stacks").open("w")
         faulthandler.register(signal.SIGUSR1, stacks)
@@ -120,12 +120,12 @@ class Worker:
         except BaseException:
             self.complain(traceback.format_exc())
 
-    def strike(self, number: int, frame: Any) -> None:
-        self.strikes += 1
-        raise (Struck, StruckInACall)[self.strikes % 2]
+    def interrupt(self, number: int, frame: Any) -> None:
+        self.interrupts += 1
+        raise (Interrupted, InterruptedInACall)[self.interrupts % 2]
 
     def _threads(self) -> None:
-        signal.signal(signal.SIGALRM, self.strike)
+        signal.signal(signal.SIGALRM, self.interrupt)
         self.client = fastlock.Client.from_url(self.plan.url, max_connections=3)
         self.rival = redis.Redis.from_url(self.plan.url, client_name=RIVAL)
         drive(self._connected())
@@ -134,7 +134,7 @@ class Worker:
         for thread in threads:
             thread.start()
         while not self.over():
-            with contextlib.suppress(KeyboardInterrupt, Struck):
+            with contextlib.suppress(KeyboardInterrupt, Interrupted):
                 drive(callers[0].guarded())
         for thread in threads:
             thread.join()
@@ -145,21 +145,21 @@ class Worker:
             self.face.module.Client.from_url(self.plan.url) as self.client,
             redis.asyncio.Redis.from_url(self.plan.url, client_name=RIVAL) as self.rival,
             asyncio.TaskGroup() as group,
-        ):  # which waits for all, also when it is cancelled
+        ):  # the group waits for all tasks, also when it is cancelled
             await self._connected()
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._complain_of_tasks)
             for number in range(self.plan.callers):
                 group.create_task(Caller(self, number).guarded())
 
     async def _connected(self) -> None:
-        """The first connection is made: one that is cut before counts as a wrong setting, and is not made again."""
+        """Make the first connection: one that is cut before counts as a wrong setting, and is not retried."""
         while not self.over():
             with contextlib.suppress(redis.exceptions.ConnectionError):
                 await self.face.get(self.client.server_info())
                 return
 
     def _complain_of_tasks(self) -> None:
-        """Where all tasks wait, and who waits in the client's gates."""
+        """Report where all tasks wait, and the waiters of the client's local queues."""
         for task in asyncio.all_tasks():
             awaited: Any = task.get_coro()
             chain = []
@@ -178,11 +178,11 @@ class Worker:
                 for name in ("key", "entry_sent", "recheck_at", "circulating", "error", "shared")
             }
             waiters = [(each.woken, each.wake, each.lease) for each in queue.waiters]
-            self.complain(f"at {now():.6f}: gate {state}, waiters {waiters}")
+            self.complain(f"at {now():.6f}: local queue {state}, waiters {waiters}")
 
 
 class Caller:
-    """One thread or task of a worker: a turn after the other."""
+    """One thread or task of a worker, which does one action after the other."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker, self.number = worker, number
@@ -193,7 +193,7 @@ class Caller:
         while not self.worker.over():
             try:
                 await self.turn()
-            except Struck:
+            except Interrupted:
                 raise
             except Exception:
                 self.worker.complain(traceback.format_exc())
@@ -208,8 +208,8 @@ class Caller:
     async def turn(self) -> None:
         dice = self.dice.random()
         if self.plan.plant and dice < 0.2:
-            await self.sin()
-        # A Ctrl-C inside of redis-py's acquire can leave the key, so the main thread does not call it.
+            await self.commit_violation()
+        # Ctrl-C inside of redis-py's acquire can leave the key, so the main thread does not call it.
         elif dice < 0.06 and (self.face.is_async or self.number):
             await self.as_rival()
         elif dice < 0.15:
@@ -221,7 +221,7 @@ class Caller:
         return self.dice.randrange(self.plan.names)
 
     def lease(self) -> float:
-        """Half of the shortest allowed are as short as that: a lease may end before its caller runs."""
+        """Half of the leases are as short as the plan allows: such a lease may end before its caller runs."""
         short = self.plan.shortest < SHORTEST and self.dice.random() < 0.5
         return self.plan.shortest if short else round(self.dice.uniform(SHORTEST, LONGEST), 3)
 
@@ -245,7 +245,7 @@ class Caller:
                     self.worker.complain(f"{lock!r}: not acquired, but there is a lease")
                 return
             await self.hold(lock, request, lease)
-        except BaseException:  # Ctrl-C: whatever is held is given back, which has to be possible
+        except BaseException:  # Ctrl-C: whatever is held is released, which has to be possible
             self.log.write(RELEASE, request)
             if lock.lease is not None:
                 with contextlib.suppress(fastlock.LockNotOwnedError):
@@ -255,7 +255,7 @@ class Caller:
             raise
 
     async def acquire(self, lock: Any, request: int, limit: float | None, *, cancel: bool) -> bool:
-        """An acquire, which is given up half-way if `cancel`."""
+        """An acquire, which is cancelled half-way if `cancel`."""
 
         async def noted() -> bool:
             got = await self.face.get(lock.acquire())
@@ -268,7 +268,8 @@ class Caller:
             try:
                 return await noted()
             except redis.exceptions.ConnectionError:
-                # Its connection was cut at the very end of its time: then nobody could say whether the name was held.
+                # The connection was cut at the very end of the timeout, when nobody could say whether the name was
+                # held.
                 if limit is None or now() < start + limit - NEARLY:
                     raise
                 return False
@@ -287,7 +288,7 @@ class Caller:
             timer.cancel()
 
     async def hold(self, lock: Any, request: int, lease: float) -> None:
-        """Mostly for a moment; some extend, some hold beyond the lease, some go without a word."""
+        """Hold mostly for a moment; some callers extend, some hold beyond the lease, some never release."""
         dice = self.dice
         kinds = ("short", "long", "extend", "beyond", "never", "busy")
         what = dice.choices(kinds, (92, 3, 2, 1.5, 1.5, 2 if lease < SHORTEST else 0))[0]
@@ -297,7 +298,7 @@ class Caller:
             await self.rest(dice.uniform(0, lease / 2))
             await self.extend(lock, request, lease)
             await self.rest(dice.uniform(0, lease / 2))
-        elif what == "busy":  # and lets nobody else of its process run
+        elif what == "busy":  # keeps the interpreter, so that no other caller of the process runs
             end = now() + dice.uniform(0, 5 * lease)
             while now() < end:
                 pass
@@ -305,7 +306,7 @@ class Caller:
             longest = {"short": 0.005, "beyond": lease + 0.5}.get(what, lease / 2)
             await self.rest(dice.uniform(lease if what == "beyond" else 0, longest))
         self.log.write(RELEASE, request)
-        await self.let_go(lock)
+        await self.release(lock)
         self.log.write(FREED, request)
 
     async def extend(self, lock: Any, request: int, lease: float) -> None:
@@ -319,8 +320,9 @@ class Caller:
         else:
             self.log.write(EXTENDED, request, lock.lease._deadline)
 
-    async def let_go(self, lock: Any) -> None:
-        """Sometimes another thread or task lets go of the same lease at the same moment: one of them does."""
+    async def release(self, lock: Any) -> None:
+        """Release; sometimes another thread or task releases the same lease at the same moment, and one of them
+        succeeds."""
         lease, twice = lock.lease, self.dice.random() < 0.1
         deadline = lease._deadline
 
@@ -339,7 +341,7 @@ class Caller:
             self.lost(deadline, "release")
 
     def lost(self, deadline: float, verb: str) -> None:
-        """The server says that the name is not the caller's any more: only after the lease's end."""
+        """The server says that the caller no longer holds the name: allowed only after the lease's end."""
         if now() < deadline and not self.worker.wiped(deadline):
             self.worker.complain(f"{verb}: not owned, {deadline - now():.6f} s before the end of the lease")
 
@@ -385,7 +387,7 @@ class Caller:
     # ------------------------------------------------------------------------------------------------------- redis-py
 
     async def as_rival(self) -> None:
-        """A user of redis-py's lock among ours: it may come first, but breaks nothing."""
+        """Use redis-py's lock on the same names: it may come first, but breaks nothing."""
         kind = AsyncNotedLock if self.face.is_async else NotedLock
         name, lease = self.name(), self.lease()
         lock = kind(
@@ -396,7 +398,7 @@ class Caller:
             if not await self.face.get(lock.acquire()):
                 self.log.write(ENDED, request)
                 return
-        except redis.exceptions.ConnectionError:  # cut before it had told its name
+        except redis.exceptions.ConnectionError:  # cut before the connection had sent its client name
             self.log.write(VANISHED, request)
             return
         except BaseException:
@@ -414,11 +416,12 @@ class Caller:
             return
         self.log.write(FREED, request)
 
-    # ------------------------------------------------------------------------------------- what a judge has to find
+    # ------------------------------------------------------------------------------- violations that the judge has to
+    # find
 
-    async def sin(self) -> None:
-        """The planted violation: `claim` a name without asking, `squat` on one behind the judge's back, tell an old
-        `fence`, leave a `key`, `fail`, or `desert`: a caller who waits for what it never asks for."""
+    async def commit_violation(self) -> None:
+        """Commit the planted violation: `claim` a name without a request, `squat` on one without logging it, report
+        an old `fence`, leave a `key`, `fail`, or `desert`: wait without ever sending a request."""
         name, lease, plant = self.name(), self.lease(), self.plan.plant
         key = f"hot:{name}"
         if plant == "squat":

@@ -1,8 +1,8 @@
-"""Who waits elsewhere: a process with one client, which does as it is told and can be killed, stopped or interrupted.
+"""Remote waiters: a process with one client, which follows orders and can be killed, stopped or interrupted.
 
-`ChildClient` is its handle in the test. The process is told in lines and answers in lines, so that a test waits for
+`ChildClient` is its handle in the test. The process reads orders and writes answers as lines, so that a test waits for
 what has happened and not for a time. It runs the implementation of the test, in threads or asyncio as the test does.
-Nothing here knows what is right.
+Nothing here decides what is right.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from support.faces import Face, Job
 ROOT = Path(__file__).parent.parent.parent
 NAME = "sku"
 QUEUE = "fastlock:queue:{sku}"
-ORDER = "order"  # a list, to which holders add themselves
+ORDER = "order"  # a list to which holders append their labels
 LONG = 60.0  # seconds: a lease that does not end in a test
-SOON = 10.0  # seconds: a wait that must not run out, far shorter than LONG
+SOON = 10.0  # seconds: a wait that must not time out, far shorter than LONG
 
 
-async def until(face: Face, holds: Callable[[], object], what: str, patience: float = SOON) -> None:
-    """Return when it holds, letting tasks run meanwhile; AssertionError when it never does."""
-    end = time.monotonic() + patience
+async def until(face: Face, holds: Callable[[], object], what: str, timeout: float = SOON) -> None:
+    """Return when `holds()` is true, letting tasks run meanwhile; AssertionError when it never is."""
+    end = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < end, f"never: {what}"
         if face.is_async:
@@ -45,36 +45,37 @@ async def until(face: Face, holds: Callable[[], object], what: str, patience: fl
 
 
 async def fired(face: Face, wait: Callable[[], object]) -> None:
-    """Return when a thread of the proxy's has come so far, as `armed.wait` tells; the event loop goes on meanwhile."""
+    """Return when `wait` does, a blocking wait for a proxy thread such as `armed.wait`; the event loop goes on
+    meanwhile."""
     await (asyncio.to_thread(wait) if face.is_async else face.get(wait()))
 
 
 async def queued(face: Face, probe: redis.Redis, count: int) -> list[bytes]:
-    """Wait until so many are in the queue of the server; who they are."""
+    """Wait until so many entries are in the server's queue; returns the entries."""
     await until(face, lambda: probe.zcard(QUEUE) == count, f"{count} in the queue")
     return list(probe.zrange(QUEUE, 0, -1))
 
 
 async def waits(face: Face, client: Any, count: int) -> None:
     """Wait until so many callers of this client have had to wait."""
-    await until(face, lambda: client.get_stats()["waits"] >= count, f"{count} who wait")
+    await until(face, lambda: client.get_stats()["waits"] >= count, f"{count} waiters")
 
 
 async def held(face: Face, client: Any, **terms: Any) -> Any:
-    """The lock, acquired."""
+    """A lock that was acquired."""
     lock = client.lock(NAME, **{"timeout": LONG, "thread_local": False, **terms})
     assert await face.get(lock.acquire(blocking=False))
     return lock
 
 
 def wait_with(face: Face, client: Any, **terms: Any) -> tuple[Any, Job]:
-    """A lock and a job that acquires it; it does not look every `sleep` seconds, unless that is among the terms."""
+    """A lock and a job that acquires it; the job does not poll every `sleep` seconds, unless `sleep` is given."""
     lock = client.lock(NAME, **{"timeout": LONG, "sleep": LONG, "thread_local": False, **terms})
     return lock, face.start(lock.acquire)
 
 
 async def either(face: Face, pairs: list[Any]) -> list[Any]:
-    """Those of these pairs of lock and job that are done, once one is."""
+    """The pairs of lock and job whose job is done, once at least one is."""
     await until(face, lambda: any(job.finished.is_set() for _, job in pairs), "one of them")
     return [pair for pair in pairs if pair[1].finished.is_set()]
 
@@ -82,8 +83,9 @@ async def either(face: Face, pairs: list[Any]) -> list[Any]:
 class ChildClient:
     """A process with a client and a lock. It knows these orders:
 
-    acquire: says "got" and its token, "nothing", "interrupted" or the error's name. release: says "released" or the
-    error's name. turn LABEL: acquire, add LABEL to ORDER, release; says "served". gates: says how many it has left.
+    acquire: answers "got" and the token, "nothing", "interrupted" or the error's name. release: answers "released" or
+    the error's name. turn LABEL: acquire, append LABEL to ORDER, release; answers "served". gates: answers with the
+    number of local queues that it has left.
     """
 
     def __init__(self, face: Face, url: str, **terms: Any) -> None:
@@ -97,7 +99,7 @@ class ChildClient:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._reader = threading.Thread(target=self._read, name="party", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="child-client", daemon=True)
         self._reader.start()
 
     def tell(self, order: str) -> None:
@@ -105,16 +107,14 @@ class ChildClient:
         self.process.stdin.write(f"{order}\n")
         self.process.stdin.flush()
 
-    async def hears(self, beginning: str, count: int = 1, patience: float = SOON) -> str:
-        """The last line it says that begins so, once there are so many of them."""
+    async def hears(self, beginning: str, count: int = 1, timeout: float = SOON) -> str:
+        """The last line that begins so, once the process has written `count` of them."""
         lines: Callable[[], list[str]] = lambda: [line for line in self.said if line.startswith(beginning)]  # noqa: E731
-        await until(
-            self.face, lambda: len(lines()) >= count, f"{count} times {beginning!r}, only {self.said}", patience
-        )
+        await until(self.face, lambda: len(lines()) >= count, f"{count} times {beginning!r}, only {self.said}", timeout)
         return lines()[count - 1]
 
     async def ask(self, order: str, answer: str) -> str:
-        """Tell it something and wait for the answer, which has to begin so."""
+        """Send an order and wait for the answer, which has to begin so."""
         before = len([line for line in self.said if line.startswith(answer)])
         self.tell(order)
         return await self.hears(answer, before + 1)
@@ -124,7 +124,7 @@ class ChildClient:
         self.process.wait(SOON)
 
     def stop(self) -> None:
-        """Freeze it; its connections stay. Returns when it has stopped."""
+        """Freeze the process; its connections stay. Returns when it has stopped."""
         self.process.send_signal(signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(self.process.pid, os.WUNTRACED)[1])
 
@@ -153,7 +153,7 @@ class ChildClient:
             self.said.append(line.rstrip("\n"))
 
 
-# ----------------------------------------------------------------------------------------------------- in the process
+# ------------------------------------------------------------------------------------------------ in the child process
 
 
 async def live(face: Face, url: str, terms: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ async def live(face: Face, url: str, terms: dict[str, Any]) -> None:
 
 
 async def obey(face: Face, client: Any, lock: Any, verb: str, label: str) -> str:
-    """Carry out an order; what to say then."""
+    """Carry out an order; returns the answer."""
     try:
         if verb == "gates":
             return f"gates {len(client._transport.queues.by_key) + len(client._transport.queues.by_entry)}"
@@ -186,7 +186,7 @@ async def obey(face: Face, client: Any, lock: Any, verb: str, label: str) -> str
 
 
 def note(client: Any, label: str) -> None:
-    """By the holder: the order in which they are served."""
+    """Append the holder's label to ORDER, which shows the order of service."""
     with redis.Redis(unix_socket_path=client._settings.path) as raw:
         raw.rpush(ORDER, label)
 

@@ -1,8 +1,8 @@
-"""A client made of the real law and the real gates, driven by hand: nothing it says arrives before it is told to.
+"""A client simulator made of the real protocol and the real local queues: no command arrives before a test says so.
 
-What an operation asks lies in `flights` until somebody has the server execute it; what the server says to the process
-lies in `come` until somebody has it heard, but for replies that keep no order with messages. Whoever is called wakes at
-once. One connection carries all, in the order in which it is executed. Decisions of its own: none.
+A request lies in `flights` until the test has the server execute it. What the server sends to the process lies in
+`come` until the test delivers it, but for replies that have no order relative to messages. A waiter that is woken runs
+at once. One connection carries everything, in the order of execution. The simulator makes no decisions of its own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from support.run_steps import Clock
 from support.streams import LONG
 
 KEY = b"name"
-MS = 10_000_000  # of every lease: longer than any walk
-RESTLESS = 50  # steps in a row, for none of which anything has to happen
-ORDERED = ("ENTER", "LEAVE")  # what shares the connection on which messages come
+MS = 10_000_000  # ms of every lease: longer than any walk
+RESTLESS = 50  # steps in a row without a request or a wait, after which an operation counts as hanging
+ORDERED = ("ENTER", "LEAVE")  # commands that share the connection on which messages come
 
 
 class Gone(BaseException):
-    """The caller is gone."""
+    """The caller was cancelled."""
 
 
 class RawConnection:
@@ -55,7 +55,7 @@ class RawConnection:
         (self.id,) = self.ask((b"CLIENT", b"ID"))
 
     def ask(self, *calls: tuple[bytes, ...]) -> list[Any]:
-        """The replies to these."""
+        """The replies to these commands."""
         self.sock.sendall(b"".join(encode(*call) for call in calls))
         replies: list[Any] = []
         while len(replies) < sum(call[0] != b"SUBSCRIBE" for call in calls):
@@ -74,31 +74,31 @@ class RawConnection:
 
 @dataclass(eq=False)
 class Flight:
-    """Something that was asked and not answered. Without a caller: nobody waits for the reply."""
+    """A request that was not answered. Without a caller: nobody waits for the reply."""
 
     verb: str
     token: bytes
     ask: Any
     caller: Caller | None = None
     ordered: bool = False
-    behind: steps.Undo | None = None  # what its caller, who is gone, has said right behind it
+    behind: steps.Undo | None = None  # what its caller, which was cancelled, has sent right behind it
 
 
 @dataclass(eq=False)
 class Caller:
-    """Somebody who wants the name, once."""
+    """A caller that wants the name, once."""
 
     op: Acquire
     phase: str = "waits"  # then "holds", "lets go", "gone"
     lease: Lease | None = None
-    steps: Any = None  # of what it does at the time
-    wait: steps.Wait | None = None  # in which it sleeps
-    waiter: Waiter | None = None  # by which the gate knows it
+    steps: Any = None  # of the operation that it runs now
+    wait: steps.Wait | None = None  # the step in which it sleeps
+    waiter: Waiter | None = None  # by which the local queue knows it
 
 
 @dataclass
 class Process:
-    """One client. `dial` gives it a connection."""
+    """One client. `dial` opens a connection for it."""
 
     dial: Callable[[], RawConnection]
     capabilities: frozenset[str]
@@ -107,8 +107,8 @@ class Process:
     queues: LocalQueues = field(default_factory=lambda: LocalQueues(contextlib.nullcontext()))
     line: RawConnection | None = None
     flights: list[Flight] = field(default_factory=list)
-    come: list[tuple[Any, Any]] = field(default_factory=list)  # (the flight, its reply), or (None, a place)
-    tokens: list[bytes] = field(default_factory=list)  # all that were said, in order
+    come: list[tuple[Any, Any]] = field(default_factory=list)  # (the flight, its reply), or (None, a queue entry)
+    tokens: list[bytes] = field(default_factory=list)  # all that were sent, in order
     asked: bool = False
     dead: bool = False
 
@@ -116,20 +116,20 @@ class Process:
         self.session = Session({}, self.capabilities, b"", b"", "")
         self.table = commands.command_table(self.capabilities)
 
-    # who is where
+    # the state of the callers
 
     def those(self, phase: str) -> list[Caller]:
         return [caller for caller in self.callers if caller.phase == phase]
 
     def waiting(self) -> list[Caller]:
-        """Those who have no lease yet, in the order in which the gate has them."""
+        """The callers that have no lease yet, in the order of the local queue."""
         queue = self.queues.by_key.get(KEY)
         line = [] if queue is None else list(queue.waiters)
         callers = [caller for caller in self.those("waits") if caller not in self.passed()]
         return sorted(callers, key=lambda who: line.index(who.waiter) if who.waiter in line else -1)
 
     def passed(self) -> list[Caller]:
-        """Those to whom a lease has passed, and who have not run since."""
+        """The callers to which a lease was handed over, and which have not run since."""
         return [each for each in self.those("waits") if each.waiter is not None and each.waiter.lease is not None]
 
     def first(self) -> Caller:
@@ -150,28 +150,28 @@ class Process:
         return caller.lease
 
     def token(self, caller: Caller) -> int:
-        """Of its lease, as a number."""
+        """The number of the token of this caller's lease."""
         return self.number(self.lease(caller)._raw_token)
 
     def number(self, token: bytes) -> int:
-        """Of a token or place, in either form; -1: it was never said."""
+        """The number of a token or queue entry, plain or contended; -1: it was never sent."""
         token = commands.PLAIN_PREFIX + token[3:]
         return self.tokens.index(token) if token in self.tokens else -1
 
     def pending(self, caller: Caller) -> Flight | None:
-        """What a caller has asked, whether or not it was executed."""
+        """What a caller has requested, whether or not the server executed it."""
         flights = [*self.flights, *(flight for flight, _ in self.come if flight is not None)]
         return next((flight for flight in flights if flight.caller is caller), None)
 
     def known_as(self, flight: Flight) -> Command:
-        """As the model calls it."""
+        """The command in the model's words."""
         ghost = flight.caller is None and flight.verb in GHOSTS
         return GHOSTS[flight.verb] if ghost else flight.verb, self.number(flight.token)
 
     # operations
 
     def begin(self) -> None:
-        """All its callers come; several find a gate, as if there had been somebody before them."""
+        """All callers come; several of them find a local queue, as if another caller had come before them."""
         self.asked = True
         for at, caller in enumerate(self.callers):
             answer = caller.op.local(self.queues, self.clock())
@@ -182,7 +182,7 @@ class Process:
                 self.start(caller, caller.op.rest(Answer.WAIT_LOCALLY, self.clock))
 
     def another(self, *, fenced: bool) -> None:
-        """One more caller comes, where others of it wait or hold."""
+        """One more caller comes, while others of the client wait or hold."""
         self.callers.append(caller(strict=False, fenced=fenced))
         op = self.callers[-1].op
         assert op.local(self.queues, self.clock()) is Answer.WAIT_LOCALLY
@@ -193,7 +193,7 @@ class Process:
         self.advance(caller, None)
 
     def advance(self, caller: Caller, answer: Any) -> None:
-        """Go on with an operation, until it waits or is over."""
+        """Continue an operation until it waits or ends."""
         caller.wait = None
         try:
             for _ in range(RESTLESS):
@@ -207,13 +207,13 @@ class Process:
                     caller.wait = step
                     return
                 answer = self.perform(step)
-            raise AssertionError("it neither asks nor sleeps")
+            raise AssertionError("the operation neither sends a request nor sleeps")
         except StopIteration as end:
             self.ended(caller, end.value)
 
     def awake(self, step: steps.Wait) -> bool:
         queue, called, step.waiter.woken = step.waiter.queue, step.waiter.woken, False
-        assert queue is not None, "it has joined"
+        assert queue is not None, "the waiter has joined no local queue"
         return called or queue.recheck_time(step.waiter) <= self.clock()
 
     def perform(self, step: Any) -> Any:
@@ -230,7 +230,9 @@ class Process:
     def ended(self, caller: Caller, outcome: Any) -> None:
         caller.steps = None
         if caller.phase == "waits" and outcome is not None:
-            assert (outcome.fence is not None) is caller.op.fenced, "a fence is for who wants one"
+            assert (outcome.fence is not None) is caller.op.fenced, (
+                "a lease has a fence if and only if the caller wants one"
+            )
             caller.phase, caller.lease = "holds", outcome
             return
         caller.phase = "gone"
@@ -238,7 +240,8 @@ class Process:
             caller.lease._deadline = ENDED
 
     def let_go(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
-        """A holder does; `late`: when it is not to pass on any more. Returns whether it passed on."""
+        """A holder releases; `late`: after LOCAL_SECONDS, when no local handover is allowed. Returns whether it
+        handed over."""
         lease, before = self.lease(caller), self.queues.stats.local_handovers
         caller.phase = "lets go"
         if late:
@@ -252,11 +255,11 @@ class Process:
             else:
                 self.start(caller, release.rest(answer, self.clock))
         passed = self.queues.stats.local_handovers > before
-        assert not (passed and late), "it has gone round for long enough"
+        assert not (passed and late), "a local handover after LOCAL_SECONDS"
         return passed
 
     def give_up(self, caller: Caller) -> None:
-        """The caller is cancelled, as the wires do it."""
+        """The caller is cancelled, as the transports do it."""
         flight = self.pending(caller)
         if flight is not None:
             flight.caller, flight.behind = None, flight.ask.undo()
@@ -269,11 +272,11 @@ class Process:
             while undo is not None:
                 self.perform(undo)
                 undo = caller.steps.send(None)
-        if caller.op.token in self.tokens:  # else the server never heard of it
+        if caller.op.token in self.tokens:  # else the server never received it
             self.post(caller.op.undo())
 
     def settle(self) -> None:
-        """Whoever was called wakes; but to whom a lease has passed when the walk says so."""
+        """Run every waiter that was woken, but not those that were handed a lease: they run when the walk says so."""
         awake = lambda each: each.wait is not None and each.wait.waiter.woken and each not in self.passed()  # noqa: E731
         while called := [each for each in self.callers if awake(each)]:
             caller = called[0]
@@ -281,7 +284,7 @@ class Process:
             caller.wait.waiter.woken = False
             self.advance(caller, None)
 
-    # what is said
+    # requests and replies
 
     def send(self, caller: Caller, ask: Any) -> None:
         ask.sent, ask.connection = self.clock(), self
@@ -289,7 +292,7 @@ class Process:
         self.fly(Flight(verb, token, ask, caller, verb in ORDERED))
 
     def post(self, undo: Any) -> None:
-        """What nobody waits for; once is enough."""
+        """Send a request whose reply nobody waits for; an equal one that is pending is enough."""
         ordered, undo.connection = undo.connection is not None, self
         verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, steps.Dequeue) else ("UNDO", undo.tokens[0])
         pending = [(flight.verb, flight.token) for flight in self.flights if flight.ordered is ordered]
@@ -313,7 +316,7 @@ class Process:
             yield tuple(word if isinstance(word, bytes) else words[word] for word in self.table[ask.opcode])
 
     def serve(self, flight: Flight) -> Any:
-        """The server executes it. Its answer."""
+        """The server executes the request. Returns its reply."""
         self.flights.remove(flight)
         calls = list(self.spoken(flight.ask))
         if self.line is None:
@@ -326,7 +329,8 @@ class Process:
         return replies[0] if getattr(flight.ask, "kind", None) == steps.ONE else replies
 
     def execute(self, flight: Flight) -> None:
-        """The server executes it, and what hangs on the reply happens, if that is not to wait for its turn."""
+        """The server executes the request; the reply takes effect at once, unless it has an order relative to
+        messages."""
         reply, caller = self.serve(flight), flight.caller
         if flight.behind is not None:
             self.post(flight.behind)
@@ -338,7 +342,7 @@ class Process:
             self.answer(caller, flight.ask, reply)
             again = self.pending(caller)
             if flight.verb == "EXTEND" and again is not None and again.verb == "EXTEND":
-                self.execute(again)  # in other words: the model knows of one command
+                self.execute(again)  # the same command in its other form: the model knows only one
 
     def answer(self, caller: Caller, ask: Any, reply: Any) -> None:
         if caller.steps is None:
@@ -347,7 +351,7 @@ class Process:
             self.advance(caller, reply)
 
     def collect(self) -> None:
-        """All that was pushed."""
+        """Receive all that was pushed."""
         if self.line is None:
             return
         self.line.ask((b"PING",))
@@ -355,7 +359,7 @@ class Process:
         self.come += [(None, each[2]) for each in pushed if each[0] == b"message" and each[1] == self.queues.channel]
 
     def hear(self) -> None:
-        """The first of what has come."""
+        """Deliver the first reply or message that has come."""
         flight, what = self.come.pop(0)
         if flight is None:
             self.queues.on_grant_message(what)
@@ -363,13 +367,13 @@ class Process:
             self.answer(flight.caller, flight.ask, what)
 
     def hang_up(self) -> list[Flight]:
-        """The connection is gone. What was in flight on it."""
+        """The connection is gone. Returns what was in flight on it."""
         flights = [*self.flights, *(flight for flight, _ in self.come if flight is not None)]
         self.flights, self.come, self.line = [], [], None
         return flights
 
     def cut(self, flights: list[Flight]) -> None:
-        """As the wires do when a connection with these breaks: debts first, then what is asked again."""
+        """Do what the transports do when a connection with these flights breaks: pending undos, then retries."""
         for flight in flights:
             if isinstance(flight.ask, steps.Undo):
                 flight.ask.connection = self if flight.ordered else None
@@ -385,7 +389,7 @@ class Process:
 
 
 def named(ask: Any) -> tuple[str, bytes]:
-    """A step as the model knows it, and its token or place."""
+    """The model's name of a step, and its token or queue entry."""
     if ask.kind == steps.ONE:
         verbs = {Opcode.ACQUIRE: "SET", Opcode.RELEASE: "DEL", Opcode.EXTEND: "EXTEND", Opcode.EXTEND_SCRIPT: "EXTEND"}
         return verbs[ask.opcode], ask.token

@@ -1,4 +1,4 @@
-"""What a worker of the chaos writes down, so that it survives a SIGKILL: one file each, appended by single writes.
+"""The event log of a chaos worker, which survives a SIGKILL: one file per worker, appended by single writes.
 
 An entry is written before what it announces (ASK, EXTENDING, RELEASE) or after what it reports (all others), with the
 time on the clock of leases, which all processes of a machine share. A request is one acquire of one name.
@@ -17,43 +17,44 @@ from fastlock._protocol.lease import now
 
 ENTRY = struct.Struct("<BBHIddQ")  # what, flags, name, request, when, a time, fence
 ASK, GRANT, EXTENDING, EXTENDED, RELEASE, FREED, ENDED, VANISHED = range(8)
-# ENDED: nothing was granted, or given back at once. VANISHED: the caller was interrupted and cannot know.
+# ENDED: nothing was granted, or it was released at once. VANISHED: the caller was interrupted and cannot know.
 BLOCKING, RIVAL = 1, 2
 
 
 @dataclass(slots=True)
 class Request:
-    """One acquire of one name, as its worker's diary tells it."""
+    """One acquire of one name, as its worker's event log reports it."""
 
     worker: int
     name: int
     asked: float
     lease: float  # seconds
     blocking: bool
-    rival: bool  # by redis-py's lock
+    rival: bool  # acquired by redis-py's lock
     granted: float = math.inf  # when acquire returned
     first_deadline: float = 0.0  # of the lease as it was granted
     deadline: float = 0.0  # until when the holder may believe that it holds
     latest: float = 0.0  # until when the server may keep the name for it
     fence: int = 0
     released: float = math.inf  # when release was called
-    freed: float = math.inf  # when it returned
-    ended: float = math.inf  # when the waiting was over, with a grant or without
+    freed: float = math.inf  # when release returned
+    ended: float = math.inf  # when the wait ended, with a grant or without
     vanished: bool = False
 
     @property
     def held(self) -> tuple[float, float]:
-        """In which time its holder could rely on it; empty (end before begin), where it was told too late."""
+        """The time in which the holder could rely on the lease; empty (end before begin) if it learned of the grant
+        too late."""
         return self.granted, min(self.released, self.deadline)
 
     @property
     def kept(self) -> tuple[float, float]:
-        """In which time the server kept the name for it, at most."""
+        """The time in which the server kept the name for this request, at most."""
         return self.first_deadline - self.lease, min(self.freed, self.latest)
 
 
 class EventLog:
-    """Where a worker writes. Safe in threads and against interrupts: an entry is one system call."""
+    """The file to which a worker writes. Safe in threads and against interrupts: an entry is one system call."""
 
     def __init__(self, path: Path) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -63,7 +64,7 @@ class EventLog:
         os.write(self.file, ENTRY.pack(what, 0, 0, request, now(), value, fence))
 
     def ask(self, name: int, lease: float, *, blocking: bool, rival: bool = False) -> int:
-        """A request begins; returns its number."""
+        """Log that a request begins; returns its number."""
         request = next(self.numbers)
         flags = BLOCKING * blocking | RIVAL * rival
         os.write(self.file, ENTRY.pack(ASK, flags, name, request, now(), lease, 0))
@@ -71,14 +72,14 @@ class EventLog:
 
 
 class Reader:
-    """Reads a diary while it is being written."""
+    """Reads an event log while it is being written."""
 
     def __init__(self, path: Path, worker: int) -> None:
         self.path, self.worker, self.offset = path, worker, 0
         self.requests: dict[int, Request] = {}
 
     def read(self) -> None:
-        """What was added since the last time."""
+        """Read what was added since the last call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:

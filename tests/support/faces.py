@@ -1,7 +1,7 @@
-"""One test body for both faces: what returns a plain value to threads and an awaitable to asyncio looks the same here.
+"""One test body for both APIs: a plain value of the threads API and an awaitable of the asyncio API look the same here.
 
-A test is an `async def` that takes `face`. With the asyncio face it runs in an event loop; with the threads face it is
-driven by hand, without any loop, and must never suspend: `get`, `together`, `start` see to that.
+A test is an `async def` that takes `face`, one of the two APIs. With asyncio it runs in an event loop; with threads it
+is driven by hand, without any loop, and must never suspend: `get`, `together`, `start` see to that.
 
     async def test_two(face, server):
         client = face.client(server.url)
@@ -22,7 +22,7 @@ _WAIT = 30.0
 
 
 class Job:
-    """Something started by `Face.start` that goes on beside the test's body."""
+    """Something started by `Face.start` that runs beside the test's body."""
 
     def __init__(self, face: Face, call: Callable[[], Any]) -> None:
         self._face = face
@@ -38,7 +38,7 @@ class Job:
             thread.start()
 
     async def get(self, timeout: float = _WAIT) -> Any:
-        """Its result, or its exception; AssertionError when it takes longer than `timeout` seconds."""
+        """The job's result, or its exception; AssertionError when it takes longer than `timeout` seconds."""
         if self.task is not None:
             await asyncio.wait([self.task], timeout=timeout)
         else:
@@ -49,7 +49,7 @@ class Job:
         return self.result
 
     def cancel(self) -> None:
-        """Cancel it (asyncio only: a thread cannot be cancelled)."""
+        """Cancel the job (asyncio only: a thread cannot be cancelled)."""
         assert self.task is not None, "a thread cannot be cancelled"
         self.task.cancel()
 
@@ -69,7 +69,7 @@ class Job:
 
 
 class Face:
-    """One world of the tests, "threads" or "asyncio"; uvloop: which event loop."""
+    """One API under test, "threads" or "asyncio"; uvloop: which event loop."""
 
     def __init__(self, name: str, *, uvloop: bool = False) -> None:
         self.name, self.uvloop = name, uvloop
@@ -88,17 +88,17 @@ class Face:
         return fastlock.asyncio if self.is_async else fastlock
 
     def client(self, url: str, **keywords: Any) -> Any:
-        """A client of this face; it is closed when the test's body ends."""
+        """A client of this API; it is closed when the test's body ends."""
         client = self.module.Client.from_url(url, **keywords)
         self._clients.append(client)
         return client
 
     async def get(self, value: Any) -> Any:
-        """The value, awaited if it can be."""
+        """The value, awaited if it is awaitable."""
         return await value if inspect.isawaitable(value) else value
 
     async def enter(self, manager: Any) -> Any:
-        """`with manager as result` for both faces; pair it with `leave`."""
+        """`with manager as result` for both APIs; pair it with `leave`."""
         return await manager.__aenter__() if self.is_async else manager.__enter__()
 
     async def leave(self, manager: Any, error: BaseException | None = None) -> Any:
@@ -134,19 +134,19 @@ class Face:
         return results
 
     async def checkpoint(self) -> None:
-        """Let other tasks run once; nothing for threads, which run anyway."""
+        """Let other tasks run once; does nothing for threads, which run anyway."""
         if self.is_async:
             await asyncio.sleep(0)
 
     def run(self, body: Coroutine[Any, Any, T]) -> T:
-        """Run a test's body to its end and close its clients; fails on tasks left behind and on unheard errors."""
+        """Run a test's body to its end and close its clients; fails on tasks left behind and on unhandled errors."""
         if not self.is_async:
             return drive(self._closing(body))
-        unheard: list[dict[str, Any]] = []
+        unhandled: list[dict[str, Any]] = []
         with asyncio.Runner(loop_factory=_uvloop_factory() if self.uvloop else None) as runner:
-            runner.get_loop().set_exception_handler(lambda _, context: unheard.append(context))
+            runner.get_loop().set_exception_handler(lambda _, context: unhandled.append(context))
             result = runner.run(self._closing(body))
-        assert not unheard, f"errors that nobody heard: {unheard}"
+        assert not unhandled, f"errors that nobody heard: {unhandled}"
         return result
 
     async def _closing(self, body: Coroutine[Any, Any, T]) -> T:
@@ -157,7 +157,7 @@ class Face:
                 await self.get(client.close())
             self._clients.clear()
         if self.is_async:
-            # A closed transport tells its protocol in the next round of the loop.
+            # A closed transport tells its protocol in the next iteration of the loop.
             await asyncio.sleep(0)
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not left, f"tasks left behind: {left}"
@@ -171,7 +171,7 @@ def drive(body: Coroutine[Any, Any, T]) -> T:
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     body.close()
-    raise AssertionError("a body awaited something of asyncio while running with the threads face")
+    raise AssertionError("a body awaited something of asyncio while running for threads")
 
 
 def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

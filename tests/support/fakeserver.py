@@ -1,6 +1,6 @@
-"""A server that says what a test tells it: a believable handshake, then scripted replies, however broken.
+"""A server that sends what a test tells it: a believable handshake, then scripted replies, however broken.
 
-For replies that no real server gives. Whatever a real server can be made to say is tested against a real one.
+For replies that no real server gives. Whatever a real server can be made to send is tested against a real one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.listener import Listener
 CLOSE: Literal["close"] = "close"
 SILENCE: Literal["silence"] = "silence"
 Words = list[bytes]
-# bytes: sent as they are. tuple: sent one by one. CLOSE: the connection ends. SILENCE: no answer. callable: asked.
+# bytes: sent as they are. tuple: sent one by one. CLOSE: the connection ends. SILENCE: no answer. callable: called.
 Reply = bytes | tuple[bytes, ...] | Literal["close", "silence"] | Callable[[Words], bytes]
 
 
@@ -29,7 +29,8 @@ class FakeServer:
     """Answers the handshake as `kind` `version` would; every other command takes the next of `replies`.
 
     replies: see Reply; when they run out, commands get SILENCE and are kept in `unexpected`.
-    handshake: more or other answers of the table, by its first word or two, as "CLIENT ID"; they never run out.
+    handshake: more or other answers of the handshake table, by the first word or two, as "CLIENT ID"; they never run
+    out.
     commands: all that came, as words. Connections share the replies.
     """
 
@@ -55,28 +56,28 @@ class FakeServer:
         self.url = self._listener.place()
 
     def greeted(self, calls: Iterable[tuple[bytes, ...]]) -> bytes:
-        """What it answers to these words of a handshake, as a stream."""
+        """What the server answers to these commands of a handshake, as a stream."""
         return b"".join(self._choose(list(words), 1) for words in calls)  # type: ignore[misc]
 
     def say(self, *replies: Reply) -> None:
-        """Add to the script."""
+        """Add replies to the script."""
         with self.changed:
             self._replies.extend(replies)
 
     def send(self, data: bytes) -> None:
-        """Send bytes unasked to every connected client."""
+        """Send bytes to every connected client without a request."""
         for connection, _ in list(self._connections):
             with contextlib.suppress(OSError):
                 connection.sendall(data)
 
     def wait_for(self, predicate: Callable[[FakeServer], object], timeout: float = 10.0) -> None:
-        """Return when `predicate(server)` is true; looked at after each command. AssertionError after the timeout."""
+        """Return when `predicate(server)` is true, checked after each command. AssertionError after the timeout."""
         with self.changed:
             if not self.changed.wait_for(lambda: predicate(self), timeout):
-                raise AssertionError(f"nothing of the kind within {timeout:g} s; commands: {self.commands}")
+                raise AssertionError(f"the predicate was not true within {timeout:g} s; commands: {self.commands}")
 
     def close(self) -> None:
-        """End everything and wait for the threads."""
+        """End all connections and wait for the threads."""
         self._listener.close()
         for connection, thread in self._connections:
             with contextlib.suppress(OSError):
@@ -125,7 +126,7 @@ class FakeServer:
         return reply(words) if callable(reply) else reply
 
     def _table(self, words: Words, number: int) -> Reply | None:
-        """The answer that a real server gives to what clients say when they connect; None: not of that kind."""
+        """A real server's answer to a command that clients send when they connect; None: another command."""
         upper = [word.upper() for word in words]
         for key in (b" ".join(upper[:2]), upper[0]):
             if key in self._handshake:

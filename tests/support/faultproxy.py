@@ -1,7 +1,8 @@
 """A proxy between a client and a real server: forwards faithfully until a fault is armed, then breaks things exactly.
 
 Two threads per connection, one per direction; every verdict is reached and noted under one condition variable, so a
-test sees what has happened and waits for it (`wait_for`) instead of sleeping. links.py and faults.py decide what to do.
+test sees what has happened and waits for it (`wait_for`) instead of sleeping. proxy_connection.py and faults.py decide
+what to do.
 
     with FaultProxy(server.url) as proxy:
         armed = proxy.arm(swallow(), command="SET")  # the next SET is executed, its reply lost, the connection ended
@@ -42,8 +43,8 @@ __all__ = [
 class FaultProxy:
     """Listens as the upstream does (unix socket or TCP; `tcp` overrides) and forwards to it.
 
-    url: where clients connect, with the upstream's credentials and database. upstream: URL of the server; assigned
-    anew, it holds for later connections. links: all connections ever made. accepted: how many, failed ones included.
+    url: where clients connect, with the upstream's credentials and database. upstream: URL of the server; a new value
+    holds for later connections. connections: all ever made. accepted: how many, failed ones included.
     requests: all bytes forwarded to the server, in order.
     hanging_up: set it to accept connections and close them at once.
     """
@@ -75,11 +76,11 @@ class FaultProxy:
         new_only: bool = False,
         times: float | None = None,
     ) -> Armed:
-        """Lay a fault in wait, from now on; what passed before does not count.
+        """Arm a fault, from now on; what passed before does not count.
 
-        It begins at the next command whose first word is `command`, or whose raw bytes contain (or satisfy) `after`:
-        a fault of requests with the command itself, one of replies with the reply to it. With `on_push` it begins at
-        the push that contains these bytes. Without any of the three it begins with the next frame of its side.
+        It begins at the next command whose first word is `command`, or whose raw bytes contain (or satisfy) `after`: a
+        fault of requests with the command itself, one of replies with the reply to it. With `on_push` it begins at the
+        push that contains these bytes. Without any of the three it begins with the next frame of its side.
         skip: so many commands (or replies) of each connection pass first, such as its handshake. new_only: only
         connections made from now on. times: how often it hits; default once, or without limit for stall, delay, split.
         """
@@ -106,7 +107,7 @@ class FaultProxy:
             self._send(connection, "reply", data)
 
     def cut(self, *, reset: bool = False) -> None:
-        """End all connections now; what was forwarded is still executed."""
+        """End all connections now; the server still executes what was forwarded."""
         for connection in list(self.connections):
             self._end(connection, reset)
 
@@ -115,11 +116,11 @@ class FaultProxy:
         self._listener.refuse()
 
     def admit(self) -> None:
-        """Take connections again, at the same address."""
+        """Accept connections again, at the same address."""
         self._listener.admit()
 
     def wait_for(self, predicate: Callable[[FaultProxy], object], timeout: float = 10.0) -> None:
-        """Return when `predicate(proxy)` is true, asked after each event; AssertionError after `timeout` seconds.
+        """Return when `predicate(proxy)` is true, checked after each event; AssertionError after `timeout` seconds.
 
         An IndexError in it counts as false, so that it may speak of `connections[0]` before there is one.
         """
@@ -131,7 +132,7 @@ class FaultProxy:
 
         with self.changed:
             if not self.changed.wait_for(holds, timeout):
-                raise AssertionError(f"nothing of the kind within {timeout:g} s: {self!r}")
+                raise AssertionError(f"the predicate was not true within {timeout:g} s: {self!r}")
 
     def wait_for_request(self, data: bytes, timeout: float = 10.0) -> None:
         """Return when a request containing these bytes was forwarded to the server (also if long ago)."""
@@ -150,7 +151,7 @@ class FaultProxy:
             return [connection for connection in self.connections if not connection.dead]
 
     def close(self) -> None:
-        """End everything and wait for the threads. More calls do nothing."""
+        """End everything and wait for the threads. Further calls do nothing."""
         self._listener.close()
         self.cut()
         for connection in self.connections:
@@ -197,7 +198,8 @@ class FaultProxy:
     def _pump(self, connection: ProxyConnection, side: Side) -> None:
         source = connection.client if side == "request" else connection.server
         with contextlib.suppress(OSError):
-            # After the end of the client's side replies are still read: the server's end shows that it is done.
+            # After the end of the client's side replies are still read: the server's end shows that it has executed
+            # everything.
             while (chunk := source.recv(1 << 16)) and not (connection.dead and side == "request"):
                 with self.changed:
                     steps = [] if connection.dead else connection.verdict(side, chunk, self._armed)
@@ -237,12 +239,13 @@ class FaultProxy:
                 connection.server.sendall(data)
                 self._note(
                     data, connection.requests, self.requests
-                )  # after, so that who sees it may cut the connection
+                )  # after the send, so that a test that sees the note may cut the connection
             return
         with connection.locks["request"]:
-            pass  # so that who hears a reply finds the request to it noted
+            pass  # so that a client that receives a reply finds its request noted
         with connection.locks["reply"]:
-            self._note(data, connection.replies)  # before, so that who hears a reply finds it noted
+            # before the send, so that a client that receives a reply finds it noted
+            self._note(data, connection.replies)
             connection.client.sendall(data)
 
     def _note(self, data: bytes, *books: bytearray) -> None:
@@ -252,7 +255,8 @@ class FaultProxy:
             self.changed.notify_all()
 
     def _end(self, connection: ProxyConnection, reset: bool) -> None:
-        """End the client's side; towards the server only our direction, so that it executes what it was sent."""
+        """End the client's side; towards the server only our direction, so that the server executes what it was
+        sent."""
         with self.changed:
             if connection.dead:
                 return
@@ -260,7 +264,7 @@ class FaultProxy:
             self.changed.notify_all()
         with contextlib.suppress(OSError):
             if reset and connection.client.family != socket.AF_UNIX:
-                # shutdown() would send the FIN of a well-mannered end: wake our reader only, its close() sends the RST.
+                # shutdown() would send the FIN of an orderly end: wake our reader only, its close() sends the RST.
                 connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.client.shutdown(socket.SHUT_RD)
             else:
@@ -269,7 +273,7 @@ class FaultProxy:
             connection.server.shutdown(socket.SHUT_WR)
 
     def _retire(self, connection: ProxyConnection, side: Side) -> None:
-        """The last act of a pump: pass the end on, close what nobody reads any more."""
+        """The last act of a pump thread: pass the end on, close what nobody reads any more."""
         with contextlib.suppress(OSError):
             if side == "request":
                 connection.server.shutdown(socket.SHUT_WR)
@@ -296,7 +300,8 @@ def _matcher(
 
 
 def _merged(steps: Sequence[Step]) -> Iterator[Step]:
-    """Neighbouring bytes in one write, as they came: who splits hides how a client takes whole flights."""
+    """Join neighbouring bytes into one write, as they came: splitting would hide how a client reads many frames at
+    once."""
     pending: list[bytes] = []
     for step in steps:
         if isinstance(step, bytes):

@@ -1,7 +1,7 @@
 """The faults that a proxy can commit, as values: frames in, operations out; no I/O, no clock.
 
 A fault works on one side: on requests (client to server) or on replies. It begins at a frame (see `Armed`), gets that
-frame and all later ones of its connection until it is over, and answers with what to do instead of forwarding them:
+frame and all later ones of its connection until it has ended, and answers with what to do instead of forwarding them:
 bytes are sent, Close ends the connection, Hold waits for resume(), Pause waits a time.
 """
 
@@ -14,7 +14,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Close:
-    """End the connection; what was forwarded to the server before is still executed. reset: by RST instead of FIN."""
+    """End the connection; the server still executes what was forwarded before. reset: by RST instead of FIN."""
 
     reset: bool = False
 
@@ -42,8 +42,8 @@ Effect = Generator[list[Op], tuple[bytes, bool], list[Op]]
 class Fault:
     """What to do (`effect`, made anew for each connection it hits), and on which side.
 
-    standing: does not use itself up, so it hits every connection unless armed otherwise.
-    unit: it can begin at a "reply" or a "push" only; None: at any frame.
+    standing: the fault does not use itself up, so it hits every connection unless armed otherwise.
+    unit: the fault can begin at a "reply" or a "push" only; None: at any frame.
     """
 
     name: str
@@ -78,7 +78,7 @@ def drop(
 
 
 def swallow(*, replies: int = 0, pushes: int = 0, close: bool = True, reset: bool = False) -> Fault:
-    """Lose so many replies (default 1) or pushes: the server has executed, the client never hears of it.
+    """Lose so many replies (default 1) or pushes: the server has executed the command, the client never receives them.
 
     close: end the connection in place of the last one lost. close=False goes on, one answer short.
     """
@@ -90,12 +90,12 @@ def swallow(*, replies: int = 0, pushes: int = 0, close: bool = True, reset: boo
 
 
 def replace(data: bytes, *, replies: int = 1) -> Fault:
-    """Give `data` instead of so many replies; the server has executed."""
+    """Send `data` instead of so many replies; the server has executed the commands."""
     return _substitute(f"replace({data!r})", replies, "reply", [data])
 
 
 def inject(data: bytes) -> Fault:
-    """Put `data` into the stream of replies, in front of the frame at which the fault begins."""
+    """Put `data` into the stream of replies, before the frame at which the fault begins."""
     return Fault(f"inject({data!r})", "reply", lambda: _inject(data))
 
 
@@ -105,7 +105,7 @@ def stall(side: Side = "reply") -> Fault:
 
 
 def delay(seconds: float, side: Side = "reply") -> Fault:
-    """Forward each frame of that side so much later."""
+    """Forward each frame of that side so many seconds later."""
     return Fault(f"delay({seconds:g})", side, lambda: _each(lambda frame: [Pause(seconds), frame]), standing=True)
 
 

@@ -1,11 +1,11 @@
-"""The protocol of handing over as a state machine without time, explored in every order of events.
+"""The handover protocol as a state machine without time, explored in every order of events.
 
-A client is a process: some callers that want one name, each once. Messages are hints: who hears one asks the server.
-The environment may crash a client, cut its connections (some of what was sent was executed, replies and messages are
-lost), make a caller give up, let a lease or a grant run out, have one more caller come, and take a free name for a
-client of another library.
-Checked: at most one believes that it holds; and where nothing more can happen, every caller got the lock or gave up,
-and key and queue are gone. What the real scripts, law and gates do is held against this by support/replay.py.
+A client is a process: some callers that want one name, each once. Messages are hints: a client that receives one asks
+the server. The environment may crash a client, cut its connections (some of what was sent was executed, replies and
+messages are lost), cancel a caller, let a lease or a grant expire, have one more caller come, and acquire a free name
+for a client of another library.
+Checked: at most one caller believes that it holds; and where nothing more can happen, every caller got the lock or gave
+up, and key and queue are gone. support/replay.py compares this model with the real scripts, protocol and local queues.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
 
-Identity = tuple[int, int]  # a client, and which of its tokens and places
-Command = tuple[str, int]  # what, and by which token or place
+Identity = tuple[int, int]  # a client, and the number of one of its tokens or queue entries
+Command = tuple[str, int]  # the command, and the number of its token or queue entry
 Event = tuple[Any, ...]
 
-FREE, OTHER = (-1, 0), (-2, 0)  # holders that are no client: nobody, and a client of another library
+FREE, OTHER = (-1, 0), (-2, 0)  # holders that are no client of the model: nobody, and a client of another library
 NONE, TWICE = -1, -2  # instead of the token that is held
-STRICT = 0  # instead of a number of callers: one, who waits in strict order
-# What the first of those who have no lease yet does: BEHIND waits for another of its client, or is nobody.
+STRICT = 0  # instead of a number of callers: one caller, which waits in strict order
+# The state of a client's first waiter: BEHIND waits for another caller of its client, or there is no waiter.
 START, SET, EXTEND, ENTER, QUEUED, BEHIND, DEAD = range(7)
-GHOSTS = {"SET": "SET?", "ENTER": "ENTER?"}  # commands whose caller has given up: nobody hears the reply
+GHOSTS = {"SET": "SET?", "ENTER": "ENTER?"}  # commands whose caller was cancelled: nobody reads the reply
 GRANTED, CONTENDED, WAIT, LATE = "granted", "granted, and more wait", "wait", "granted too late"
 
 MISTAKES = {
-    "mark": "who enters does not mark the holder's token",
-    "more": "who enters and gets it does not mark that more are waiting",
+    "mark": "a waiter that enters does not mark the holder's token",
+    "more": "a waiter that enters and is granted the name does not mark that more are waiting",
     "retry": "a release that finds its token marked counts as done",
-    "keep": "who gives up keeps what was granted to it",
-    "forget": "the one who gives up takes the place of its process along",
+    "keep": "a waiter that gives up keeps what was granted to it",
+    "forget": "a waiter that gives up removes the queue entry of its process",
     "believe": "a grant is believed without asking the server",
-    "reenter": "after a cut a waiter waits on, though its place may be gone",
-    "self": "who enters may be granted the name by its own command, and forgets that it heard so before the reply",
-    "pass lapsed": "a lease that has run out is passed on",
-    "renew": "those behind wait with the place that was granted",
-    "late": "a grant whose lease is over when it is heard counts as one",
-    "undo": "what undoes a grant does not ask who waits, if the token is not marked",
-    "owe": "what was left behind on a connection that was cut is not said again",
-    "ahead": "who has asked while another of its client holds, and gives up, leaves its place behind",
-    "resume": "a lease that passed on counts, though it was over before its taker ran",
-    "overtake": "who comes back from such a lease asks for the place for which another one is asking",
-    "pass asked": "a lease passes on though the place of who waits stands in the server's queue",
+    "reenter": "after a cut a waiter waits on, though its queue entry may be gone",
+    "self": "a waiter may be granted the name by its own ENTER, and forgets a hint that came before the reply",
+    "pass lapsed": "a lease that has expired is handed over",
+    "renew": "the next waiters keep the queue entry that was granted",
+    "late": "a grant whose lease has ended when the reply is read counts as one",
+    "undo": "the undo of a grant does not look for waiters, if the token is not marked",
+    "owe": "the pending undos of a connection that was cut are not sent again",
+    "ahead": "a waiter that entered while another caller of its client holds, and gives up, leaves its queue entry",
+    "resume": "a lease that was handed over counts, though it ended before the new holder ran",
+    "overtake": "a waiter that lost such a lease sends ENTER for an entry for which another waiter sends it",
+    "pass asked": "a lease is handed over locally though the waiter's entry is in the server's queue",
 }
 
 
 class Client(NamedTuple):
-    """What it knows the name by has a number: a token of its own, then one place in the server's queue after the other,
-    as a place that was granted is its lease's token, and those behind wait with the next. A lone caller begins with
-    SET; several have joined a gate and begin with ENTER, and so does one who waits in strict order.
-    """
+    """A client's tokens have numbers: first a token of its own, then one entry of the server's queue after the
+    other, as an entry that was granted is the lease's token, and the next waiters wait with a new entry. A lone
+    caller begins with SET; several callers have joined a local queue and begin with ENTER, as does a caller in
+    strict order."""
 
     pc: int = START
-    waiting: int = 1  # callers who have no lease yet
+    waiting: int = 1  # callers that have no lease yet
     queues: bool = False  # whether it begins with ENTER
     place: int = 0
-    held: int = NONE  # token of the lease that somebody believes to hold
-    contended: bool = False  # whether others waited elsewhere when it was granted, or it had to wait for them
-    waited: bool = False  # whether the server has put its place into the queue
-    asked: bool = False  # while it is BEHIND: the server was asked for its place, by one who gave up, and may know it
-    lapsed: tuple[tuple[int, bool], ...] = ()  # leases that ran out, not yet let go: token, contended
-    passed: tuple[tuple[int, bool, bool], ...] = ()  # to callers who have not run since: and whether it is over
+    held: int = NONE  # number of the token of the lease that a caller believes it holds
+    contended: bool = False  # whether remote waiters existed when the lease was granted, or it had to wait for them
+    waited: bool = False  # whether the server has put its entry into the queue
+    asked: bool = False  # while it is BEHIND: ENTER was sent by a waiter that gave up, so the server may know the entry
+    lapsed: tuple[tuple[int, bool], ...] = ()  # leases that expired and are not yet released: token, contended
+    passed: tuple[tuple[int, bool, bool], ...] = ()  # to callers that have not run since: token, contended, expired
     heard: bool = False  # whether the server knows where to send hints
-    called: bool = False  # a hint came while it was asking: it will ask again
+    called: bool = False  # a hint came while ENTER was under way: it will be sent again
     alone: bool = False  # it waits with its own token: in strict order, or as the reply to its SET was lost
     out: tuple[Command, ...] = ()  # to the server, in order
     own: tuple[Command, ...] = ()  # to the server, in any order
@@ -74,13 +74,13 @@ class Client(NamedTuple):
 
 class State(NamedTuple):
     clients: tuple[Client, ...]
-    budget: tuple[int, ...]  # crashes, cuts, cancels, lapses, takes, callers who come later
+    budget: tuple[int, ...]  # crashes, cuts, cancels, lapses, takes, callers that come later
     key: Identity = FREE
     marked: bool = False
-    moment: bool = False  # granted, and not confirmed: runs out soon
-    due: bool = False  # the key has gone by itself, or was another library's: whoever waits will look
+    moment: bool = False  # granted and not confirmed: expires soon
+    due: bool = False  # the key has gone by itself, or was another library's: waiters will recheck
     queue: tuple[Identity, ...] = ()
-    fences: bool = False  # whether callers may want one: they are granted the name by the server, and ask ahead
+    fences: bool = False  # whether callers may want a fence: the server grants them the name, and they send ENTER early
 
 
 Step = tuple[bool, Event, State]
@@ -112,12 +112,12 @@ def spent(s: State, what: int) -> State:
 
 
 class Server:
-    """What the scripts do, without those of their rules that are in `wrong`."""
+    """What the scripts do, without the rules that are in `wrong`."""
 
     wrong: frozenset[str]
 
     def grant(self, s: State, me: Identity = FREE) -> State:
-        """A free name to the first in the queue whose client is there, if that is not `me`."""
+        """Grant a free name to the first in the queue whose client is connected, if that is not `me`."""
         while s.queue and (s.queue[0] != me or "self" in self.wrong):
             first, *rest = s.queue
             s = s._replace(queue=tuple(rest))
@@ -128,7 +128,7 @@ class Server:
         return s._replace(key=FREE, marked=False, moment=False)
 
     def served(self, s: State, i: int, command: Command) -> tuple[State, str]:
-        """One command executed: the state afterwards, and the reply."""
+        """The server executes one command: the state afterwards, and the reply."""
         verb, number = command
         me = (i, number)
         if verb in ("SET", "SET?"):
@@ -165,13 +165,13 @@ class Server:
 
 
 class Process:
-    """What a client does, without those of its rules that are in `wrong`."""
+    """What a client does, without the rules that are in `wrong`."""
 
     wrong: frozenset[str]
 
     @staticmethod
     def enters(client: Client, **fields: Any) -> Client:
-        """The first of those who wait asks the server, and answers thereby whatever it was called for."""
+        """The first waiter sends ENTER, which also answers whatever it was woken for."""
         client = client._replace(pc=ENTER, called=False, asked=False, **fields)
         return client._replace(out=(*client.out, ("ENTER", client.place)))
 
@@ -182,9 +182,9 @@ class Process:
         return client._replace(held=believed, contended=contended or client.waited, waited=False, asked=False)
 
     def answered(self, client: Client, command: Command, reply: str) -> Client:
-        """What comes of the reply to a command that kept no order with others."""
+        """What the client does on the reply to a command that has no order relative to others."""
         verb, token = command
-        leads_to = {("SET", "mine"): "EXTEND", ("SET?", reply): "UNDO"}  # the undo comes right behind
+        leads_to = {("SET", "mine"): "EXTEND", ("SET?", reply): "UNDO"}  # the undo follows right behind
         if "retry" not in self.wrong:
             leads_to |= {("DEL", "not"): "REL", ("BATCH", "not"): "REL"}
         own = without(client.own, command)
@@ -200,7 +200,7 @@ class Process:
         return client
 
     def hears(self, client: Client) -> Client:
-        """The first of what has come from the server."""
+        """The client reads the first reply or hint that has come."""
         (message, number), *rest = client.come
         client = client._replace(come=tuple(rest))
         if message == "hint":
@@ -218,15 +218,15 @@ class Process:
         return self.holds(client, number, message == CONTENDED)
 
     def lets_go(self, client: Client, verb: str = "") -> Client:
-        """The holder does, and nobody of its client gets the lease; who is next asks the server. A batch is deleted
-        whatever is known, and what was marked of it handed over."""
+        """The holder releases, and no waiter of its client gets the lease; the next waiter enters. A batch is
+        deleted whatever is known, and those of its names that were marked are handed over."""
         verb = verb or ("REL" if client.waiting or client.contended else "DEL")
         own = tuple(sorted((*client.own, (verb, client.held))))
         client = client._replace(own=own, held=NONE, contended=False)
         return self.enters(client) if client.waiting and client.pc == BEHIND else client
 
     def lets_go_late(self, client: Client, at: int) -> Client:
-        """The holder of a lease that has run out does: who is next asks the server, if it has not looked by itself."""
+        """The holder of an expired lease releases: the next waiter enters, if it has not rechecked by itself."""
         token, contended = client.lapsed[at]
         verb = "REL" if client.waiting or contended else "DEL"
         own = tuple(sorted((*client.own, (verb, token))))
@@ -235,17 +235,18 @@ class Process:
 
     @staticmethod
     def forsaken(client: Client) -> bool:
-        """Whether some wait behind a lease that is over."""
+        """Whether callers wait locally for a lease that has ended."""
         passed = any(not over for _, _, over in client.passed)
         return client.pc == BEHIND and client.waiting > 0 and client.held == NONE and not passed
 
     @staticmethod
     def passes(client: Client, token: int, contended: bool) -> Client:
-        """A lease goes to the first of those who wait, who has not run yet."""
+        """A lease is handed over to the first waiter, which has not run yet."""
         return client._replace(waiting=client.waiting - 1, passed=(*client.passed, (token, contended, False)))
 
     def resumes(self, client: Client, at: int) -> Iterator[Client]:
-        """One to whom a lease has passed runs: it holds, and who is next may ask already; or the lease is over."""
+        """A caller that was handed a lease runs: it holds, and the next waiter may enter already; or the lease has
+        ended."""
         token, contended, over = client.passed[at]
         client = client._replace(passed=without(client.passed, client.passed[at]))
         if not over or "resume" in self.wrong:
@@ -261,7 +262,7 @@ class Process:
             yield self.enters(client)
 
     def resumes_to_leave(self, client: Client, at: int) -> Client:
-        """It gives up before it has run: the lease goes to the next, or back."""
+        """The caller gives up before it has run: the lease goes to the next waiter, or back to the server."""
         token, contended, over = client.passed[at]
         client = client._replace(passed=without(client.passed, client.passed[at]))
         if client.waiting and client.pc == BEHIND and not over and not client.asked:
@@ -270,7 +271,7 @@ class Process:
         return self.enters(client) if self.forsaken(client) else client
 
     def gives_up(self, client: Client) -> Client:
-        """The first of those who wait; the next one has the place, and looks."""
+        """The first waiter gives up; the next one has the queue entry, and enters."""
         out = tuple((GHOSTS.get(verb, verb), number) for verb, number in client.out)
         come = tuple(each for each in client.come if each[0] == "hint")
         left = client._replace(waiting=client.waiting - 1, out=out, come=come)
@@ -286,13 +287,14 @@ class Process:
             return self.enters(left)
         if client.held != NONE and "ahead" in self.wrong:
             return left._replace(pc=BEHIND)
-        place = client.place if left.waiting else client.place + 1  # whoever comes waits with another
+        place = client.place if left.waiting else client.place + 1  # later callers wait with another entry
         left = left._replace(pc=QUEUED if left.waiting else BEHIND, place=place, out=(*out, ("LEAVE", client.place)))
-        own_token = client.alone or not client.queues  # the server has heard of it: it is undone too
+        own_token = client.alone or not client.queues  # the server knows the caller's own token, so that is undone too
         return left._replace(own=(*left.own, ("UNDO", 0))) if own_token else left
 
     def again(self, client: Client) -> Client:
-        """After a cut: what was in flight is asked again, what was left behind first; and a place may be gone."""
+        """After a cut: pending undos are sent first, then what was in flight is retried; and a queue entry may be
+        gone."""
         if client.pc == QUEUED and "reenter" in self.wrong:
             return client._replace(heard=True, come=())
         asks = client.pc in (ENTER, QUEUED)
@@ -308,12 +310,12 @@ class Process:
 class Protocol(Server, Process):
     """The rules, without those in `mistakes`, and everything that can happen.
 
-    ENTER, LEAVE and messages keep their order, as they share a connection; what else a client asks may be executed at
-    any time. What is left out makes no other order at the server: who is called wakes at once, as its ENTER may be
-    executed later; replies but those to ENTER are heard at once, as what they lead to may be executed later, and as a
-    cut may lose them. A look is a waiter's timer: the real one goes off every second whatever happens, and would heal
-    what the protocol forgets, so here only where no message can tell why, as the key has gone by itself, or its holder
-    is of another library.
+    ENTER, LEAVE and messages keep their order, as they share a connection; a client's other commands may be executed at
+    any time. What is left out makes no other order at the server: a waiter that is woken runs at once, as its ENTER may
+    be executed later; replies but those to ENTER are read at once, as what they lead to may be executed later, and as a
+    cut may lose them. "looks" is a waiter's recheck timer: the real one fires every second whatever happens, and would
+    heal what the protocol forgets, so here it fires only where no message can tell the waiter: the key has gone by
+    itself, or its holder is of another library.
     """
 
     def __init__(self, *mistakes: str) -> None:
@@ -321,7 +323,8 @@ class Protocol(Server, Process):
         self.wrong = frozenset(mistakes)
 
     def steps(self, s: State) -> Iterator[Step]:
-        """(whether it must happen in the end, what, the state afterwards). One event may lead to several states."""
+        """Yield (whether it must happen in the end, event, the state afterwards). One event may lead to several
+        states."""
         for i, client in enumerate(s.clients):
             if client.pc == DEAD:
                 if s.key[0] == i:
@@ -393,8 +396,8 @@ class Protocol(Server, Process):
             yield False, ("expires",), spent(expired(s._replace(clients=put(s.clients, i, lapsed))), LAPSE)
 
     def comes(self, client: Client) -> Iterator[Client]:
-        """One more of it waits; the first may ask for its turn also while another of it holds, and sees what is
-        over."""
+        """One more caller of the client waits; the first waiter may enter also while another caller of its client
+        holds, and notices a lease that has ended."""
         yield client
         if (client.waiting == 1 and client.pc == BEHIND) or self.forsaken(client):
             yield self.enters(client)
@@ -416,7 +419,7 @@ class Protocol(Server, Process):
             yield "resumes to leave", self.resumes_to_leave(client, 0)
 
     def partly(self, s: State, i: int, client: Client) -> Iterator[tuple[tuple[Command, ...], State]]:
-        """What may have been executed of all that client i has sent when its connections end, and what came of it."""
+        """Which of client i's commands may have been executed when its connections end, and the state after that."""
         sets = [chosen for count in range(len(client.own) + 1) for chosen in combinations(client.own, count)]
         for count in range(len(client.out) + 1):
             for chosen in sets:
@@ -438,7 +441,7 @@ def expired(s: State) -> State:
 
 
 def runs_out(client: Client, number: int, moment: bool) -> Client | None:
-    """The client when its key expires, if that is what is explored: while it holds, or before it knows."""
+    """The client when its key expires, if that is explored: while it holds, or before it knows of the grant."""
     passed = tuple((token, contended, over or token == number) for token, contended, over in client.passed)
     if passed != client.passed:
         return client._replace(passed=passed)

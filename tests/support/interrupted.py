@@ -2,12 +2,14 @@
 
     python interrupted.py URL MODE SEED HITS [SECONDS]
 
-The handler raises one kind of exception after the other, as Ctrl-C, time limits and alarms do. What an attempt owns
-after it was interrupted it releases, as a `finally` would, unless a `with` has to. The signal comes from the kernel, at
-whatever instruction: a thread that sent it would need the interpreter, and strike only where that is given away.
+The handler raises one kind of exception after the other, as Ctrl-C, time limits and alarms do. After an interrupt the
+attempt releases what it owns, as a `finally` would, unless a `with` has to. The signal comes from the kernel, at
+whatever instruction: a thread that sent it would need the interpreter, and interrupt only where the interpreter is
+given away.
 
-Prints a JSON object: implementation, attempts, hits, leaks (keys that stay although nobody owns them), unleft (those of
-a `with` whose body was over), lost (connections that nobody will use again), wrong (what else must never happen).
+Prints a JSON object: implementation, attempts, hits, leaks (keys that stay although nobody owns them), unleft (leaks of
+a `with` whose body had ended), lost (connections that nobody will use again), wrong (everything else that must never
+happen).
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ import redis
 
 import fastlock
 
-STANDSTILL = 5.0  # seconds after which threads that use locks hang: whom nobody wakes looks by himself once a second
-LEASE, PATIENCE = 60, 1.0  # seconds: of a lock; until who makes no progress, or a key that stays, is a failure
+STANDSTILL = 5.0  # seconds after which threads that use locks hang: a waiter that nobody wakes rechecks once a second
+LEASE, PATIENCE = 60, 1.0  # seconds: of a lock; after which missing progress, or a key that stays, is a failure
 LONGEST = 25.0  # seconds for the whole program
-ROUNDS = 50  # of an attempt at most; the strike comes before
-FOUND = 3  # failures of a kind that are enough
+ROUNDS = 50  # of an attempt at most; the signal comes before
+FOUND = 3  # failures of one kind, after which the run ends
 
 
 class Soft(Exception):
-    """As Celery's SoftTimeLimitExceeded, or RQ's JobTimeoutException."""
+    """Like Celery's SoftTimeLimitExceeded, or RQ's JobTimeoutException."""
 
 
 class Hard(BaseException):
-    """As what ends a worker."""
+    """Like an exception that ends a worker."""
 
 
-# Also what a lock raises, as a handler may use one, or fail as one does; and what fastlock expects of its own calls.
+# Also what a lock raises, as a handler may use a lock; and what fastlock expects of its own calls.
 KINDS = (
     *(Soft, OSError, KeyboardInterrupt, TimeoutError, BlockingIOError, Hard, InterruptedError),
     *(fastlock.LockError, redis.exceptions.TimeoutError, fastlock.LockNotOwnedError),
@@ -62,15 +64,16 @@ class Handler:
     def __call__(self, number: int, frame: Any) -> None:
         if self.left:
             self.left -= 1
-            if not self.left:  # a timer that goes on faster than this ends would let nobody run
+            if not self.left:  # a timer that fires faster than the attempt ends would let nothing run
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            error = next(self.kinds)("struck")
+            error = next(self.kinds)("interrupted")
             self.raised.append(error)
             raise error
 
 
 class Followers:
-    """Threads that use the same client all the time, and must never notice. names: of their locks, one for each."""
+    """Threads that use the same client all the time, and must never notice. names: of their locks, one for each
+    thread."""
 
     def __init__(self, client: fastlock.Client, names: list[str], wrong: list[str]) -> None:
         self.client, self.wrong = client, wrong
@@ -85,16 +88,16 @@ class Followers:
         try:
             while not self.over.is_set():
                 if not lock.acquire():
-                    self.wrong.append("a lock was not to be had")
+                    self.wrong.append("a lock was not acquired")
                 elif not lock.owned():
-                    self.wrong.append("somebody else's reply")
+                    self.wrong.append("the reply to another request")
                 lock.release()
                 self.rounds[number] += 1
         except Exception as error:
             self.wrong.append(f"a follower got {error!r}")
 
     def advance(self) -> bool:
-        """All must still make progress."""
+        """Whether all threads still make progress."""
         before, end = list(self.rounds), time.monotonic() + STANDSTILL
         while any(now == then for now, then in zip(self.rounds, before, strict=True)):
             if time.monotonic() > end:
@@ -117,11 +120,11 @@ def pair(run: Run, lock: Any) -> None:
 
 def within(run: Run, lock: Any) -> None:
     with lock:
-        run.inside = True  # nothing of it, or of what follows the `with`, can be struck
+        run.inside = True  # no statement of this block, or of what follows the `with`, can be interrupted
     run.inside = False
 
 
-def proven(run: Run, lock: Any) -> None:
+def with_own_token(run: Run, lock: Any) -> None:
     lock.acquire(token=f"of its own:{next(run.numbers)}")
     lock.release()
 
@@ -132,10 +135,10 @@ def many(run: Run, lock: Any) -> None:
 
 
 class Mode:
-    """What an attempt does, and on which terms; how often (0 to 1) somebody else holds the lock first."""
+    """What an attempt does, and with which settings; how often (0 to 1) another client holds the lock first."""
 
-    def __init__(self, work: Callable[[Run, Any], None], held: float = 0.0, strikes: int = 1, **terms: Any) -> None:
-        self.work, self.held, self.strikes, self.terms = work, held, strikes, terms
+    def __init__(self, work: Callable[[Run, Any], None], held: float = 0.0, signals: int = 1, **terms: Any) -> None:
+        self.work, self.held, self.signals, self.terms = work, held, signals, terms
 
 
 MODES = {
@@ -150,14 +153,14 @@ MODES = {
     "fence": Mode(within, held=0.5, fence=True),
     "limited": Mode(within, held=0.5, blocking_timeout=LEASE),
     "polls": Mode(within, held=0.5, queue=False),
-    "token": Mode(proven, held=0.5),
+    "token": Mode(with_own_token, held=0.5),
     "many": Mode(many, held=0.5),
-    "twice": Mode(within, held=0.3, strikes=2),  # once more, while what is left of the first strike is undone
+    "twice": Mode(within, held=0.3, signals=2),  # interrupted again while the first interrupt is undone
 }
 
 
 class Run:
-    """The attempts of one mode, and what came of them."""
+    """The attempts of one mode, and their outcome."""
 
     def __init__(self, url: str, mode: str, seed: int) -> None:
         self.url, self.name, self.mode = url, mode, MODES[mode]
@@ -172,9 +175,9 @@ class Run:
         self.leases: list[fastlock.Lease | None] = []
         self.holder = fastlock.Client.from_url(url)
         self.handler = Handler()
-        self.unraised: list[Any] = []  # in a __del__ or the like, where Python lets nothing through
+        self.unraised: list[Any] = []  # raised in a __del__ or the like, where Python swallows exceptions
         self.longest = 0.002
-        sys.unraisablehook = self.unraised.append  # not Python, which could be struck
+        sys.unraisablehook = self.unraised.append  # a C method and no Python function, which could be interrupted
         signal.signal(signal.SIGALRM, self.handler)
 
     def connect(self) -> fastlock.Client:
@@ -188,8 +191,8 @@ class Run:
             self.attempts += 1
             if self.name == "connect":
                 self.client = self.connect()
-            struck = self.attempt("crowd" if self.name == "crowd" else f"{self.name}:{self.attempts}")
-            if followers is not None and struck and not followers.advance():
+            interrupted = self.attempt("crowd" if self.name == "crowd" else f"{self.name}:{self.attempts}")
+            if followers is not None and interrupted and not followers.advance():
                 break
             if self.name == "connect":
                 self.client.close()
@@ -202,20 +205,20 @@ class Run:
         return max(self.leaks, self.lost, len(self.wrong), self.unleft - self.hits // 20)
 
     def attempt(self, name: str) -> bool:
-        """One attempt, and everything set right after it. Returns whether it was struck."""
+        """One attempt, and the cleanup right after it. Returns whether it was interrupted."""
         lock = self.lock(name)
         held = self.occupy(name) if self.random.random() < self.mode.held else None
         rounds = 1 if held is not None or self.name == "connect" else ROUNDS
         self.handler.raised, self.inside, self.leases = [], False, []
         found: BaseException | None = None
         try:
-            self.handler.left = self.mode.strikes
-            again = self.random.uniform(0.00001, 0.0003) if self.mode.strikes > 1 else 0
+            self.handler.left = self.mode.signals
+            again = self.random.uniform(0.00001, 0.0003) if self.mode.signals > 1 else 0
             signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-6, self.longest), again)
             for _ in range(rounds):
                 self.mode.work(self, lock)
             self.handler.left = 0
-        except BaseException as error:  # before anything could strike again:
+        except BaseException as error:  # before another signal could interrupt:
             self.handler.left = 0
             found = error
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -226,18 +229,18 @@ class Run:
             self.wrong.append(f"the handler raised {raised!r}, and what arrived is {found!r}")
         if held is not None:
             held.join()
-        struck = found is not None
-        self.hits += struck
-        if self.mode.work is not within:  # there it is the statement's to release
+        interrupted = found is not None
+        self.hits += interrupted
+        if self.mode.work is not within:  # there the with statement has to release
             try:
                 if lock.lease is not None:
                     lock.release()
                 self.client.release_many(self.leases)
             except fastlock.LockError as error:
                 self.wrong.append(f"released what it still owned, and got {error!r}")
-        if struck:
+        if interrupted:
             self.check(name, lock)
-        return struck
+        return interrupted
 
     def lock(self, name: str) -> Any:
         if self.name == "drop-in":
@@ -245,7 +248,7 @@ class Run:
         return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.terms)
 
     def occupy(self, name: str) -> threading.Thread:
-        """Somebody else holds the lock for a moment, so that the attempt has to wait."""
+        """Another client holds the lock for a moment, so that the attempt has to wait."""
         lock = self.holder.lock(name, timeout=LEASE, thread_local=False)
         lock.acquire()
         pause = self.random.uniform(0, 0.003)
@@ -259,9 +262,9 @@ class Run:
         return thread
 
     def check(self, name: str, lock: Any) -> None:
-        """The key must be gone, though nobody uses the client again; and who does use it finds all of it in order."""
+        """The key must be gone, though the client is not used again; and a later use finds the client in order."""
         if self.name in ("lead", "crowd"):
-            return  # others use it all the time, and notice
+            return  # other threads use it all the time, and would notice
         end = time.monotonic() + (0.2 if self.inside else PATIENCE)
         while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
@@ -273,14 +276,14 @@ class Run:
         transport = lock._transport
         queues = [*transport.queued_keys.values(), *transport.queues.by_entry.values()]
         if not self.inside and any(queue.key == lock._key for queue in queues):
-            self.wrong.append("somebody stays in the queue")
+            self.wrong.append("a waiter stays in a local queue")
         missing = (
             len(transport.connections) + bool(transport._opening) - len(transport.idle) - transport.push_connection_lent
         )
         self.lost, self.missing = self.lost + max(0, missing - self.missing), missing
         again = fastlock.ClientLock(lock._client, "again", LEASE, 0.001, True, None, True, True)
         if not again.acquire(blocking=False) or not again.owned() or again.lease is None:
-            self.wrong.append("a free lock was not to be had, or the reply was another's")
+            self.wrong.append("a free lock was not acquired, or the reply belonged to another request")
         again.release()
 
 

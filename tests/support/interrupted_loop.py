@@ -1,11 +1,11 @@
-"""As interrupted.py, for asyncio: real signals at random moments of an event loop in which tasks use locks.
+"""Like interrupted.py, for asyncio: real signals at random moments of an event loop in which tasks use locks.
 
     python interrupted_loop.py URL MODE SEED HITS
 
-Each attempt has a client and an event loop of its own; whatever arrives ends it, as `asyncio.run` does. Some of what a
-handler raises never arrives: asyncio logs what is raised in its callbacks, and goes on. Nobody may hang then. Prints a
-JSON object: implementation (FASTLOCK_IMPL asks for it), attempts, hits, leaks (keys that stay although nobody owns
-them), wrong (what must never happen).
+Each attempt has a client and an event loop of its own; an exception that arrives ends it, as in `asyncio.run`. Some
+exceptions that a handler raises never arrive: asyncio logs those raised in its callbacks, and goes on. No task may hang
+then. Prints a JSON object: implementation (FASTLOCK_IMPL asks for it), attempts, hits, leaks (keys that stay although
+nobody owns them), wrong (what must never happen).
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ import fastlock.asyncio
 from fastlock._fastpath import tasks
 from support.interrupted import KINDS, LEASE, LONGEST, Handler
 
-ASYNCIOS = (BlockingIOError, InterruptedError)  # which it takes for its socket's: it sends once more what it has sent
-STANDSTILL = 5.0  # seconds after which tasks that use locks hang, and a key that nobody owns stays
+# which asyncio takes for its socket's errors: it sends the same bytes again
+ASYNCIOS = (BlockingIOError, InterruptedError)
+STANDSTILL = 5.0  # seconds after which tasks that use locks hang, and a key that nobody owns counts as left
 
 
-# What a handler raises here leaves a task that asyncio will never resume.
+# An exception that a handler raises here leaves a task that asyncio will never resume.
 FORGETS = {
     "base_events.py": ("_run_once", "_run_until_complete_cb"),  # takes a callback out of its list, and then calls it
-    "/events.py": ("_run",),  # which is called for that
+    "/events.py": ("_run",),  # calls that callback
     "tasks.py": ("_done_callback",),  # of `gather`
-    "_turns.py": ("_asyncio_future_blocking", "get_loop", "add_done_callback"),  # by which a task begins to wait
+    "wakeups.py": ("_asyncio_future_blocking", "get_loop", "add_done_callback"),  # by which a task begins to wait
 }
-# Where a task that ends asks for the callbacks of those who wait for it: who is struck here forgets them.
+# Where a task that ends schedules the callbacks of the tasks that wait for it: an interrupt here forgets them.
 ASKS = ("call_soon", "_call_soon", "_check_closed", "get_debug", "__init__")
 
 
 def in_a_gap(frame: FrameType) -> bool:
-    """Whether it is none of ours that goes wrong if a handler raises now. Each of these gaps is told of in README."""
+    """Whether an exception raised here is lost by Python or asyncio, not by fastlock. README tells of each of these
+    gaps."""
     if (gap := GAPS.get(frame.f_code)) is not None:
         return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(gap)
     asks = frame
     while asks.f_back is not None and within(asks, "events.py", ASKS):
         asks = asks.f_back
-    if asks is not frame and (within(asks, "/events.py", ("_run",)) or within(asks, "_turns.py", ("wake",))):
+    if asks is not frame and (within(asks, "/events.py", ("_run",)) or within(asks, "wakeups.py", ("run_callback",))):
         return True
     return any(within(frame, file, functions) for file, functions in FORGETS.items())
 
@@ -78,7 +80,7 @@ class Elsewhere(Handler):
 
 
 class Sender(threading.Thread):
-    """Interrupts the main thread, some random time after each `arm`."""
+    """Interrupts the main thread, some random time after `armed` is set."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(daemon=True)
@@ -95,7 +97,7 @@ class Sender(threading.Thread):
 
 
 def hold_back() -> None:
-    """From here on no signal; what one raises that is already on its way is raised here."""
+    """Block signals from here on; the exception of one that is already on its way is raised here."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
@@ -132,13 +134,13 @@ MODES: dict[str, Callable[[Any, str], Awaitable[None]]] = {
 }
 
 
-GAPS = {fastlock.asyncio.Client.release_many.__code__: "RESUME"}  # it has not begun
-if fastlock.IMPLEMENTATION == "python":  # as a block is left: `__aexit__` is not awaited yet, or has not begun
+GAPS = {fastlock.asyncio.Client.release_many.__code__: "RESUME"}  # the coroutine has not begun
+if fastlock.IMPLEMENTATION == "python":  # at the end of a block: `__aexit__` is not awaited yet, or has not begun
     GAPS |= {use.__code__: "CALL", tasks.aio_exit_lock.__code__: "RESUME"}
 
 
 class Run:
-    """The attempts of one mode, and what came of them."""
+    """The attempts of one mode, and their outcome."""
 
     def __init__(self, url: str, mode: str, seed: int) -> None:
         self.url, self.work = url, MODES[mode]
@@ -163,7 +165,7 @@ class Run:
 
     def attempt(self, name: str) -> None:
         client = fastlock.asyncio.Client.from_url(self.url, reply_timeout=1)
-        # a loop that was left by KeyboardInterrupt may be told to stop once more than it was begun
+        # a loop that was left by KeyboardInterrupt may be told to stop more often than it was started
         with contextlib.suppress(RuntimeError), asyncio.Runner() as runner:
             runner.run(client.server_info())
             with contextlib.suppress(*KINDS):
@@ -176,7 +178,7 @@ class Run:
             with contextlib.suppress(*KINDS):
                 hold_back()
             self.sender.armed.clear()
-        # nobody uses the client again; its loop has ended
+        # the client is not used again; its loop has ended
         end = time.monotonic() + STANDSTILL
         while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
@@ -195,7 +197,7 @@ class Run:
 
 
 def main() -> None:
-    faulthandler.dump_traceback_later(2 * LONGEST, exit=True)  # a loop that never ends, seen from outside
+    faulthandler.dump_traceback_later(2 * LONGEST, exit=True)  # for a loop that never ends
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     url, mode, seed, hits = sys.argv[1:]
     run = Run(url, mode, int(seed))

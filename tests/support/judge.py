@@ -1,13 +1,13 @@
-"""The judge of the chaos: from the diaries of all workers, and what was done to them, to what must never have happened.
+"""The judge of the chaos: finds what must never have happened, from all workers' event logs and the faults of the run.
 
 1. No two holders: no two `Judge.held` of a name overlap, not by a microsecond.
 2. Fences: of the grants of a name in their order, each fence is greater than all before.
-3. No acquire answers True with a lease that is over: but for LATE, and where its worker was stopped.
-4. No name lies idle: while anybody waits for a name, the time from the end of one `Request.kept` to the next adds up to
-   at most GAP + SLACK. A stopped worker does not wait. Not counted: time in which the server was paused, or in which a
-   stopped or killed worker may have the name, as it had asked for it (`Judge.excuses`).
-5. No waiter is forgotten: it waits at most its place in line (itself, and those who hold or wait when it asks) times
-   the longest lease, and GAP + SLACK, not counting the excuses.
+3. No acquire returns True with a lease that has ended: but for LATE, and where its worker was stopped.
+4. No name lies idle: while any caller waits for a name, the time from the end of one `Request.kept` to the next adds up
+to at most GAP + SLACK. A stopped worker does not wait. Not counted: time in which the server was paused, or in which a
+stopped or killed worker may have the name, as it had requested it (`Judge.excuses`).
+5. No waiter is forgotten: it waits at most its position in line (itself, and all that hold or wait when it arrives)
+times the longest lease, and GAP + SLACK, not counting the excuses.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .event_log import Request
 
 Span = tuple[float, float]
 
-GAP = 1.0  # seconds: what a lost message costs, as waiters look every second
-MOMENT = 1.0  # seconds: for which the server keeps a name for a waiter that it has granted it
+GAP = 1.0  # seconds: the cost of a lost message, as waiters recheck every second
+MOMENT = 1.0  # seconds for which the server keeps a name for a waiter that it was granted to
 SLACK = 0.5  # seconds: for a busy machine
-LATE = 0.04  # seconds: for which a caller may stand still between its grant and its note of it
-JUST_NOW = 0.25  # seconds: who gave up so shortly before it was stopped may not have told the server yet
+LATE = 0.04  # seconds for which a caller may stand still between its grant and its log entry
+JUST_NOW = 0.25  # seconds: a waiter that gave up so shortly before it was stopped may not have told the server yet
 
 
 @dataclass
@@ -57,7 +57,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
-    """What is left of spans outside of holes."""
+    """The parts of spans outside of holes."""
     rest, cuts = [], merge(holes)
     for start, end in merge(spans):
         for hole_start, hole_end in cuts[max(0, bisect.bisect_left(cuts, (start, start)) - 1) :]:
@@ -85,8 +85,8 @@ def shared(span: Span, others: Sequence[Span]) -> float:
 
 
 class Judge:
-    """`wrong` says what must not have been; `longest_gap`, `longest_wait` and `overtaken` what was measured; `excused`
-    of the seconds `waited` were no time in which to look for gaps."""
+    """`wrong` tells what must not have happened; `longest_gap`, `longest_wait` and `overtaken` what was measured;
+    `excused` is how many of the seconds `waited` did not count in the search for gaps."""
 
     def __init__(self, history: History, longest_lease: float) -> None:
         self.history, self.longest_lease = history, longest_lease
@@ -101,7 +101,7 @@ class Judge:
             self.grants += len(granted)
             self.no_two_holders(name, granted)
             self.fences_rise(name, granted)
-            self.no_lease_that_is_over(name, granted)
+            self.no_ended_lease(name, granted)
             excuses = merge(self.excuses(requests))
             self.no_idle_name(name, requests, excuses)
             self.nobody_forgotten(name, requests, excuses)
@@ -123,10 +123,10 @@ class Judge:
                 last, last_end = request, end
 
     def held(self, request: Request) -> Span:
-        """In which time its holder could rely on it: a lease of before the server lost its data is worth nothing from
-        then on, also where it passed on within a client since."""
+        """The time in which the holder could rely on its lease: a lease granted before the server lost its data is
+        worth nothing from then on, also if it was handed over within a client since."""
         start, end = request.held
-        for wiped, ended in self.history.wipes:  # at some moment in between
+        for wiped, ended in self.history.wipes:  # data was lost at some moment in between
             if request.kept[0] < ended:
                 end = min(end, wiped)
         return start, end
@@ -141,7 +141,7 @@ class Judge:
             else:
                 highest = request
 
-    def no_lease_that_is_over(self, name: int, granted: list[Request]) -> None:
+    def no_ended_lease(self, name: int, granted: list[Request]) -> None:
         for request in granted:
             late = request.granted - request.first_deadline
             since = request.first_deadline - request.lease, request.granted
@@ -152,10 +152,10 @@ class Judge:
                 self.say(name, request.granted, f"granted {late:.3f} s after the end of its lease: {request}")
 
     def excuses(self, requests: list[Request]) -> Iterable[Span]:
-        """When a name may have been kept for somebody who cannot show it, or the server stood still.
+        """The times in which a name may have been kept for a caller that cannot show it, or the server stood still.
 
-        - A stopped worker that had asked for it: until it goes on.
-        - A killed one: for the lease it had asked for, or the moment of a grant, whichever is longer.
+        - A stopped worker that had requested the name: until it continues.
+        - A killed one: for the lease it had requested, or the moment of a grant, whichever is longer.
         - An interrupted caller that cannot know what it got (a `Request.vanished`): for its lease.
         """
         history = self.history
@@ -172,7 +172,7 @@ class Judge:
                 yield request.asked, request.ended + request.lease
 
     def waits(self, requests: list[Request]) -> Iterable[Span]:
-        """When somebody of ours, neither killed nor stopped, was waiting."""
+        """The times in which a fastlock caller, neither killed nor stopped, was waiting."""
         for request in requests:
             if request.blocking and not request.rival:
                 gone = min(request.ended, self.history.kills.get(request.worker, math.inf), self.history.end)
@@ -191,7 +191,7 @@ class Judge:
             gap = length(spans)
             self.longest_gap = max(self.longest_gap, gap)
             if gap > GAP + SLACK:
-                self.say(name, spans[0][0], f"idle for {gap:.3f} s up to {spans[-1][1]:.6f} while somebody waits")
+                self.say(name, spans[0][0], f"idle for {gap:.3f} s up to {spans[-1][1]:.6f} while a caller waits")
 
     def nobody_forgotten(self, name: int, requests: list[Request], excuses: list[Span]) -> None:
         in_line = sorted(requests, key=attrgetter("asked"))
@@ -209,12 +209,13 @@ class Judge:
             before.append(request)
 
     def gone(self, request: Request) -> float:
-        """When it stood in nobody's way any more."""
+        """When the request blocked no other any more."""
         waited = min(request.ended, self.history.kills.get(request.worker, math.inf))
         return waited if request.granted == math.inf else max(waited, request.kept[1])
 
     def _count_overtakers(self, request: Request, grants: list[tuple[float, float]]) -> None:
-        """Who asked after it and was granted before it: measured only, as only fair=True promises an order."""
+        """Count requests that came after this one and were granted before it: measured only, as only fair=True
+        promises an order."""
         if request.granted < math.inf:
             meanwhile = grants[bisect.bisect(grants, (request.asked,)) : bisect.bisect(grants, (request.granted,))]
             later = sum(asked > request.asked for _, asked in itertools.islice(meanwhile, 1000))

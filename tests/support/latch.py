@@ -1,8 +1,8 @@
-"""A session that dies in the middle of a test (crash, kill, timeout) must not be forgotten by the next one.
+"""A session that dies in the middle of a test (crash, kill, timeout) must not be forgotten by the next session.
 
-pytest writes its cache at the end of a session, so after a crash `--lf` or a run of something else would hide it.
-Here each session keeps a note of the test that it runs; a note whose process is gone is a death. From then on every
-session that collects that test and does not bring it to its end fails, until one does, or --clear-crash.
+pytest writes its cache at the end of a session, so after a crash `--lf` or a run of another test would hide it. Here
+each session keeps a note of the test that it runs; a note whose process is gone means that the session died. From then
+on every session that collects that test and does not bring it to its end fails, until one does, or --clear-crash.
 """
 
 from __future__ import annotations

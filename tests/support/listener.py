@@ -50,7 +50,7 @@ class Listener:
         self._thread.start()
 
     def refuse(self) -> None:
-        """Stop listening: who connects now gets ECONNREFUSED. Returns when that is so."""
+        """Stop listening: clients that connect now get ECONNREFUSED. Returns when the socket is closed."""
         if self._thread is None:
             return
         self._wake.close()

@@ -1,12 +1,13 @@
-"""A program whose handler of signals uses a lock of the client that it interrupts, thousands of times.
+"""A program whose signal handler uses a lock of the client that it interrupts, thousands of times.
 
     python nested.py URL MAX_CONNECTIONS SECONDS
 
-The main thread and others want two names; the handler takes a third, which is free, and raises nothing. Where there is
-no other connection for it, it may get a RuntimeError, at once: whoever waits for itself waits for `reply_timeout`.
+The main thread and others want two names; the handler acquires a third, which is free, and raises nothing. Where there
+is no other connection for the handler, it may get a RuntimeError, at once: a thread that waits for itself would wait
+for `reply_timeout`.
 
-Prints a JSON object: implementation, strikes, refused (RuntimeErrors), stalls (calls, of whomever, that took as long as
-that), wrong (other errors), left (keys).
+Prints a JSON object: implementation, strikes (signals), refused (RuntimeErrors), stalls (calls of any thread that took
+as long as that), wrong (other errors), left (keys).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ import redis
 import fastlock
 
 REPLY_TIMEOUT = 4.0  # seconds
-STALL = 3.0  # of it: a machine stands still for less
+STALL = 3.0  # of REPLY_TIMEOUT: a busy machine stands still for less
 THREADS = 4
 
 
 class Run:
-    """What was done, and what came of it."""
+    """The actions of one run, and their outcome."""
 
     def __init__(self, url: str, connections: int, seconds: float) -> None:
         self.client = fastlock.Client.from_url(url, max_connections=connections, reply_timeout=REPLY_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Slots that tell what they got, and what replies and commands look like to plain hiredis, to compare with."""
+"""Pending replies that log what they got, and what replies and commands look like to plain hiredis, to compare with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def packed(*args: bytes | int) -> bytes:
 
 
 class Slot:
-    """Something with done() and set_result(); notes in a common log what it got, and how often."""
+    """A pending reply, with done() and set_result(); notes in a common log what it got, and how often."""
 
     def __init__(self, log: list[Any], number: int, done: bool = False) -> None:
         self.log, self.number, self._done = log, number, done

@@ -1,6 +1,6 @@
-"""Programs as users have them: application servers and workers of queues, by their own commands, ended in any case.
+"""Programs as users have them: application servers and queue workers, started by their own commands, always ended.
 
-What they run is text given to `Program`, written to a file of its own; its standard output and error go to another.
+The application is text given to `Program`, written to a file of its own; its standard output and error go to another.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any, NoReturn, Self
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 30.0  # seconds for what a program does at once; whoever takes longer hangs
+LIMIT = 30.0  # seconds for what a program does at once; a program that takes longer hangs
 
 
 def command(name: str) -> str:
-    """The path of an installed command; where it is missing, as `missing`."""
+    """The path of an installed command; calls `missing` if it is not installed."""
     found = shutil.which(name, path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
     return missing(name) if found is None else found
 
 
 def needs(module: str) -> None:
-    """Somebody else's package, which the program imports; where it is missing, as `missing`."""
+    """Require another package, which the program imports; calls `missing` if it is not installed."""
     if importlib.util.find_spec(module) is None:
         missing(module)
 
 
 def missing(what: str) -> NoReturn:
-    """The test is skipped, and says so; where CI is set it fails."""
+    """Skip the test, with the reason; fail it where CI is set."""
     why = f"{what} is not installed: it comes with fastlock[test]"
     pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
 
@@ -64,17 +64,17 @@ class Program:
         self._process.terminate()
         try:
             self._process.wait(1)
-        except subprocess.TimeoutExpired:  # Celery takes its time; or it hangs
+        except subprocess.TimeoutExpired:  # Celery takes its time; or the program hangs
             os.killpg(self._process.pid, 9)
             self._process.wait()
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """The program's output so far."""
         return self._log.read_text(errors="replace")
 
     def get(self, path: str = "/") -> tuple[int, str]:
-        """Ask it, as soon as it listens: status and body. AssertionError when it takes too long."""
+        """Send a request as soon as the program listens: status and body. AssertionError when it takes too long."""
         until = time.monotonic() + LIMIT
         while True:
             try:
@@ -91,7 +91,7 @@ class Program:
                 connection.close()
 
     def many(self, path: str, requests: int, callers: int = 8) -> list[tuple[int, str]]:
-        """Ask it so often, from so many threads."""
+        """Send so many requests, from so many threads."""
         self.get("/up")
         answers: list[Any] = []
         left = iter(range(requests))

@@ -1,4 +1,4 @@
-"""One connection through the fault proxy and the faults lying in wait for it: notes and verdicts, no I/O.
+"""One connection through the fault proxy and the faults armed for it: notes and verdicts, no I/O.
 
 Replies are matched to commands by order, so a fault can begin at the reply to one command of a pipeline. Pushes are
 told apart from replies. Everything here runs under the proxy's lock.
@@ -31,7 +31,7 @@ Step = Op | Held
 
 
 class Armed:
-    """A fault lying in wait. `fired` counts how often it has begun its work and only grows."""
+    """A fault that was armed. `fired` counts how often it has begun its work and only grows."""
 
     def __init__(
         self, changed: threading.Condition, fault: Fault, trigger: Trigger, match: Callable[[bytes], bool]
@@ -43,16 +43,16 @@ class Armed:
         self.skip = 0
         self.passed: dict[
             ProxyConnection, tuple[float, float]
-        ] = {}  # commands and replies that were there before it was armed
+        ] = {}  # commands and replies that had passed before it was armed
         self._changed = changed
 
     def resume(self) -> None:
-        """Let go what a stall holds; the fault is disarmed."""
+        """Forward what a stall holds; the fault is disarmed."""
         with self._changed:
             self.resumed, self.left = True, 0
             self._changed.notify_all()
 
-    disarm = resume  # what it is working on already is left to end
+    disarm = resume  # a fault that is already at work is left to end
 
     def wait(self, times: int = 1, timeout: float = 10.0) -> None:
         """Return when the fault has begun its work so many times; AssertionError after `timeout` seconds."""
@@ -61,7 +61,7 @@ class Armed:
                 raise AssertionError(f"{self!r} should have fired {times} time(s) within {timeout:g} s")
 
     def may_claim(self, connection: ProxyConnection, side: Side) -> bool:
-        """Whether this connection is past what was to be let through."""
+        """Whether this connection is past the commands or replies that were to pass first."""
         commands, replies = self.passed.get(connection, (0, 0))
         if side == "request":
             return self.left > 0 and len(connection.commands) > commands + self.skip
@@ -77,7 +77,7 @@ class Run:
     def __init__(self, armed: Armed, begin: int) -> None:
         armed.left -= 1
         self.armed = armed
-        self.begin = begin  # index of the command whose frame is the first one; -1: it has begun
+        self.begin = begin  # index of the command whose frame is the first one; -1: the fault has begun
         self.fresh = True
         self.over = False
         self._effect: Effect = armed.fault.effect()
@@ -105,24 +105,24 @@ class Run:
 
 
 class ProxyConnection:
-    """One connection, and what went over it. The public attributes are for tests to look at."""
+    """One connection, and what went over it. The public attributes are for tests to read."""
 
     def __init__(self, number: int, client: socket.socket, server: socket.socket) -> None:
         self.number, self.client, self.server = number, client, server
         self.requests, self.replies = bytearray(), bytearray()  # bytes that were forwarded
-        self.commands: list[list[bytes]] = []  # that came from the client, forwarded or not
-        self.reply_frames = 0  # that came from the server, forwarded or not, pushes left out
+        self.commands: list[list[bytes]] = []  # those that came from the client, forwarded or not
+        self.reply_frames = 0  # those that came from the server, forwarded or not, pushes left out
         self.held: set[Side] = set()  # sides that a stall holds right now
         self.dead = False  # ended towards the client: by a fault, by the server, by cut()
-        self.done = False  # ended by the server: all that was forwarded to it has been executed
+        self.done = False  # ended by the server: everything that was forwarded to it has been executed
         self.runs: list[Run] = []
         self.pumps = 2
         self.locks = {"request": threading.Lock(), "reply": threading.Lock()}
         self.framers = {"request": resp.Framer(resp.command_end), "reply": resp.Framer(resp.frame_end)}
-        self._awaited: deque[list[int]] = deque()  # [index of a command, frames that are still to answer it]
+        self._awaited: deque[list[int]] = deque()  # [index of a command, number of frames that will still answer it]
 
     def verdict(self, side: Side, chunk: bytes, armed: Sequence[Armed]) -> list[Step]:
-        """What to do about these bytes, after noting the frames that they complete."""
+        """What to do with these bytes, after noting the frames that they complete."""
         steps: list[Step] = []
         framer = self.framers[side]
         for frame in framer.feed(chunk):
@@ -135,7 +135,7 @@ class ProxyConnection:
         return steps
 
     def _index(self, side: Side, frame: bytes) -> int:
-        """Which command this is, or which one this reply answers (-1: none)."""
+        """The index of this command, or of the command that this reply answers (-1: none)."""
         return self._noted(frame) if side == "request" else self._answered(frame)
 
     def _noted(self, frame: bytes) -> int:
@@ -145,7 +145,7 @@ class ProxyConnection:
         return index
 
     def _answered(self, frame: bytes) -> int:
-        """The index of the command that this reply belongs to; -1: to none."""
+        """The index of the command that this reply answers; -1: none."""
         if not self._awaited:
             return -1
         head = self._awaited[0]
@@ -180,4 +180,4 @@ class ProxyConnection:
         state = "done" if self.done else "dead" if self.dead else "open"
         last = [b" ".join(words)[:60] for words in self.commands[-3:]]
         counts = f"{len(self.commands)} commands, {self.reply_frames} replies"
-        return f"<link {self.number} {state}, {counts}, held {self.held or 'nothing'}, last {last}>"
+        return f"<connection {self.number} {state}, {counts}, held {self.held or 'nothing'}, last {last}>"

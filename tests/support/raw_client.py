@@ -1,4 +1,4 @@
-"""A raw client for tests of what stands between clients and servers: it says and hears bytes, no more."""
+"""A raw client for tests of what stands between clients and servers: it sends and receives bytes, no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 
 class RawClient:
-    """A raw client: says bytes, hears bytes."""
+    """A raw client: sends bytes, receives bytes."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -26,11 +26,11 @@ class RawClient:
 
     def receive(self, count: int) -> bytes:
         """Exactly so many bytes, or fewer if the connection ends first."""
-        heard = b""
-        while len(heard) < count and (chunk := self.socket.recv(count - len(heard))):
-            heard += chunk
-        return heard
+        received = b""
+        while len(received) < count and (chunk := self.socket.recv(count - len(received))):
+            received += chunk
+        return received
 
     def receive_end(self) -> bytes:
-        """All that comes until the connection ends."""
+        """All bytes that come until the connection ends."""
         return self.receive(1 << 20)

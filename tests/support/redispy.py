@@ -1,4 +1,4 @@
-"""redis-py's side of a test: its module for a face, its lock, and how its clients end, whatever its version."""
+"""redis-py's side of a test: its module for an API, its lock, and how its clients are closed, in every version."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def module(face: Face) -> Any:
 
 
 def theirs(face: Face) -> Any:
-    """redis-py's own class of locks."""
+    """redis-py's own lock class."""
     return redis.asyncio.lock.Lock if face.is_async else redis.lock.Lock
 
 
 def end(client: Any) -> Any:
-    """Close a redis-py client; the first of the versions that are supported has no aclose."""
+    """Close a redis-py client; the oldest supported version has no aclose."""
     return getattr(client, "aclose", client.close)()
 
 
@@ -40,11 +40,11 @@ class Inner:
 
 @asynccontextmanager
 async def ending(face: Face, client: Any) -> AsyncIterator[Any]:
-    """The redis-py client, closed in the end together with the fastlock client behind it."""
+    """The redis-py client, closed at the end together with the fastlock client behind it."""
     try:
         yield client
     finally:
         if (inner := Inner.of(client)) is not None:
             await face.get(inner.close())
         await face.get(end(client))
-        await face.get(client.connection_pool.disconnect())  # one that was given is not closed with its client
+        await face.get(client.connection_pool.disconnect())  # a pool that was passed in is not closed with its client

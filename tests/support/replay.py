@@ -1,9 +1,9 @@
-"""Random walks over the model of handing over (handover.py), replayed on real scripts, the real law and the real gates.
+"""Random walks over the handover model (handover.py), replayed on the real scripts, protocol and local queues.
 
-A walk takes one event after the other that the model allows, has it happen to real processes and a real server, and
-looks at both. Of the states which the model allows those are kept that look the same; once there is none, model and
-code have drifted apart. What cannot be seen (whether waiters will look by themselves) stays the model's. The server's
-time does not matter: what is over is over when the walk says so. Decisions about locks: none.
+A walk chooses one event after the other that the model allows, makes it happen to client simulators and a real server,
+and compares both. Of the states that the model allows, those are kept that look the same; once there is none, model and
+code have drifted apart. What cannot be observed (whether waiters will recheck by themselves) is known from the model
+only. The server's time does not matter: a lease ends when the walk says so. No decisions about locks are made here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from support import handover as model
 from support.client_simulator import KEY, MS, Caller, Flight, Process, RawConnection, caller
 from support.handover import Event, Protocol, State, begin, finished, stuck, told, unsafe
 
-CHANNEL = 41  # bytes of its name
-NOBODY = (-3, 0)  # who holds, or waits, and should not be there
-THEIRS = b"a token of another library"  # which nobody can mark
-MOMENT_MS, HELD_MS = 1000, 900_000  # what the server gives to who was granted a name, and what a walk makes of it
+CHANNEL = 41  # bytes of a channel's name
+NOBODY = (-3, 0)  # an identity that should not occur, as a holder or in the queue
+THEIRS = b"a token of another library"  # a token that nobody can mark as contended
+MOMENT_MS, HELD_MS = 1000, 900_000  # the server's ms for a grant that is not confirmed, and how a walk prolongs them
 CROWDS = ((1, 1, 1), (2, 1), (0, 2, 1), (3, 1), (2, 2), (1, 0, 0), (4, 2))
 FAULTS = ("crash", "cut", "cancel", "lapse", "take", "come")
-TROUBLE = 0.15  # of the events: what need not happen
+TROUBLE = 0.15  # of the events: how often one that need not happen
 LONGEST_END = 2000  # events, after which a walk that is to end never will
 
 
@@ -34,7 +34,7 @@ class Drift(AssertionError):
 
 
 class Seen(NamedTuple):
-    """A client, as far as it can be seen."""
+    """A client, as far as it can be observed."""
 
     pc: int
     waiting: int = 0
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything that can be seen."""
+    """Everything that can be observed."""
 
     clients: tuple[Seen, ...]
     key: model.Identity
@@ -60,7 +60,7 @@ class World(NamedTuple):
 
 
 def imagined(s: State) -> World:
-    """What would be seen in a state of the model."""
+    """What would be observed in a state of the model."""
     return World(tuple(map(_imagined, s.clients)), s.key, s.marked, s.moment, s.queue)
 
 
@@ -86,7 +86,7 @@ def _imagined(client: model.Client) -> Seen:
 
 
 class Replay:
-    """Some processes and a server, of which `path` is the socket; and how likely a caller wants a fence."""
+    """Some client simulators and a server, whose socket is `path`; also how likely a caller wants a fence."""
 
     def __init__(self, path: str, callers: tuple[int, ...], dice: random.Random) -> None:
         self.fences = dice.choice((0.0, 0.0, 0.3, 1.0))
@@ -110,7 +110,7 @@ class Replay:
                 each.line.close()
         self.probe.close()
 
-    # what is seen
+    # what is observed
 
     def seen(self) -> World:
         for each in self.processes:
@@ -118,7 +118,7 @@ class Replay:
         held, left, queue = self.probe.ask(
             (b"GET", KEY), (b"PTTL", KEY), (b"ZRANGE", commands.queue_key(KEY), b"0", b"-1")
         )
-        if 0 < left <= MOMENT_MS:  # which must not run out before the walk says so
+        if 0 < left <= MOMENT_MS:  # it must not expire before the walk says so
             self.probe.ask((b"PEXPIRE", KEY, b"%d" % HELD_MS))
         key = model.FREE if held is None else model.OTHER if held == THEIRS else self.identity(held)
         marked = held is not None and held.startswith(commands.CONTENDED_PREFIX)
@@ -130,7 +130,7 @@ class Replay:
         return next(((i, at) for i, each in enumerate(self.processes) if (at := each.number(token)) >= 0), NOBODY)
 
     def entry(self, entry: bytes) -> model.Identity:
-        """Of the queue: an inbox and a place."""
+        """The identity of an entry of the server's queue, which is a channel and a token."""
         channel, place = entry[:CHANNEL], entry[CHANNEL:]
         return next(((i, p.number(place)) for i, p in enumerate(self.processes) if p.queues.channel == channel), NOBODY)
 
@@ -165,8 +165,8 @@ class Replay:
 
     @staticmethod
     def at_work(each: Process) -> tuple[int, int, bool]:
-        """What the first of those who wait does, its place if it has one that the server may know, whether it was
-        called meanwhile."""
+        """What the first waiter does, its queue entry if the server may know one, and whether it was woken
+        meanwhile."""
         if not each.asked or not each.waiting():
             return model.BEHIND if each.asked else model.START, -1, False
         first = each.first()
@@ -192,7 +192,7 @@ class Replay:
             return model.LATE, number
         return model.CONTENDED if reply[1] else model.GRANTED, number
 
-    # what happens
+    # events
 
     def happen(self, event: Event, dice: random.Random) -> None:
         what, *rest = event
@@ -238,7 +238,8 @@ class Replay:
         each.advance(who, None)
 
     def end(self, each: Process, sent: tuple[model.Command, ...]) -> list[Flight]:
-        """Its connection ends after the server has executed these. What it does not know the reply to."""
+        """Its connection ends after the server has executed these commands. Returns the flights without a known
+        reply."""
         flights = list(each.flights)
         for command in sent:
             each.serve(self.flight(each, command))
@@ -257,7 +258,7 @@ class Replay:
                 one.steps.close()
 
     def expire(self) -> None:
-        """The key is over, and so is the lease of whoever believes in it, by its own clock."""
+        """The key expires, and so does the lease of the client that believes in it, by its own clock."""
         held = self.probe.ask((b"GET", KEY))[0]
         i, _ = self.identity(held)
         each = self.processes[i]
@@ -268,63 +269,64 @@ class Replay:
         for flight, reply in each.come:
             if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
                 each.clock.time = flight.ask.end()
-        for flight in each.flights:  # what was not executed yet is as good as sent now
+        for flight in each.flights:  # requests that were not executed yet count as sent now
             if not isinstance(flight.ask, steps.Undo):
                 flight.ask.sent = each.clock()
         self.probe.ask((b"DEL", KEY))
 
     def could(self, event: Event) -> bool:
-        """Whether it is for the environment to decide, and not for the gate, that this happens now."""
+        """Whether the environment decides, and not the local queue, that this happens now."""
         if event[0] != "another comes":
             return True
         each = self.processes[event[1]]
-        queue = each.queues.by_key.get(KEY)  # which is swept out as one comes, if nobody waits there and nobody holds
+        # it is removed when a caller comes, if there is neither a waiter nor a holder
+        queue = each.queues.by_key.get(KEY)
         return queue is not None and bool(
             queue.waiters.count or queue.circulating is None or queue.circulating._deadline > each.clock()
         )
 
     def left(self) -> list[str]:
-        """What is left of those who live, when all should be over."""
+        """What is left of the clients that live, when everything should have ended."""
         known = (commands.queue_key(KEY), commands.fence_key(KEY))
         found = [f"{key!r}" for key in self.probe.ask((b"KEYS", b"*"))[0] if key not in known]
         for i, each in enumerate(self.processes):
             phases = {who.phase for who in each.callers}
             if not each.dead and (each.queues.by_key or each.queues.by_entry or phases != {"gone"}):
-                found.append(f"of {i}: gates {each.queues.by_key} {each.queues.by_entry}, callers {phases}")
+                found.append(f"of {i}: local queues {each.queues.by_key} {each.queues.by_entry}, callers {phases}")
         return found
 
 
 class Walk:
-    """One way through the model, of so many steps, and then to its end; and what was met on it."""
+    """One walk through the model, of `length` steps, and then to its end; `met` notes the kinds of events on it."""
 
     def __init__(self, path: str, seed: int, length: int) -> None:
         self.dice = random.Random(seed)
         self.length = length
         callers = self.dice.choice(CROWDS)
         budget = {name: self.dice.choice((0, 0, 1, 2)) for name in FAULTS}
-        self.said = [f"seed {seed}: {callers} callers, {budget}"]
+        self.trace = [f"seed {seed}: {callers} callers, {budget}"]
         self.met: set[str] = set()
         self.protocol = Protocol()
         self.states = [begin(callers, fences=True, **budget)]
         self.replay = Replay(path, callers, self.dice)
 
     def go(self, monkeypatch: Any) -> None:
-        """Raises Drift."""
+        """Walk to the end. Raises Drift."""
         monkeypatch.setattr(leases, "now", lambda: self.replay.now())
         try:
             for at in range(self.length + LONGEST_END):
                 if not self.step(only_musts=at >= self.length):
                     break
             else:
-                raise Drift("it does not end")
+                raise Drift("the walk does not end")
             self.check_end()
         except Exception as error:
-            raise Drift("\n".join([*self.said, f"{type(error).__name__}: {error}"])) from error
+            raise Drift("\n".join([*self.trace, f"{type(error).__name__}: {error}"])) from error
         finally:
             self.replay.close()
 
     def step(self, *, only_musts: bool) -> bool:
-        """One event. Returns whether there was one."""
+        """Make one event happen. Returns whether there was one."""
         nexts = [step for s in self.states for step in self.protocol.steps(s)]
         musts = list(dict.fromkeys(event for must, event, _ in nexts if must))
         faults = list(dict.fromkeys(event for must, event, _ in nexts if not must and self.replay.could(event)))
@@ -332,7 +334,7 @@ class Walk:
         if not (faults if trouble else musts):
             return False
         event = self.choose(faults if trouble else musts)
-        self.said.append(told(event))
+        self.trace.append(told(event))
         self.met.add(event[0])
         self.replay.happen(event, self.dice)
         seen = self.replay.seen()
@@ -345,7 +347,7 @@ class Walk:
         return True
 
     def choose(self, events: list[Event]) -> Event:
-        """Each kind as likely as the others."""
+        """An event; each kind is as likely as the others."""
         kind = self.dice.choice(list(dict.fromkeys(event[0] for event in events)))
         return self.dice.choice([event for event in events if event[0] == kind])
 
@@ -358,7 +360,7 @@ class Walk:
 
 
 def differences(seen: World, allowed: list[World]) -> list[str]:
-    """What is seen, and where it differs from each of what is allowed."""
+    """What is observed, and where it differs from each of the allowed states."""
     lines = []
     for world in allowed:
         for i, (real, imaginary) in enumerate(zip(seen.clients, world.clients, strict=True)):

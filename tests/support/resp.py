@@ -1,4 +1,4 @@
-"""The ends of RESP frames, found without hiredis and without fastlock, so that neither judges itself.
+"""The ends of RESP frames, found without hiredis and without fastlock, so that neither checks itself.
 
 Bytes in, numbers and bytes out; no I/O. RESP2 and RESP3 as servers send it; streamed types are refused.
 """
@@ -41,7 +41,7 @@ def frame_end(data: bytes | bytearray, start: int = 0) -> int:
 
 
 def command_end(data: bytes | bytearray, start: int = 0) -> int:
-    """As frame_end, for what a client sends: an array, or one line of an inline command."""
+    """Like frame_end, for the commands of a client: an array, or one line of an inline command."""
     if data[start : start + 1] == b"*":
         return frame_end(data, start)
     return data.find(b"\n", start) + 1 or -1
@@ -61,7 +61,7 @@ def words(command: bytes) -> list[bytes]:
 
 
 def is_push(frame: bytes) -> bool:
-    """Whether the frame came unasked: not the confirmations of SUBSCRIBE, which are the replies to it."""
+    """Whether the frame is a push: not the confirmations of SUBSCRIBE, which are the replies to it."""
     if not frame.startswith((b">", b"*3\r\n", b"*4\r\n")):
         return False
     first = frame.split(b"\r\n", 3)[2].lower()

@@ -1,7 +1,7 @@
-"""Results of a benchmark that nobody ran: documents of every kind of scenario, for tests of what reads them.
+"""Made-up results of a benchmark: documents with every kind of scenario, for tests of what reads them.
 
 The numbers are drawn from a seeded generator, the histograms are real ones and the percentiles beside them are theirs,
-so that a document holds together as one of a run does.
+so that a document is as consistent as that of a real run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RIVALS = {
     "pipeline": 6.2,
     "ceiling": 9.0,
 }
-"""Everybody, and how many times as fast as redis-py they are made out to be."""
+"""All rivals, and how many times as fast as redis-py they are in these documents."""
 
 LOCKS = [name for name in RIVALS if name not in ("pipeline", "ceiling")]
 BASE_RATE = 4333.0
@@ -40,7 +40,7 @@ def histogram(values: Sequence[float]) -> str:
 
 
 def times(encoded: str) -> dict[str, float]:
-    """What a row says of a histogram."""
+    """The percentiles of a histogram, as a row states them."""
     recorded = HdrHistogram.decode(encoded)
     parts = {"p50": 50, "p90": 90, "p99": 99, "p999": 99.9, "max": 100}
     values = recorded.get_percentile_to_value_dict(list(parts.values()))

@@ -1,7 +1,8 @@
-"""Operations of the law played by hand: a clock that a test turns, canned answers, and a record of every step.
+"""Protocol operations run by hand: a clock that a test sets, canned answers, and a record of every step.
 
-No I/O and no waiting: a Sleep moves the clock, so does a Wait, unless its waiter was called; an Ask gets the next
-answer, what remains is what the law made of it. Who waits does so at the gates of the play, among others if need be.
+No I/O and no waiting: a Sleep moves the clock, as does a Wait whose waiter was not woken; a Command gets the next
+answer. Everything else is what the protocol makes of it. Waiters wait in the local queues of the run, which a test may
+share between runs.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
 from fastlock._protocol.steps import Command
 
 MINE, OTHER = b"fl:" + b"m" * 32, b"fl:" + b"o" * 32
-CONTENDED = b"fl+" + b"m" * 32  # the caller's, and somebody waits
-GIVEN = b"g" * 35  # no token of ours: nobody can mark it
+CONTENDED = b"fl+" + b"m" * 32  # the caller's token, marked as contended
+GIVEN = b"g" * 35  # a token that the caller chose: nobody can mark it as contended
 
 
 class Clock:
-    """Seconds that pass only when they are told to."""
+    """Seconds that pass only when a test says so."""
 
     def __init__(self, start: float = 1000.0) -> None:
         self.time = start
@@ -41,13 +42,13 @@ class Clock:
 
 
 class Connection:
-    """As much of one as the law looks at."""
+    """The part of a connection that the protocol uses."""
 
     reply_timeout = 5.0
     session = None
 
     def undo_refused(self, ask: Any, error: Exception) -> None:
-        """People would be told."""
+        """Do nothing: a real connection warns."""
 
 
 CONNECTION = Connection()
@@ -55,7 +56,7 @@ CONNECTION = Connection()
 
 @dataclass
 class Raise:
-    """An answer: the caller goes away (cancelled, interrupted) while the step is under way."""
+    """An answer: the caller is cancelled or interrupted while the step is under way."""
 
     error: BaseException
 
@@ -71,7 +72,7 @@ class After:
 def lost(
     *, sent: bool = True, final: bool = False, session: Any = None, retry_for: float = 5.0
 ) -> steps.ConnectionLost:
-    """The connection broke."""
+    """The answer of a connection that broke."""
     return steps.ConnectionLost(
         errors.as_own(errors.ConnectionError("gone")), retry_for, sent=sent, final=final, session=session
     )
@@ -84,12 +85,12 @@ def error(text: str) -> Exception:
 
 @dataclass
 class Ran:
-    """What came of an operation."""
+    """The outcome of an operation."""
 
     outcome: Any = None
     raised: BaseException | None = None
     steps: list[Any] = field(default_factory=list)
-    stales: list[tuple[Any, ...]] = field(default_factory=list)  # of each Ask, when it was asked
+    stales: list[tuple[Any, ...]] = field(default_factory=list)  # of each Command, when it was sent
     queues: LocalQueues = field(default_factory=lambda: LocalQueues(contextlib.nullcontext()))
 
     def of(self, kind: type) -> list[Any]:
@@ -101,12 +102,12 @@ class Ran:
 
     @property
     def undos(self) -> list[steps.Undo]:
-        """Those that undo something; without names they only end broken sessions."""
+        """The undos with names; an undo without names only ends broken sessions."""
         return [undo for undo in self.of(steps.Undo) if undo.names]
 
     @property
     def leaves(self) -> list[tuple[bytes, ...]]:
-        """What left the server's queue."""
+        """The commands that removed an entry from the server's queue."""
         return [step.call for step in self.of(steps.Dequeue)]
 
     @property
@@ -119,7 +120,7 @@ class Ran:
 
 
 class Wakes:
-    """An answer to a Wait: something happens after so many seconds, before it would have ended by itself."""
+    """An answer to a Wait: something happens after so many seconds, before the wait would have ended by itself."""
 
     def __init__(self, seconds: float, happens: Callable[[], object]) -> None:
         self.seconds = seconds
@@ -127,28 +128,29 @@ class Wakes:
 
 
 def run_steps(clock: Clock, operation: Any, *answers: Any, queues: LocalQueues | None = None) -> Ran:
-    """Carry out an operation (an Acquire, a Release, or a generator) with these answers to what it asks, in order.
+    """Carry out an operation (an Acquire, a Release, or a generator) with these answers to its commands, in order.
 
-    An answer may be Raise, After, or a function of the Ask; a Wait takes none but Raise and Wakes; `...` repeats the
-    one before for ever. AssertionError: it asks more, or less, than there are answers. gates: those of the client.
+    An answer may be Raise, After, or a function of the Command; a Wait takes none but Raise and Wakes; `...` repeats
+    the answer before it for ever. AssertionError: it sends more commands, or fewer, than there are answers. queues:
+    those of the client.
     """
-    played, left = Ran(), deque(answers)
-    played.queues = queues or played.queues
+    ran, left = Ran(), deque(answers)
+    ran.queues = queues or ran.queues
     try:
-        played.outcome = _drive(clock, operation, left, played)
+        ran.outcome = _drive(clock, operation, left, ran)
     except AssertionError:
         raise
     except BaseException as problem:
-        played.raised = problem
-    assert not left or ... in left, f"nobody asked for {list(left)}; raised {played.raised!r}"
-    return played
+        ran.raised = problem
+    assert not left or ... in left, f"no command was sent for the answers {list(left)}; raised {ran.raised!r}"
+    return ran
 
 
-def _drive(clock: Clock, operation: Any, left: deque[Any], played: Ran) -> Any:
+def _drive(clock: Clock, operation: Any, left: deque[Any], ran: Ran) -> Any:
     answer: Any = None
     if isinstance(operation, Command):
-        answer = operation.local(played.queues, clock())  # type: ignore[attr-defined]
-        answer = _answer(clock, operation, left, played) if answer is None else answer
+        answer = operation.local(ran.queues, clock())  # type: ignore[attr-defined]
+        answer = _answer(clock, operation, left, ran) if answer is None else answer
         if isinstance(answer, Raise):
             raise answer.error
         rest: Any = operation.rest(answer, clock)  # type: ignore[attr-defined]
@@ -160,23 +162,23 @@ def _drive(clock: Clock, operation: Any, left: deque[Any], played: Ran) -> Any:
             step = rest.send(answer)
         except StopIteration as end:
             return end.value
-        answer = _answer(clock, step, left, played)
+        answer = _answer(clock, step, left, ran)
         if isinstance(answer, Raise):
-            undo = rest.throw(answer.error)  # raises it again, after what it leaves to be undone
+            undo = rest.throw(answer.error)  # raises it again, after the steps that undo what is left
             while True:
-                played.steps.append(undo)
+                ran.steps.append(undo)
                 undo = rest.send(None)
 
 
 def _wait(clock: Clock, step: Any, left: deque[Any]) -> Any:
-    """As the wires do: until the waiter is called, or it is time."""
+    """Wait as the transports do: until the waiter is woken, or it is time to recheck."""
     waiter = step.waiter
     if left and isinstance(left[0], Raise):
         return left.popleft()
     at = min(waiter.queue.recheck_time(waiter), math.inf if step.until is None else step.until)
     if left and isinstance(left[0], Wakes) and not waiter.woken:
         wakes = left.popleft()
-        assert clock() + wakes.seconds <= at, f"it looked before, at {at}"
+        assert clock() + wakes.seconds <= at, f"the waiter rechecked before, at {at}"
         clock.go(wakes.seconds)
         wakes.happens()
     elif not waiter.woken:
@@ -185,8 +187,8 @@ def _wait(clock: Clock, step: Any, left: deque[Any]) -> Any:
     return None
 
 
-def _answer(clock: Clock, step: Any, left: deque[Any], played: Ran) -> Any:
-    played.steps.append(step)
+def _answer(clock: Clock, step: Any, left: deque[Any], ran: Ran) -> Any:
+    ran.steps.append(step)
     if isinstance(step, steps.Sleep):
         assert step.seconds >= 0
         if left and isinstance(left[0], Raise):
@@ -196,17 +198,17 @@ def _answer(clock: Clock, step: Any, left: deque[Any], played: Ran) -> Any:
     if isinstance(step, steps.Wait):
         return _wait(clock, step, left)
     if isinstance(step, steps.Enqueue):
-        return played.queues.enqueue(step.waiter)
+        return ran.queues.enqueue(step.waiter)
     if isinstance(step, steps.Undo):
         return None
     if isinstance(step, steps.ProtocolViolation):
         return steps.ConnectionLost(
             errors.as_own(errors.InvalidResponse("makes no sense")), 5.0, sent=True, session="distrusted", own=True
         )
-    assert left, f"asked once too often: {vars(step) if hasattr(step, '__dict__') else step}"
+    assert left, f"no answer is left for the step: {vars(step) if hasattr(step, '__dict__') else step}"
     if isinstance(step, steps.Command):
         step.sent, step.connection = clock(), CONNECTION
-        played.stales.append(step.stale)
+        ran.stales.append(step.stale)
     answer = left.popleft()
     if left and left[0] is ...:
         left.appendleft(answer)
@@ -232,7 +234,7 @@ def lease_of(clock: Clock, seconds: float = 10.0, key: bytes = b"name", token: b
 def joined(
     queues: LocalQueues, name: object, key: bytes, ms: int, fenced: bool, entry: bytes | None, sleep: float = 0.1
 ) -> Waiter:
-    """Somebody who waits there from now on."""
+    """A waiter that has joined a local queue."""
     waiter = Waiter(name, key, ms, fenced, entry, sleep)
     queues.enqueue(waiter)
     return waiter
@@ -242,5 +244,5 @@ def undone(undo: steps.Undo) -> tuple[list[bytes], list[bytes]]:
     return undo.names, undo.tokens
 
 
-def opcodes(played: Ran) -> list[int]:
-    return [ask.opcode for ask in played.asks]
+def opcodes(ran: Ran) -> list[int]:
+    return [ask.opcode for ask in ran.asks]

@@ -1,4 +1,4 @@
-"""Scripts with a mistake in them. Decisions about locks: none."""
+"""Scripts with a planted mistake. No decisions about locks are made here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastlock._protocol import commands
 
 
 def in_scripts(old: str, new: str, *scripts: commands.Script) -> Callable[[pytest.MonkeyPatch], None]:
-    """Has these scripts say `new` instead of `old`, which each says once."""
+    """Replaces `old` by `new` in these scripts, each of which contains it once."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         for script in scripts:

@@ -1,8 +1,8 @@
-"""A little model of a server and of the ways to it, for the law: what can go wrong between asking and knowing.
+"""A simulator of a server and of the connections to it, for the protocol: what can go wrong with a command.
 
 Commands are written to sessions and may lie there unread, even after their session broke, until a CLIENT KILL that the
-server has read drops them. Replies are lost or late, connections refused, callers cancelled at any step. Others come
-without asking, or wait in the server's queue and mark the holder's token; what its messages say may be lost. Seeded.
+server has read drops them. Replies are lost or late, connections refused, callers cancelled at any step. Other clients
+acquire names directly, or wait in the server's queue and mark the holder's token; messages may be lost. Seeded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
 from fastlock._protocol.steps import Answer
 from support.run_steps import Clock, Raise, error
 
-MINE, OTHER, RIVAL = (b"fl:" + who * 32 for who in (b"m", b"o", b"r"))  # of a rival, who waits in the queue
+# RIVAL: the token of another client, which waits in the server's queue
+MINE, OTHER, RIVAL = (b"fl:" + who * 32 for who in (b"m", b"o", b"r"))
 LOADING = error("LOADING Redis is loading the dataset in memory")
-MOMENT = 1.0  # seconds in which who was granted a name has to come for it
+MOMENT = 1.0  # seconds in which a waiter has to confirm a grant
 CAPABILITIES = (frozenset(), frozenset({commands.SET_NX_GET, commands.DELIFEQ, commands.SET_IFEQ}))
 
 
 class Gone(BaseException):
-    """The caller is gone."""
+    """The caller was cancelled."""
 
 
 class AsyncConnection:
-    """A session as an undo knows it."""
+    """A connection, as an undo sees it."""
 
     def __init__(self, server: ServerSimulator, number: int) -> None:
         self.server, self.number = server, number
@@ -50,29 +51,29 @@ class AsyncConnection:
 
 
 class ServerSimulator:
-    """Keys, sessions and a clock; `run` carries out an operation of the law in it."""
+    """Keys, sessions and a clock; `run` carries out a protocol operation on it."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.clock = Clock()
         self.keys: dict[bytes, tuple[bytes, float]] = {}
-        self.server_queues: dict[bytes, list[bytes]] = {}  # places
-        self.ours: set[bytes] = {MINE}  # tokens and places
+        self.server_queues: dict[bytes, list[bytes]] = {}  # queue entries
+        self.ours: set[bytes] = {MINE}  # tokens and queue entries
         self.queues = LocalQueues(contextlib.nullcontext())
-        self.pushes: list[bytes] = []  # places in messages that are under way
-        self.flight: dict[int, list[Callable[[], Any]]] = {}  # what each session was told and has not read yet
+        self.pushes: list[bytes] = []  # queue entries in messages that are under way
+        self.flight: dict[int, list[Callable[[], Any]]] = {}  # what was sent on each session and is not read yet
         self.pending_undos: list[steps.Undo] = []
         self.push_connection: int | None = None  # the session on which messages come
-        self.owed: dict[int, list[steps.Undo]] = {}  # those among it whose reply has not come
+        self.owed: dict[int, list[steps.Undo]] = {}  # the undos in `flight` whose reply has not come
         self.live: list[int] = []
-        self.released_at: float | None = None  # when a command of ours deleted a key of ours
+        self.released_at: float | None = None  # when a command of this client deleted one of its keys
         self.outcome_unknown = False  # whether a command with a token was sent whose reply never came
         self.scripts = self.dice.random() < 0.7
         self.native = self.dice.random() < 0.5
-        self.loading = 0  # commands that it will refuse, as it loads its data
+        self.loading = 0  # commands that the server will refuse, as it loads its data
         self.trouble = self.dice.choice((0.05, 0.3, 0.6))
         self.trace: list[str] = []
-        self.watch: Callable[[], None] = lambda: None  # called whenever something happened
+        self.watch: Callable[[], None] = lambda: None  # called after every event
 
     # the server
 
@@ -117,18 +118,18 @@ class ServerSimulator:
         return 1
 
     def is_ours(self, key: bytes) -> bool:
-        """Whether a token or place of the caller holds it."""
+        """Whether a token or queue entry of this client holds it."""
         return any(commands.token_matches(self.holder(key), token) for token in self.ours)
 
     def mark(self, key: bytes) -> bool:
-        """Tell the holder that somebody waits, if it can be told."""
+        """Mark the holder's token as contended, if it can be marked."""
         token, end = self.keys[key]
         if commands.can_be_marked(token):
             self.keys[key] = commands.CONTENDED_PREFIX + token[3:], end
         return self.keys[key][0].startswith(commands.CONTENDED_PREFIX)
 
     def grant(self, key: bytes, me: bytes | None = None) -> bool:
-        """A free name to the first in the queue, but for `me`."""
+        """Grant a free name to the first in the queue, unless that is `me`."""
         queue = self.server_queues.get(key, [])
         if not queue or queue[0] == me:
             return False
@@ -166,7 +167,7 @@ class ServerSimulator:
         return [0, left, int(self.mark(key))]
 
     def end_session(self, stale: Any, current: int) -> None:
-        """Nothing that another session sent will be executed any more: one that broke, or still lives."""
+        """The server executes nothing more that another session sent, one that broke or still lives."""
         number = stale.serial if isinstance(stale, Session) else stale
         if number != current:
             self.flight[number] = []
@@ -215,7 +216,7 @@ class ServerSimulator:
         names, tokens = call[3 : 3 + int(call[2])], call[3 + int(call[2]) :]
         return [self.delete(*pair) for pair in zip(names, tokens, strict=True)]
 
-    # the ways to it
+    # connections
 
     def session(self) -> int:
         if not self.live or (len(self.live) < 3 and self.dice.random() < 0.3):
@@ -224,7 +225,7 @@ class ServerSimulator:
         return self.dice.choice(self.live)
 
     def listening(self) -> int:
-        """What is asked of the queue goes over one session, in order."""
+        """The push session: commands that concern the queue go over it, in order."""
         if self.push_connection not in self.live:
             self.push_connection = self.session()
         return self.push_connection
@@ -234,18 +235,18 @@ class ServerSimulator:
             self.post(self.pending_undos.pop(0), session)
 
     def read(self, session: int) -> Any:
-        """The server reads all that this session was told. The reply to the last of it."""
+        """The server reads everything that was sent on this session. Returns the reply to the last command."""
         reply = None
-        for _ in range(len(self.flight[session])):  # not what is said only then
+        for _ in range(len(self.flight[session])):  # not what is sent during this loop
             if self.flight[session]:
                 reply = self.flight[session].pop(0)()
             self.watch()
         return reply
 
     def broke(self, session: int) -> None:
-        """What nobody waits for is owed to the next that is used, behind the end of this; messages may have been
-        lost."""
-        if session not in self.live:  # while it was read, for what was said only then
+        """A session broke: its undos are sent on the next session that is used, after a kill of this one; messages
+        may be lost."""
+        if session not in self.live:  # it broke already, while it was read
             return
         self.live.remove(session)
         for undo in self.owed.pop(session, []):
@@ -255,7 +256,7 @@ class ServerSimulator:
         self.queues.on_reconnect()
 
     def wander(self) -> None:
-        """Time goes by, old bytes arrive, others come and go."""
+        """Time goes by, old bytes arrive, other clients come and go."""
         self.clock.go(self.dice.choice((0, 0, 0.001, 0.01, 0.04)))
         for told in list(self.flight.values()):
             if told and self.dice.random() < 0.15:
@@ -281,7 +282,7 @@ class ServerSimulator:
                     self.hand_over(key, token)
 
     def settle_down(self) -> None:
-        """All that still lies anywhere arrives, in any order."""
+        """Everything that still lies unread arrives, in any order."""
         while (waiting := [session for session, told in self.flight.items() if told]) or self.pending_undos:
             self.flush_undos(self.session())
             if not waiting:
@@ -289,10 +290,10 @@ class ServerSimulator:
             self.flight[self.dice.choice(waiting)].pop(0)()
             self.watch()
 
-    # the wire
+    # the transport
 
     def post(self, undo: steps.Undo, session: int | None = None) -> None:
-        """Send an undo that nobody waits for; over another session, should this one break."""
+        """Send an undo that nobody waits for; over another session if this one has broken."""
         if session is not None and session not in self.live:
             undo.stale, session = (*undo.stale, session), None
         session = self.session() if session is None else session
@@ -312,7 +313,7 @@ class ServerSimulator:
             self.broke(session)
 
     def ask(self, ask: Any) -> Any:
-        """The answer to an Ask: a reply, Lost, LATE, or that the caller is gone."""
+        """The answer to a Command: a reply, ConnectionLost, DEADLINE_EXCEEDED, or that the caller is cancelled."""
         self.wander()
         fate = self.dice.random()
         if fate < self.trouble / 4:
@@ -350,7 +351,7 @@ class ServerSimulator:
         return reply
 
     def wait(self, waiter: Any, until: float | None) -> Any:
-        """Until the waiter is called or its time has come, as others come and go."""
+        """Wait until the waiter is woken or its time has come, as other clients come and go."""
         at = min(
             waiter.queue.recheck_time(waiter), self.clock() + RECHECK_SECONDS, math.inf if until is None else until
         )
@@ -378,11 +379,11 @@ class ServerSimulator:
             return self.post(step, step.connection and step.connection.number)
         if isinstance(step, steps.GetSession):
             return Session({}, CAPABILITIES[self.native], b"", b"", "")
-        assert isinstance(step, steps.Command), f"{step}: no reply of this world makes no sense"
+        assert isinstance(step, steps.Command), f"{step}: this simulator sends no reply that violates the protocol"
         return self.ask(step)
 
     def run(self, operation: Any, keys: list[bytes]) -> Any:
-        """Carry out an operation as the wires do. Its outcome; raises what it raises."""
+        """Carry out an operation as the transports do. Returns its outcome; raises its errors."""
         answer = None
         if isinstance(operation, steps.Command):
             answer = self.ask(operation)
@@ -400,7 +401,7 @@ class ServerSimulator:
                 break
         else:
             answer = Raise(Gone())
-        undo = operation.throw(answer.error)  # raises it again, after what it leaves to be undone
+        undo = operation.throw(answer.error)  # raises it again, after the steps that undo what is left
         while True:
             self.answer(undo)
             undo = operation.send(None)

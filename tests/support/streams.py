@@ -1,4 +1,4 @@
-"""Pipes of the bytes layer on sockets: an end for the pipe, an end for the test, a server that echoes, somebody asleep.
+"""Streams of the core and the fallback on sockets: an echo server, a lock to park on, interrupts at chosen points.
 
 `raise_at` interrupts Python code where a signal's handler could, at one point after the other.
 """
@@ -17,18 +17,18 @@ from typing import Any
 
 from support import resp
 
-LONG = 30.0  # seconds: a wait that must not run out
+LONG = 30.0  # seconds: a wait that must not time out
 
 
 class Echo:
     """A server that answers each command with its last word, in order, in its own thread.
 
-    gather: it says nothing before it has so many commands to answer. Unlike a real one it does not read while it cannot
-    write, so what nobody reads must fit into a socket.
+    gather: it answers only when it has so many commands. Unlike a real server it does not read while it cannot write,
+    so unread answers must fit into a socket.
     """
 
     def __init__(self, sock: socket.socket, chunk: int = 1 << 16, gather: int = 1) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.sock, self.chunk, self.gather = sock, chunk, gather
         self.thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -38,8 +38,8 @@ class Echo:
         while data := self.sock.recv(self.chunk):
             words += [resp.words(frame)[-1] for frame in framer.feed(data)]
             if len(words) >= self.gather:
-                self.heard += words
-                with contextlib.suppress(BrokenPipeError):  # the test is over
+                self.received += words
+                with contextlib.suppress(BrokenPipeError):  # the test has ended
                     self.sock.sendall(b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
                 words = []
 
@@ -61,14 +61,14 @@ def beside(call: Callable[[], Any]) -> threading.Thread:
 
 
 def asleep() -> threading.Lock:
-    """A lock to sleep on: held."""
+    """A lock to park on: held."""
     wake = threading.Lock()
     wake.acquire()
     return wake
 
 
 class Interrupt(BaseException):
-    """What a test's signal handler raises, as KeyboardInterrupt is raised by the usual one."""
+    """What a test's signal handler raises, as the default one raises KeyboardInterrupt."""
 
 
 CHECKS = (
@@ -80,7 +80,7 @@ CHECKS = (
 
 
 def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: type[BaseException] = Interrupt) -> bool:
-    """Run `call`; raise at the n-th point of `files` where a handler of signals could; whether it did."""
+    """Run `call`; raise at the n-th point in `files` where a signal handler could raise; returns whether it did."""
     left, last = step, (None, "")
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -100,17 +100,17 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: t
 
     previous = sys.gettrace()
     sys._getframe().f_trace_opcodes = True  # some versions of 3.12 trace them only if a frame wanted it beforehand
-    gc.disable()  # what it runs would swallow the interrupt
+    gc.disable()  # code that the collector runs would swallow the interrupt
     try:
         sys.settrace(trace)
         call()
     except kind:
-        if left != -1:  # its own
+        if left != -1:  # an exception of the call's own
             raise
         return True
     finally:
         sys.settrace(previous)
-        last = (None, "")  # a frame that holds on to its tracer, as that does to it, and to all that was interrupted
+        last = (None, "")  # or frame and tracer would keep each other alive, and everything that was interrupted
         gc.enable()
-    assert left != -1, "what was raised was swallowed"
+    assert left != -1, "the interrupt was swallowed"
     return False

@@ -1,4 +1,4 @@
-"""What a signal's handler raises, raised at chosen moments: as a function is called, or at each point in turn."""
+"""Interrupts at chosen moments: exceptions of a signal handler, as a function is called, or at each point in turn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import fastlock
 from support.streams import raise_at
 
-STACK = {str(path) for path in Path(fastlock.__file__).parent.rglob("*.py")}  # what is compiled cannot be struck
+STACK = {str(path) for path in Path(fastlock.__file__).parent.rglob("*.py")}  # compiled code cannot be interrupted
 
 
 class Struck:
-    """Raises when it is called for the first time, or for the first time for that; then it is what it was put in the
-    place of."""
+    """A stand-in for the function `real` that raises at its first call, or at the first call that `meant` accepts."""
 
     def __init__(
         self, kind: type[BaseException], real: Callable[..., Any], meant: Callable[..., bool] = lambda *args: True
@@ -32,13 +31,13 @@ class Struck:
 
 
 class StruckIn:
-    """Awaits a coroutine, and strikes it once: at such a point of so many a step. `struck`: whether it was."""
+    """Awaits a coroutine, and interrupts it once: at a point of a step. `struck`: whether it was interrupted."""
 
     def __init__(
         self, coroutine: Any, step: int, point: int, files: Collection[str] = STACK, *, cancelled: bool = False
     ) -> None:
         self.coroutine, self.step, self.point, self.files = coroutine, step, point, files
-        self.cancelled = cancelled  # in that step, too
+        self.cancelled = cancelled  # whether it is also cancelled in that step
         self.steps, self.reached, self.struck, self.over = 0, False, False, False
 
     def __await__(self) -> Any:
@@ -47,7 +46,7 @@ class StruckIn:
         self.over = True
 
     def _go_on(self) -> list[Any]:
-        """What it waits for; nothing: it has ended, perhaps as the strike came through."""
+        """What the coroutine waits for; empty: it has ended, perhaps by the interrupt."""
         waits_for: list[Any] = []
         try:
             self.reached = self.steps >= self.step
@@ -65,7 +64,8 @@ class StruckIn:
 
 
 def strike_everywhere(attempt: Callable[[int, int], Coroutine[Any, Any, tuple[bool, bool]]]) -> None:
-    """attempt(step, point): whether it was struck, and whether it came to that step."""
+    """Interrupt at every point; attempt(step, point) returns whether it was interrupted, and whether it reached the
+    step."""
     for step in itertools.count():
         points = itertools.count(1)
         while (reached := asyncio.run(attempt(step, next(points))))[0]:

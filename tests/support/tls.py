@@ -1,4 +1,4 @@
-"""TLS in front of a server: ends it, and hands the plain bytes on to a unix socket. Certificates of the test's own."""
+"""TLS in front of a server: ends it, and relays the plain bytes to a unix socket. Certificates of the test's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Authority:
 
 
 class TlsFront:
-    """Listens on a free port of 127.0.0.1. `records`: bytes in one write to the client, so how TLS cuts replies."""
+    """Listens on a free port of 127.0.0.1. `records`: bytes in one write to the client, so how TLS splits replies."""
 
     def __init__(self, authority: Authority, path: str, *, records: int = _CHUNK) -> None:
         self._authority = authority
@@ -37,7 +37,7 @@ class TlsFront:
         self._records = records
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._ending, self._end = socket.socketpair()  # readable once it is over, for every thread
+        self._ending, self._end = socket.socketpair()  # readable at the end, for every thread
         self._threads = [threading.Thread(target=self._accept, name="tls front")]
 
     def __enter__(self) -> Self:
@@ -63,7 +63,8 @@ class TlsFront:
 
     def _serve(self, client: socket.socket) -> None:
         client.settimeout(_PATIENCE)
-        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):  # or a bad handshake
+        # the suppressed error may be a failed handshake
+        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
             server.connect(self._path)
             with self._authority.context.wrap_socket(client, server_side=True) as tls:
                 self._relay(tls, server)

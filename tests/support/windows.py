@@ -1,7 +1,7 @@
-"""A process without what Windows lacks: locks of both faces on a real server over TCP. Run by test_windows.py.
+"""A process without what Windows lacks: locks of both APIs on a real server over TCP. Run by test_windows.py.
 
-The names are taken away before anything else is imported. What is left is Linux all the same: this shows that nothing
-here needs them, not what Windows itself does.
+The names are removed before anything else is imported. The platform is still Linux: this shows that fastlock needs none
+of the names, not what Windows itself does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import time
 
 _pair, _family = socket.socketpair, getattr(socket, "AF_UNIX", socket.AF_INET)
-socket.socketpair = lambda *_: _pair(_family, socket.SOCK_STREAM)  # Windows makes one out of TCP; event loops need it
+# Windows makes a pair out of TCP; event loops need it
+socket.socketpair = lambda *_: _pair(_family, socket.SOCK_STREAM)
 for module, names in (
     (socket, ("MSG_DONTWAIT", "MSG_NOSIGNAL", "AF_UNIX", "SO_REUSEPORT")),
     (select, ("poll", "epoll", "POLLIN", "POLLOUT")),
@@ -35,7 +36,7 @@ import fastlock.asyncio  # noqa: E402
 
 assert fastlock.IMPLEMENTATION == "python", fastlock.IMPLEMENTATION
 ROUNDS = 50
-NAMES = [f"name:{number}" for number in range(3000)]  # more than a socket takes at once
+NAMES = [f"name:{number}" for number in range(3000)]  # more than a socket buffer holds
 
 
 def threads(url: str) -> None:
