@@ -1,6 +1,6 @@
-"""Greenlets: who would wait in one is refused at once, and nothing is left behind; in a native thread of gevent's or
-eventlet's pool all works. In scripts of their own, as both replace half of the standard library; under gunicorn and
-Celery they run in `test_application_servers.py`.
+"""Greenlets: a greenlet that would have to wait is refused at once, and leaves nothing behind; in a native thread of
+gevent's or eventlet's pool everything works. Each test runs a script in a process of its own, as both libraries replace
+half of the standard library; `test_application_servers.py` runs them under gunicorn and Celery.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import redis
 from support.programs import LIMIT, needs
 from support.tls import Authority, TlsFront
 
-# Where the server's kind is no matter.
+# The kind of server makes no difference here.
 pytestmark = [pytest.mark.usefixtures("impl"), pytest.mark.parametrize("server", ["valkey"], indirect=True)]
 
-# What the scripts know: `patch`, `spawn`, `native`, `pause`, `client`.
-WORLDS = {
+# What each library gives to the scripts: `patch`, `together`, `native`, `pause`.
+LIBRARIES = {
     "gevent": """
 import warnings
 warnings.simplefilter("ignore")
@@ -100,7 +100,7 @@ def holder():
 
 together([holder])
 for fair in (False, True):
-    with client.lock("sku", fair=fair, timeout=30):  # what is free can be had
+    with client.lock("sku", fair=fair, timeout=30):  # a free lock can be acquired without a wait
         pass
 assert client._transport.queues.by_key == {} == client._transport.queues.by_entry
 client.close()
@@ -159,11 +159,11 @@ print("well")
 """
 
 
-def run(world: str | None, url: str, script: str) -> None:
-    """The script ends well, in time, and says nothing else."""
-    if world is not None:
-        needs(world)
-        script = WORLDS[world] + script
+def run(library: str | None, url: str, script: str) -> None:
+    """Run a script, which has to succeed in time and to print nothing but "well"."""
+    if library is not None:
+        needs(library)
+        script = LIBRARIES[library] + script
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "SERVER": url}, capture_output=True, text=True, timeout=LIMIT,
@@ -176,33 +176,33 @@ def run(world: str | None, url: str, script: str) -> None:
     [(FIRST, "{}"), (FIRST, "{'fair': True}"), (LATER, "{}"), (UNPATCHED, "{}")],
     ids=["patched", "patched, in strict order", "patched later", "never patched"],
 )
-@pytest.mark.parametrize("world", WORLDS)
-def test_who_would_wait_is_refused_and_leaves_nothing(
-    server: Any, probe: redis.Redis, no_leaks: Any, world: str, order: str, options: str
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_greenlet_that_would_wait_is_refused_and_leaves_nothing(
+    server: Any, probe: redis.Redis, no_leaks: Any, library: str, order: str, options: str
 ) -> None:
-    run(world, server.unix_url, f"{order}OPTIONS = {options}\n{REFUSED}")
+    run(library, server.unix_url, f"{order}OPTIONS = {options}\n{REFUSED}")
 
 
-@pytest.mark.parametrize("world", [None, *WORLDS])
-def test_a_greenlet_that_shares_its_thread_with_nobody_waits(server: Any, no_leaks: Any, world: str | None) -> None:
-    """As those in which SQLAlchemy runs what is written for threads; also where others have a hub in their thread."""
+@pytest.mark.parametrize("library", [None, *LIBRARIES])
+def test_greenlet_alone_in_its_thread_may_wait(server: Any, no_leaks: Any, library: str | None) -> None:
+    """SQLAlchemy runs code written for threads in such greenlets; they may wait even if another thread has a hub."""
     needs("greenlet")
-    run(world, server.unix_url, UNPATCHED + PLAIN)
+    run(library, server.unix_url, UNPATCHED + PLAIN)
 
 
 @pytest.mark.parametrize("order", [FIRST, LATER, UNPATCHED], ids=["patched", "patched later", "never patched"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_native_threads_wait(server: Any, probe: redis.Redis, no_leaks: Any, world: str, order: str) -> None:
-    """All of it in a thread of the pool, or the acquire alone."""
-    run(world, server.unix_url if order is FIRST else server.tcp_url, order + NATIVE)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_native_threads_wait(server: Any, probe: redis.Redis, no_leaks: Any, library: str, order: str) -> None:
+    """Threads of the pool run the whole `with` block, or only the acquire."""
+    run(library, server.unix_url if order is FIRST else server.tcp_url, order + NATIVE)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_native_threads_wait_over_tls(
-    server: Any, probe: redis.Redis, no_leaks: Any, world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Any, probe: redis.Redis, no_leaks: Any, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has no TLS without the hub goes on in others' threads."""
+    """Greenlets open TLS connections while the hub runs, and native threads, which have no hub, go on using them."""
     authority = Authority(tmp_path, "localhost")
     monkeypatch.setenv("AUTHORITY", authority.file)
     with TlsFront(authority, server.path) as front:
-        run(world, f"rediss://localhost:{front.port}/0", OVER_TLS + NATIVE)
+        run(library, f"rediss://localhost:{front.port}/0", OVER_TLS + NATIVE)

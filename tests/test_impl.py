@@ -1,6 +1,6 @@
-"""Which implementation a process gets: what FASTLOCK_IMPL asks for, whole, or an error; never a mixture of both.
+"""Which implementation a process gets: all of the one that FASTLOCK_IMPL names, or an error; never a mixture of both.
 
-Each case is a process of its own, on this checkout or on a copy of the package from which something is missing.
+Each case runs in a process of its own, on this checkout or on a copy of the package from which something is missing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastlock._core") is No
 
 
 def imported(asked: str | None, folder: Path = PACKAGE.parent, report: str = REPORT) -> tuple[dict[str, Any], str]:
-    """Import the package that lies in `folder`: what was found (empty: it could not be imported), and the messages."""
+    """Import the package in `folder`; returns the report (empty if the import failed) and what went to stderr."""
     env = {name: value for name, value in os.environ.items() if name != "FASTLOCK_IMPL"}
-    # -S: the hook of an editable install would lend a copy the checkout's core. Dependencies come by PYTHONPATH.
+    # -S: the hook of an editable install would give a copy the checkout's core. Dependencies come by PYTHONPATH.
     path = [folder, *(Path(module.__path__[0]).parent for module in (redis, hiredis))]
     env |= {"PYTHONPATH": os.pathsep.join(map(str, path))} | ({} if asked is None else {"FASTLOCK_IMPL": asked})
     done = subprocess.run(
@@ -56,7 +56,7 @@ def imported(asked: str | None, folder: Path = PACKAGE.parent, report: str = REP
 
 
 def assert_whole(found: dict[str, Any], implementation: str) -> None:
-    """All of it is of this implementation."""
+    """Every module belongs to this implementation."""
     compiled = implementation == "cython"
     assert found["implementation"] == implementation
     assert found["layer"] == found["streams"] == ("fastlock._core" if compiled else "fastlock._fallback")
@@ -73,29 +73,28 @@ def extension(package: Path, name: str) -> Path:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the package, with what was compiled, from which a test may take something away."""
+    """A copy of the package with its compiled modules, from which a test may delete files."""
     shutil.copytree(PACKAGE, tmp_path / "fastlock", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path / "fastlock"
 
 
-def test_python_is_python_although_all_is_compiled() -> None:
+def test_python_is_used_on_request_although_all_is_compiled() -> None:
     assert_whole(imported("python")[0], "python")
 
 
 @pytest.mark.parametrize("asked", ["cython", None, ""])
-def test_what_is_compiled_is_used_when_it_was_asked_for_or_nothing_was(asked: str | None) -> None:
+def test_compiled_modules_are_used_on_request_and_by_default(asked: str | None) -> None:
     assert_whole(imported(asked)[0], "cython")
 
 
-def test_another_name_is_refused() -> None:
+def test_unknown_implementation_is_refused() -> None:
     found, said = imported("rust")
     assert not found and "ValueError" in said and "'rust'" in said and "FASTLOCK_IMPL" in said
 
 
 @pytest.mark.parametrize("missing", EXTENSIONS)
-def test_one_module_that_is_not_compiled_makes_all_of_it_python_unless_it_was_asked_for(
-    copy: Path, missing: str
-) -> None:
+def test_one_module_not_compiled_means_fallback_or_an_error(copy: Path, missing: str) -> None:
+    """Every module is Python then by default; it is an error where the compiled ones were asked for."""
     extension(copy, missing).unlink()
     found, said = imported("cython", copy.parent)
     assert not found and "ModuleNotFoundError" in said and f"fastlock.{missing}" in said
@@ -103,7 +102,7 @@ def test_one_module_that_is_not_compiled_makes_all_of_it_python_unless_it_was_as
         assert_whole(imported(asked, copy.parent)[0], "python")
 
 
-def test_falling_back_is_noted_for_who_wants_to_know(copy: Path) -> None:
+def test_falling_back_to_python_is_logged_as_info(copy: Path) -> None:
     extension(copy, "_fastpath.tasks").unlink()
     found, said = imported(None, copy.parent, "import logging\nlogging.basicConfig(level=logging.INFO)\n" + REPORT)
     assert found and "fastlock._fastpath.tasks is not compiled" in said
@@ -122,8 +121,8 @@ def test_falling_back_is_noted_for_who_wants_to_know(copy: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("asked", ["cython", None])
-def test_a_build_of_other_sources_is_refused(copy: Path, asked: str | None, changed: str) -> None:
-    """Compiled before the last change: to go on without it would hide that for ever."""
+def test_build_of_other_sources_is_refused(copy: Path, asked: str | None, changed: str) -> None:
+    """The modules were compiled before the last change of a source: to fall back silently would hide that for ever."""
     source = copy / changed
     source.write_text(source.read_text() + "\n")
     found, said = imported(asked, copy.parent)
@@ -131,12 +130,12 @@ def test_a_build_of_other_sources_is_refused(copy: Path, asked: str | None, chan
     assert_whole(imported("python", copy.parent)[0], "python")
 
 
-def test_an_installation_without_sources_trusts_its_build(copy: Path) -> None:
+def test_installation_without_sources_trusts_its_build(copy: Path) -> None:
     for source in [*copy.rglob("*.pyx"), *copy.rglob("*.px?")]:
         source.unlink()
     assert_whole(imported("cython", copy.parent)[0], "cython")
 
 
-def test_children_get_what_their_parent_got(impl: str) -> None:
-    """This session hands its choice on to the processes that its tests start."""
+def test_child_processes_get_the_implementation_of_their_parent(impl: str) -> None:
+    """The test run passes its choice on to the processes that its tests start."""
     assert os.environ["FASTLOCK_IMPL"] == fastlock.IMPLEMENTATION == impl

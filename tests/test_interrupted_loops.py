@@ -1,7 +1,7 @@
-"""Event loops in which a signal's handler raises: nothing stays behind, nobody hangs, no reply goes to the wrong task.
+"""Event loops in which a signal handler raises: no key stays behind, no task hangs, no reply goes to the wrong task.
 
-Real signals at seeded random moments in a program of its own (support/interrupted_loop.py), and the moments that those
-seldom meet one by one.
+Real signals at seeded random moments in a program of its own (support/interrupted_loop.py); and the moments that random
+signals seldom meet, one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HITS = 150
 
 
 @pytest.mark.parametrize("mode", ["with", "limited", "fence", "fair", "crowd", "many"])
-def test_whose_event_loop_is_struck_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
+def test_tasks_of_an_interrupted_loop_leave_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
     """limited: with a blocking_timeout; crowd: six tasks want the same name."""
     program = [sys.executable, str(ROOT / "tests/support/interrupted_loop.py"), server.unix_url, mode, "7", str(HITS)]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
@@ -48,11 +48,11 @@ def test_whose_event_loop_is_struck_leaves_no_key(server: Server, probe: redis.R
     assert [key for key, _ in leftovers(probe) if not key.startswith(b"fastlock:fence:")] == []
 
 
-def test_replies_that_were_read_and_lost_are_nobody_elses(
+def test_replies_lost_after_they_were_read_go_to_no_other_task(
     server: Server, probe: redis.Redis, impl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in a notebook: what is raised leaves the loop, with the bytes that were read, and the loop goes on. The
-    next reply, that of a free name, would else go to who asked for one that is held."""
+    """Ctrl-C in a notebook: the exception leaves the loop, the bytes that were read are lost, and the loop goes on.
+    The next reply, that of a free name, would otherwise go to the task that asked for a name that is held."""
     with asyncio.Runner() as runner:
         client = fastlock.asyncio.Client.from_url(server.unix_url)
         runner.run(client.server_info())
@@ -74,10 +74,10 @@ def test_replies_that_were_read_and_lost_are_nobody_elses(
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("in_flight", [False, True], ids=["idle", "in flight"])
-def test_a_connection_whose_end_is_struck_is_replaced(
+def test_connection_is_replaced_though_its_end_is_interrupted(
     server: Server, probe: redis.Redis, impl: str, no_leaks: Any, in_flight: bool
 ) -> None:
-    """asyncio tells of it in a callback: at any point of that a handler may raise, and nobody calls again."""
+    """asyncio reports a lost connection in a callback, once: a handler may raise at any point of that callback."""
 
     async def attempt(step: int) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=1) as client:
@@ -102,51 +102,51 @@ def test_a_connection_whose_end_is_struck_is_replaced(
 
 SITUATIONS: dict[str, dict[str, Any]] = {
     **{"free": {}, "not connected": {}, "polls": {"queue": False}, "fair": {"fair": True}, "fence": {"fence": True}},
-    **{"behind a task": {}, "behind a client": {}, "limited": {"blocking_timeout": 20}},
+    **{"after a task": {}, "after a client": {}, "limited": {"blocking_timeout": 20}},
 }
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("cancelled", [False, True], ids=["", "cancelled"])
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # which was to be, when the strike came
-def test_a_task_may_be_struck_at_any_point_of_its_acquire(
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was interrupted just before it was awaited
+def test_task_interrupted_at_any_point_of_its_acquire(
     server: Server, probe: redis.Redis, impl: str, situation: str, cancelled: bool
 ) -> None:
-    """What it has then it can let go of; else nothing stays, and whoever comes next is served. Also as its task is
-    cancelled, and that is seen to."""
+    """A lock that the task has got can be released; otherwise no key stays, and the next acquire is served. The same
+    holds while a cancellation of the task is handled."""
 
     async def attempt(step: int, point: int) -> tuple[bool, bool]:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
-            another = client if situation == "behind a task" else fastlock.asyncio.Client.from_url(server.unix_url)
+            another = client if situation == "after a task" else fastlock.asyncio.Client.from_url(server.unix_url)
             holder = another.lock(NAME, timeout=None, thread_local=False)
             lock = client.lock(NAME, timeout=None, thread_local=False, **SITUATIONS[situation])
             if situation != "not connected":
                 await client.server_info()
             strike = StruckIn(lock.acquire(), step, point, cancelled=cancelled)
 
-            async def let_go() -> None:
+            async def release_when_queued() -> None:
                 while not strike.over and not (
                     client._transport.queued_keys if another is client else probe.exists(QUEUE)
                 ):
                     await asyncio.sleep(0)
                 await holder.release()
 
-            letting_go = None
-            if situation.startswith(("behind", "limited")):
+            releasing = None
+            if situation.startswith(("after", "limited")):
                 await holder.acquire()
-                letting_go = asyncio.create_task(let_go())
+                releasing = asyncio.create_task(release_when_queued())
             where = f"step {step}, point {point}"
             async with asyncio.timeout(20):
                 await strike
-                if letting_go is not None:
-                    await letting_go
+                if releasing is not None:
+                    await releasing
                 if lock.lease is not None:
                     await lock.release()
-                async with client.lock(NAME, thread_local=False):  # behind whatever was to be undone
+                async with client.lock(NAME, thread_local=False):  # its request follows every pending undo
                     pass
             assert not probe.exists(NAME), where
-            assert not client._transport.queued_keys, f"{where}: somebody waits still"
+            assert not client._transport.queued_keys, f"{where}: the local queue still has a waiter"
             if another is not client:
                 await another.close()
             return strike.struck, strike.reached
@@ -155,22 +155,22 @@ def test_a_task_may_be_struck_at_any_point_of_its_acquire(
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("behind", ["nobody", "a task", "a client"])
+@pytest.mark.parametrize("next_in", ["nobody", "a task", "a client"])
 @pytest.mark.parametrize("how", ["release", "with", "with, of a task that has ended"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_a_task_may_be_struck_at_any_point_of_its_release(
-    server: Server, probe: redis.Redis, impl: str, how: str, behind: str
+def test_task_interrupted_at_any_point_of_its_release(
+    server: Server, probe: redis.Redis, impl: str, how: str, next_in: str
 ) -> None:
-    """It is carried out, or can be repeated, which who leaves a `with` does not; whoever waits is served."""
+    """The release is carried out, or can be repeated (the end of a `with` is not repeated); every waiter is served."""
 
     async def attempt(step: int, point: int) -> tuple[bool, bool]:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
-            another = fastlock.asyncio.Client.from_url(server.unix_url) if behind == "a client" else client
+            another = fastlock.asyncio.Client.from_url(server.unix_url) if next_in == "a client" else client
             ended = how.endswith("ended")
             lock = client.lock(NAME, timeout=None, thread_local=ended)
             next_one = another.lock(NAME, timeout=None, thread_local=False)
             await (asyncio.create_task(lock.acquire()) if ended else lock.acquire())
-            waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
+            waiting = None if next_in == "nobody" else asyncio.create_task(next_one.acquire())
             while waiting is not None and not (
                 another._transport.queued_keys if another is client else probe.exists(QUEUE)
             ):
@@ -196,19 +196,19 @@ def test_a_task_may_be_struck_at_any_point_of_its_release(
 
 
 @pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
-@pytest.mark.parametrize("behind", ["nobody", "a task", "a client"])
+@pytest.mark.parametrize("next_in", ["nobody", "a task", "a client"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_a_task_may_be_struck_at_any_point_of_a_release_of_many(
-    server: Server, probe: redis.Redis, impl: str, behind: str
+def test_task_interrupted_at_any_point_of_a_release_of_many(
+    server: Server, probe: redis.Redis, impl: str, next_in: str
 ) -> None:
-    """As of one; struck before it has begun, it is to be called again."""
+    """release_many() is carried out; if it was interrupted before it had begun, it has to be called again."""
 
     async def attempt(step: int, point: int) -> tuple[bool, bool]:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
-            another = fastlock.asyncio.Client.from_url(server.unix_url) if behind == "a client" else client
+            another = fastlock.asyncio.Client.from_url(server.unix_url) if next_in == "a client" else client
             leases = await client.acquire_many([NAME, "b"], timeout=None)
             next_one = another.lock(NAME, timeout=None, thread_local=False)
-            waiting = None if behind == "nobody" else asyncio.create_task(next_one.acquire())
+            waiting = None if next_in == "nobody" else asyncio.create_task(next_one.acquire())
             while waiting is not None and not (
                 another._transport.queued_keys if another is client else probe.exists(QUEUE)
             ):
@@ -238,7 +238,8 @@ WITH = """async def block(lock, body):
 
 
 class Body:
-    """Of a `with`: what is called in it, while nothing in the frame that it stands in can be struck."""
+    """Makes a call in the body of a `with` by reading an attribute, so that the frame of the `with` has no call to
+    interrupt there."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
@@ -249,10 +250,10 @@ class Body:
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("behind", ["nobody", "a task", "a connection that broke"])
+@pytest.mark.parametrize("case", ["no waiter", "a waiting task", "a connection that broke"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl: str, behind: str) -> None:
-    """Also in the frame that it stands in, which nothing of ours can see to."""
+def test_with_interrupted_at_any_point(server: Server, probe: redis.Redis, impl: str, case: str) -> None:
+    """Also in the frame that the `with` stands in, where no code of fastlock can catch the exception."""
     if impl == "python":
         pytest.skip("between the call of `__aexit__` and its first line there is a gap")
     space: dict[str, Any] = {}
@@ -263,15 +264,15 @@ def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl:
             await client.server_info()
             lock = client.lock(NAME, timeout=None)
             connection: Any = client._transport.connection
-            broken = behind == "a connection that broke"
+            broken = case == "a connection that broke"
             body = Body(lambda: connection.fail(EOFError("gone")) if broken else None)
             strike = StruckIn(space["block"](lock, body), step, point, {"<with>"} if broken else {*STACK, "<with>"})
             async with asyncio.timeout(20):
                 waiting = asyncio.create_task(client.lock(NAME, thread_local=False).acquire())
-                if behind != "a task":
+                if case != "a waiting task":
                     waiting.cancel()
                 await strike
-                if behind == "a task":
+                if case == "a waiting task":
                     assert await waiting
                     await client.lock(NAME).locked()
                     assert probe.delete(NAME)
@@ -284,10 +285,10 @@ def test_a_with_may_be_struck_anywhere(server: Server, probe: redis.Redis, impl:
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_a_client_outlives_a_strike_as_its_connecting_ends(server: Server, impl: str, no_leaks: Any) -> None:
-    """In the callback that notes it, after a try that failed; and in what follows a handshake."""
+def test_client_survives_an_interrupt_as_its_connecting_ends(server: Server, impl: str, no_leaks: Any) -> None:
+    """The interrupt comes in the callback that notes a failed connect, or in what follows a handshake."""
 
-    async def noted(step: int) -> bool:
+    async def failed(step: int) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.1) as client:
             await client.server_info()
             transport: Any = client._transport
@@ -304,24 +305,24 @@ def test_a_client_outlives_a_strike_as_its_connecting_ends(server: Server, impl:
             await client.server_info()
             transport: Any = client._transport
             connection, real = transport.connection, transport._on_connected
-            links: list[Any] = []
+            connections: list[Any] = []
             struck = False
 
             def strike(connection: Any) -> None:
                 nonlocal struck
-                links.append(connection)
-                if len(links) == 1 and (struck := raise_at(step, STACK, lambda: real(connection))):
+                connections.append(connection)
+                if len(connections) == 1 and (struck := raise_at(step, STACK, lambda: real(connection))):
                     raise TimeoutError("struck")
-                if len(links) > 1:
+                if len(connections) > 1:
                     real(connection)
 
             transport._on_connected = strike
             connection.fail(EOFError("gone"))
             async with asyncio.timeout(20), client.lock(NAME):
-                assert links[0].error is not None or transport.connection is links[0], f"point {step}"
+                assert connections[0].error is not None or transport.connection is connections[0], f"point {step}"
             return struck
 
-    for attempt in (noted, opened):
+    for attempt in (failed, opened):
         steps = itertools.count(1)
         while asyncio.run(attempt(next(steps))):
             pass
@@ -329,10 +330,10 @@ def test_a_client_outlives_a_strike_as_its_connecting_ends(server: Server, impl:
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_what_was_to_be_sent_is_sent_though_a_handler_raises(
+def test_buffered_requests_are_sent_though_a_handler_raises(
     server: Server, impl: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """As the flush of a tick begins: the loop logs what was raised, and nobody would flush again."""
+    """The handler raises as the flush of a tick begins: the loop logs the exception and flushes no more by itself."""
 
     async def work() -> None:
         heard: list[Any] = []
@@ -348,10 +349,10 @@ def test_what_was_to_be_sent_is_sent_though_a_handler_raises(
         runner.run(work())
 
 
-def test_a_task_whose_reply_has_come_is_woken_though_a_handler_raises(
+def test_task_with_a_reply_is_woken_though_a_handler_raises(
     server: Server, impl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the turn of the loop that wakes it is asked for: what was read and told is told once more."""
+    """The handler raises as the wakeup is scheduled: a reply that was read already is delivered again."""
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
@@ -378,7 +379,7 @@ def test_a_task_whose_reply_has_come_is_woken_though_a_handler_raises(
         runner.run(work())
 
 
-def test_tasks_are_woken_though_a_handler_raises_as_their_waking_begins(
+def test_tasks_are_woken_though_a_handler_raises_as_the_wakeup_begins(
     impl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -404,8 +405,8 @@ def test_tasks_are_woken_though_a_handler_raises_as_their_waking_begins(
 
 
 @pytest.mark.parametrize("what", ["flush", "wake", "wake, and it is cancelled"])
-def test_what_an_event_loop_forgets_is_asked_for_again(server: Server, impl: str, what: str) -> None:
-    """asyncio takes a callback out of its list before it has it in hand: one that is struck there is never called."""
+def test_callback_that_the_loop_dropped_is_scheduled_again(server: Server, impl: str, what: str) -> None:
+    """asyncio takes a callback out of its list before it calls it: if a handler raises in between, it is lost."""
 
     async def work() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -434,8 +435,8 @@ def test_what_an_event_loop_forgets_is_asked_for_again(server: Server, impl: str
         runner.run(work())
 
 
-def test_a_task_whose_wait_is_over_is_woken_though_a_handler_raises(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the turn of the loop that wakes it is asked for."""
+def test_task_whose_wait_has_ended_is_woken_though_a_handler_raises(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler raises as the wakeup of the task is scheduled."""
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
@@ -455,8 +456,8 @@ def test_a_task_whose_wait_is_over_is_woken_though_a_handler_raises(impl: str, m
     asyncio.run(work())
 
 
-def test_a_task_can_be_cancelled_though_a_handler_raised_as_its_wait_ended(impl: str) -> None:
-    """Its wait counts as over, and it is not among those who are to be woken: as of who was struck in between."""
+def test_task_can_be_cancelled_though_a_handler_raised_as_its_wait_ended(impl: str) -> None:
+    """Its wakeup is marked as ready but is not queued, as if a handler had raised in between."""
 
     async def work() -> None:
         wakeup = Wakeup().arm(WakeupQueue(asyncio.get_running_loop()))
@@ -475,10 +476,10 @@ def test_a_task_can_be_cancelled_though_a_handler_raised_as_its_wait_ended(impl:
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_a_task_that_is_woken_twice_waits_on(
+def test_task_that_is_woken_twice_goes_on_waiting(
     server: Server, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told, its waking was struck, and is asked for again; by then it may wait for something else."""
+    """A wakeup that a handler interrupted is scheduled again; by then the task may wait for something else."""
 
     async def work() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -497,7 +498,7 @@ def test_a_task_that_is_woken_twice_waits_on(
                     pass
 
             def received(data: bytes) -> None:
-                if (number := next(heard)) == 1:  # the first one's: nobody knows yet that the name is held
+                if (number := next(heard)) == 1:  # the client does not know yet that the name is held
                     waiting.append(loop.create_task(use()))
                 with monkeypatch.context() as patch:
                     if number == 2:
@@ -515,12 +516,12 @@ def test_a_task_that_is_woken_twice_waits_on(
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("thread_local", [False, True], ids=["everybody's", "its task's"])
+@pytest.mark.parametrize("thread_local", [False, True], ids=["shared", "thread_local"])
 @pytest.mark.parametrize("closed", [False, True], ids=["loop open", "loop closed"])
-def test_a_with_whose_coroutine_is_closed_where_no_loop_runs_lets_go(
+def test_with_releases_though_its_coroutine_is_closed_without_a_loop(
     server: Server, impl: str, no_leaks: Any, closed: bool, thread_local: bool
 ) -> None:
-    """In that loop, which runs again, or in the next one."""
+    """The release is sent when that loop runs again, or by the next loop."""
     client = fastlock.asyncio.Client.from_url(server.unix_url)
 
     async def hold() -> None:
@@ -535,7 +536,7 @@ def test_a_with_whose_coroutine_is_closed_where_no_loop_runs_lets_go(
 
     held = hold()
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda loop, context: None)  # the task is gone without an end
+    loop.set_exception_handler(lambda loop, context: None)  # the task is destroyed while it is pending
     task = loop.run_until_complete(begin())
     if closed:
         loop.close()

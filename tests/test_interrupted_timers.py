@@ -1,5 +1,5 @@
-"""A signal's handler that raises as an event loop runs a timer of ours, or is asked for one: the timer goes on, and
-whoever waits for it is called."""
+"""A signal handler that raises while an event loop runs or sets a timer of fastlock: the timer goes on, and the tasks
+that wait for it are woken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
 
 def run(work: Callable[[], Any]) -> Any:
-    """Whatever the loop has to log is expected here."""
+    """Run it in a new loop whose error log is silenced: the errors are expected here."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(lambda loop, context: None)
         return runner.run(work())
@@ -35,13 +35,13 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("asked_for", ["call_soon", "call_later"])
-def test_whose_times_are_over_are_called_though_the_first_is_struck(
-    server: Server, probe: redis.Redis, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, asked_for: str
+@pytest.mark.parametrize("method", ["call_soon", "call_later"])
+def test_expired_waiters_are_woken_though_the_first_wakeup_is_interrupted(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Compiled, those who gave the same blocking_timeout have one timer."""
-    if (impl, asked_for) == ("python", "call_later"):
-        pytest.skip("each has a timer of its own")
+    """The compiled implementation has one timer for all waiters with the same blocking_timeout."""
+    if (impl, method) == ("python", "call_later"):
+        pytest.skip("in pure Python each waiter has a timer of its own")
 
     async def wait(client: Any) -> bool:
         got: bool = await client.lock(NAME, timeout=None, blocking_timeout=1, thread_local=False).acquire()
@@ -51,31 +51,31 @@ def test_whose_times_are_over_are_called_though_the_first_is_struck(
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client, client.lock(NAME, timeout=None):
             first = asyncio.create_task(client.lock(NAME, timeout=None, thread_local=False).acquire())
             await until(lambda: probe.exists("fastlock:queue:{sku}"))
-            waiting = []  # behind that one
+            waiting = []  # behind `first` in the local queue
             for _ in range(4):
                 waiting.append(asyncio.create_task(wait(client)))
-                await asyncio.sleep(apart)  # the next one's time ends later
+                await asyncio.sleep(apart)  # so that the next one's blocking_timeout ends later
             loop: Any = asyncio.get_running_loop()
             transport: Any = client._transport
             ours = [transport.wakeups.run, *transport.shared_timeouts.values()]
             with monkeypatch.context() as patch:
-                asked = getattr(loop, asked_for)
-                struck = Struck(TimeoutError, asked, lambda *what: any(each in ours for each in what))
-                patch.setattr(loop, asked_for, struck)
+                real = getattr(loop, method)
+                struck = Struck(TimeoutError, real, lambda *args: any(each in ours for each in args))
+                patch.setattr(loop, method, struck)
                 await until(lambda: all(task.done() for task in waiting))
             assert [task.result() for task in waiting] == [False] * 4
             first.cancel()
             await asyncio.wait([first])
             return struck.calls
 
-    # Where the machine stands still, all are over at once, and nothing is asked for any more
+    # If the machine stalls, all timeouts end at once, and no further timer is set: try again with longer pauses
     assert any(run(lambda apart=apart: work(apart)) for apart in (0.005, 0.02, 0.08, 0.2))
 
 
-def test_who_looks_whether_the_server_answers_may_be_struck(
+def test_check_that_the_server_answers_may_be_interrupted(
     server: Server, probe: redis.Redis, impl: str, no_leaks: Any
 ) -> None:
-    """A server that is silent is found out all the same."""
+    """A server that has stopped answering is detected all the same."""
 
     async def attempt(strike: Strike) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.5) as client:
@@ -97,7 +97,7 @@ def test_who_looks_whether_the_server_answers_may_be_struck(
     strike_in_turn(attempt)
 
 
-def test_who_looks_whether_a_lease_has_lapsed_may_be_struck(server: Server, impl: str, no_leaks: Any) -> None:
+def test_check_for_expired_leases_may_be_interrupted(server: Server, impl: str, no_leaks: Any) -> None:
     async def attempt(strike: Strike) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client, client.lock(NAME, timeout=None):
             transport: Any = client._transport
@@ -118,13 +118,13 @@ Strike = Callable[[Callable[[], Any]], bool]
 
 
 def strike_in_turn(attempt: Callable[[Strike], Any]) -> None:
-    """Where a timer's call is struck: at each point of it in turn, and as it asks for the next one. In its call itself
-    it is asyncio's."""
+    """Interrupt a timer's callback at each point of it in turn, and as it sets the next timer. Point 1, the call
+    itself, is asyncio's code."""
 
     def at(point: int) -> Strike:
         return lambda call: raise_at(point, STACK, call)
 
-    def asking(call: Callable[[], Any]) -> bool:
+    def setting_timer(call: Callable[[], Any]) -> bool:
         loop: Any = asyncio.get_running_loop()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "call_later", Struck(TimeoutError, loop.call_later))
@@ -136,4 +136,4 @@ def strike_in_turn(attempt: Callable[[Strike], Any]) -> None:
     while run(lambda: attempt(at(next(points)))):
         pass
     assert next(points) > 4
-    assert run(lambda: attempt(asking))
+    assert run(lambda: attempt(setting_timer))

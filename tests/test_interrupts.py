@@ -1,9 +1,9 @@
-"""Callers that are torn away: by what a signal's handler raises in threads, by cancellation in asyncio. What they may
-have got is given back.
+"""Callers that are interrupted: in threads by an exception of a signal handler, in asyncio by cancellation. What they
+may have acquired is released.
 
 Threads: real signals at seeded random moments in a program of its own (support/interrupted.py). asyncio: cancelled at
 every step of the event loop in turn. What must never happen: a key that stays although nobody owns it, a reply for the
-wrong caller, a task or an error left behind, anybody who hangs.
+wrong caller, a task or an error left behind, a caller that hangs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "sku"
-MARK = b"\r\nsku\r\n"
+NAME_IN_COMMAND = b"\r\nsku\r\n"
 HITS = 200
 STEPS = 60  # of the event loop; an uncontended operation over a unix socket is over before
 asyncio_only = pytest.mark.parametrize("face", ["asyncio"], indirect=True)
@@ -55,7 +55,7 @@ both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indi
 
 @pytest.fixture(autouse=True)
 def no_unheard_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Futures and tasks whose exceptions nobody looked at are logged when they are collected."""
+    """asyncio logs futures and tasks whose exceptions were never retrieved when they are garbage-collected."""
     yield
     gc.collect()
     bad = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 30]
@@ -67,10 +67,11 @@ def no_unheard_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
 @pytest.mark.parametrize("step", ["wait", "run", "drive"])
-async def test_ctrl_c_on_the_way_into_the_queue_leaves_nobody_there(
+async def test_ctrl_c_on_the_way_into_the_queue_leaves_no_waiter(
     face: Face, server: Server, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """As a signal does at the entry of a function: who has joined is out again, or those behind would wait for it."""
+    """Ctrl-C arrives at the entry of a function. A waiter that has joined the local queue leaves it, as later waiters
+    would wait for it otherwise."""
     client, holder = face.client(server.unix_url), face.client(server.unix_url).lock(NAME)
     holder.acquire()
     client.server_info()
@@ -90,7 +91,7 @@ async def test_ctrl_c_on_the_way_into_the_queue_leaves_nobody_there(
 
 
 def strike(server: Server, mode: str, hits: int, mistake: str = "") -> dict[str, Any]:
-    """What the program of that name reports; run with some of fastlock changed."""
+    """The report of support/interrupted.py; `mistake` is code that changes some of fastlock first."""
     call = f"from support import interrupted\n{mistake}\ninterrupted.main()"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -107,12 +108,12 @@ def strike(server: Server, mode: str, hits: int, mistake: str = "") -> dict[str,
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("mode", interrupted.MODES)
-def test_who_is_struck_leaves_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
-    """The modes: support/interrupted.py. What the handler raises arrives, also where it is an OSError."""
+def test_interrupted_threads_leave_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
+    """For the modes see support/interrupted.py. The handler's exception reaches the caller, even an OSError."""
     report = strike(server, mode, HITS)
     assert report["implementation"] == impl and report["hits"] == HITS, report
     assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, report
-    # In Python, a signal can strike as the method that leaves a `with` is entered: that lease runs out.
+    # In pure Python, a signal can interrupt `__exit__` at its entry: that lease runs out.
     assert report["unleft"] <= (HITS // 10 if impl == "python" else 0), report
     owned = [key for key, _ in leftovers(probe) if not key.startswith(b"fastlock:fence:")]
     assert len(owned) == report["unleft"], owned
@@ -120,16 +121,16 @@ def test_who_is_struck_leaves_no_key(server: Server, probe: redis.Redis, impl: s
 
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
 @pytest.mark.parametrize("mode", ["wait", "many"])
-def test_who_is_struck_leaves_no_key_where_scripts_release(server: Server, impl: str, mode: str) -> None:
+def test_interrupted_threads_leave_no_key_where_scripts_release(server: Server, impl: str, mode: str) -> None:
     report = strike(server, mode, HITS)
     assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, report
 
 
-def test_what_strikes_as_the_grant_comes_is_raised_where_that_is_undone(impl: str) -> None:
-    """The signal comes to another thread while this one polls, and no system call tells of it: behind `acquire` it
-    would be raised where nobody knows that the lock is held."""
+def test_interrupt_as_the_grant_comes_undoes_the_grant(impl: str) -> None:
+    """The signal arrives while this thread spins, and no system call reports it. It has to be raised inside `acquire`:
+    after that, no code would know that the lock is held."""
 
-    def granted(words: list[bytes]) -> bytes:
+    def granted(args: list[bytes]) -> bytes:
         signal.pthread_kill(threading.get_ident(), signal.SIGALRM)
         return b"_\r\n"
 
@@ -147,14 +148,15 @@ def test_what_strikes_as_the_grant_comes_is_raised_where_that_is_undone(impl: st
         assert lock.lease is None
 
 
-# By name: the mode that finds it, and a program that makes it. In both implementations what it changes is Python.
+# By name: the mode that detects the mistake, and code that makes it. What the code changes is Python in both
+# implementations.
 MISTAKES = {
-    "what is struck is not undone": ("with", "sync.SyncTransport.undo_interrupted = lambda self, op, error: None"),
-    "an Exception is taken for an error of its own": (
+    "an interrupted operation stays": ("with", "sync.SyncTransport.undo_interrupted = lambda self, op, error: None"),
+    "a handler's Exception is taken for fastlock's own": (
         "with",
         "base.is_own = threads.is_own = lambda error: isinstance(error, Exception)",
     ),
-    "a second strike ends the undoing": (
+    "a second interrupt ends the undo": (
         "twice",
         "real, seen = sync.SyncTransport.undo_interrupted, set()\n"
         "def once(self, op, error):\n"
@@ -164,11 +166,11 @@ MISTAKES = {
         "sync.SyncTransport.undo_interrupted = once",
     ),
     "a batch is not undone": ("many", "batch_operations.AcquireMany.abandon = lambda self, queues, clock: []"),
-    # a fair lock's release takes a script: one strike in thirty is found there, of the other modes one in 300 or none
+    # a fair lock's release takes a script: one signal in 30 reveals the mistake, in the other modes one in 300 or none
     "a release is not carried out": ("fair", "release.Release.abandon = lambda self, queues, clock: []"),
-    "a connection is taken and not kept": ("fence", "sync.POP = lambda idle: (idle.pop(), sum(range(500)))[0]"),
-    "nobody leaves the queue": ("wait", "acquire.Acquire.leave = lambda self, waiter, lease, clock: None"),
-    "an OSError is taken for the connection's": (
+    "a popped connection is not kept": ("fence", "sync.POP = lambda idle: (idle.pop(), sum(range(500)))[0]"),
+    "an interrupted waiter stays": ("wait", "acquire.Acquire.leave = lambda self, waiter, lease, clock: None"),
+    "a handler's OSError is taken for the connection's": (
         "connect",
         "sockets.by_handler = lambda error: False",
     ),
@@ -182,10 +184,10 @@ from fastlock._transport import base, sockets, sync
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_program_finds_a_mistake(server: Server, impl: str, mistake: str) -> None:
+def test_program_detects_a_mistake(server: Server, impl: str, mistake: str) -> None:
     mode, program = MISTAKES[mistake]
     if mistake == "a release is not carried out" and impl == "python":
-        pytest.skip("among those that cannot be carried out there, the program does not find it")
+        pytest.skip("pure Python leaves some releases undone anyway, and the program cannot tell the two apart")
     report = strike(server, mode, 1500, f"{IMPORTS}\n{program}\ninterrupted.PATIENCE = 0.3")
     allowed = report["hits"] // 10 if impl == "python" else 0
     assert report["wrong"] or report["leaks"] or report["lost"] or report["unleft"] > allowed, report
@@ -207,11 +209,11 @@ def _alone_or_shared(value: Any) -> str:
 @pytest.mark.parametrize(
     ("shared", "kind"), [(True, Interrupt), *[(False, kind) for kind in (Interrupt, *EXPECTED)]], ids=_alone_or_shared
 )
-def test_interrupted_at_any_point(
+def test_thread_interrupted_at_any_point(
     impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, shared: bool, kind: Any
 ) -> None:
-    """Whatever a handler of signals raises, at any point where it can, also what fastlock expects there: nothing stays,
-    and the connection is of use."""
+    """A signal handler may raise any exception, also one that fastlock expects, at any point: no key stays, and the
+    connection remains usable."""
     no_leaks.allow("fastlock:fence:*")
     for step in itertools.count(1):
         with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
@@ -229,32 +231,32 @@ def test_interrupted_at_any_point(
                 lock.acquire()
             else:
                 client.server_info()
-            borrowed = client._transport.idle.pop() if shared else None  # as if another thread had it for now
+            borrowed = client._transport.idle.pop() if shared else None  # as if another thread used it
             struck = raise_at(step, STACK, calls.get(operation, lock.acquire), kind)
             if borrowed is not None and borrowed.error is None:
                 client._transport.idle.append(borrowed)
             assert all(nobody_reads(each) for each in client._transport.connections), f"point {step}"
             assert client._transport.connections == client._transport.idle, (
-                f"point {step}: one is nobody's, and not to be had"
+                f"point {step}: a connection is neither in use nor idle"
             )
-            # of a `with` that is struck as the method that leaves it is entered, the lease runs out
+            # if `__exit__` is interrupted at its entry, the lease runs out
             if lock.lease is not None and (operation != "leave" or (impl == "python" and step == 1)):
                 lock.release()
             late = []
-            if step == 1 or operation == "release an iterator":  # it had not begun, or not asked for them
+            if step == 1 or operation == "release an iterator":  # it had not begun, or had not read the iterator
                 late = client.release_many(given)
             assert not client.lock("barrier").locked()
             if not struck:
                 probe.delete(NAME)
                 break
             assert not probe.exists(NAME), f"point {step}"
-            assert step == 1 or all(late or client.release_many(leases)), f"point {step}: it was the caller's"
+            assert step == 1 or all(late or client.release_many(leases)), f"point {step}: the lease was the caller's"
     assert step > 2 or (impl, operation) == ("cython", "leave")
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_interrupted_at_any_point_of_the_wait_for_a_connection(impl: str, server: Server, no_leaks: Any) -> None:
-    """While another thread connects: the mutex is free, and nobody is counted as one who connects."""
+def test_wait_for_a_connection_interrupted_at_any_point(impl: str, server: Server, no_leaks: Any) -> None:
+    """While another thread connects: the mutex is free afterwards, and this thread does not count as connecting."""
     for step in itertools.count(1):
         with fastlock.Client.from_url(server.unix_url, max_connections=1, connect_timeout=0.001) as client:
             transport: Any = client._transport
@@ -268,8 +270,8 @@ def test_interrupted_at_any_point_of_the_wait_for_a_connection(impl: str, server
     assert step > 10
 
 
-def test_no_codec_stands_between_a_handler_and_who_looks_up_a_name(impl: str, server: Server) -> None:
-    """It would raise another error of that type, which says that it could not encode the name."""
+def test_name_lookup_does_not_go_through_the_idna_codec(impl: str, server: Server) -> None:
+    """The codec would replace a handler's exception by one of the same type which says that encoding failed."""
     codec = codecs.lookup("idna").encode.__code__.co_filename  # type: ignore[attr-defined]
     with fastlock.Client(host="localhost", port=server.port) as client:
         assert not raise_at(1, {codec}, client.server_info)
@@ -285,7 +287,7 @@ def handled_by(handler: Any) -> Iterator[None]:
 
 
 def refused() -> None:
-    """An OSError that ends in a frame of the module `socket`."""
+    """Raise an OSError whose last frame is of the module `socket`."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         socket.create_connection(nobody.getsockname(), timeout=LONG)
@@ -301,7 +303,7 @@ class Watchdog:
 
 
 def dropped(number: int, frame: Any) -> None:
-    """A frame that is kept keeps all that its function had; some walk it to its end instead."""
+    """Some handlers walk the frames and keep none of them, as a kept frame keeps all locals of its function alive."""
     while frame is not None:
         frame = frame.f_back
     refused()
@@ -319,15 +321,15 @@ HANDLERS = {
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_an_error_of_a_handler_that_uses_sockets_is_the_handlers(handler: str) -> None:
+def test_socket_error_raised_in_a_handler_counts_as_the_handlers(handler: str) -> None:
     with handled_by(HANDLERS[handler]):
         with pytest.raises(ConnectionRefusedError) as caught:
             signal.raise_signal(signal.SIGALRM)
         assert by_handler(caught.value)
 
 
-def test_an_error_of_a_wrapper_of_sockets_is_the_connections() -> None:
-    """As of one that verifies certificates by itself, in frames of its own."""
+def test_error_of_a_socket_wrapper_counts_as_the_connections() -> None:
+    """Such a wrapper may verify certificates by itself, in frames of its own."""
 
     def wrapped(sock: Any, frame: Any = None) -> None:
         raise ssl.SSLCertVerificationError("not trusted")
@@ -342,13 +344,13 @@ def test_an_error_of_a_wrapper_of_sockets_is_the_connections() -> None:
     assert not by_handler(OSError())
 
 
-def test_to_look_for_a_handler_swallows_nothing_of_another() -> None:
-    """`signal` makes enums of what it returns, and takes a ValueError for a number that is none."""
+def test_search_for_a_handler_swallows_no_exception_of_another() -> None:
+    """`signal` turns its results into enums, and takes a ValueError to mean that a number has no enum member."""
     assert not raise_at(1, {signal.__file__, enum.__file__}, _stream_errors._codes)
 
 
-def test_a_handler_may_raise_what_a_lock_raises_that_was_released_before() -> None:
-    """Pure Python wakes who sleeps by a release, of which the second is a RuntimeError."""
+def test_handler_may_raise_the_error_of_a_lock_released_twice() -> None:
+    """Pure Python wakes a parked thread by releasing a lock; a second release raises RuntimeError."""
 
     class Wake:
         def release(self) -> None:
@@ -375,7 +377,7 @@ def test_a_handler_may_raise_what_a_lock_raises_that_was_released_before() -> No
 
 
 def nobody_reads(connection: Any) -> bool:
-    """Whether anybody may become the one who reads there."""
+    """Whether the connection has no reader, so that a thread may become its reader."""
     pending_reply, wake = connection.impl.PendingReply(), threading.Lock()
     wake.acquire()
     free: bool = connection.stream.lead(pending_reply, wake)
@@ -405,7 +407,7 @@ class Subject:
 
     @property
     def call(self) -> Callable[[], Awaitable[Any]]:
-        """What is to be made a task of: where it can be the awaitable itself, without a coroutine round it."""
+        """What to run as a task: the bare awaitable where possible, without a coroutine around it."""
         bare = {"enter": self.lock.__aenter__, "leave": lambda: self.lock.__aexit__(None, None, None)}
         return bare.get(self.operation, self.run)
 
@@ -425,8 +427,8 @@ class Subject:
         else:
             await self.client.release_many(self.leases)
 
-    async def settle(self) -> None:
-        """Whoever finds that he owns something lets it go; a release can be repeated without an error."""
+    async def release_owned(self) -> None:
+        """Release what the caller finds that it owns; a release can be repeated without an error."""
         if self.lock.lease is not None:
             await self.lock.release()
         if self.operation in ("many", "release many"):
@@ -439,7 +441,7 @@ class Subject:
 
 
 async def cancelled_after(steps: int, call: Callable[[], Awaitable[Any]], times: int = 1) -> bool:
-    """Run it as a task, cancel it after so many steps of the loop (and after each further one); whether that hit."""
+    """Run it as a task and cancel it after so many steps of the loop, `times` times; whether the task was cancelled."""
     task = asyncio.ensure_future(call())
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -467,9 +469,9 @@ async def test_cancelled_at_any_step(
     for steps in range(STEPS):
         await subject.prepare()
         hits += await cancelled_after(steps, subject.call, times)
-        await subject.settle()
+        await subject.release_owned()
     assert hits > 2
-    assert len(probe.client_list()) == 2, "no cancellation costs a connection"
+    assert len(probe.client_list()) == 2, "a cancellation must not cost a connection"
 
 
 @both_loops
@@ -481,7 +483,7 @@ async def test_cancelled_at_any_step_of_connecting(
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             subject = Subject(client, probe, operation)
             await cancelled_after(steps, subject.run)
-            await subject.settle()
+            await subject.release_owned()
 
 
 @both_loops
@@ -496,7 +498,7 @@ async def test_a_release_that_is_cancelled_as_it_connects_is_carried_out(
     operation: str,
     ends: str,
 ) -> None:
-    """As in a task group that fails while the server restarts: its task will not try again."""
+    """This happens in a task group that fails while the server restarts: its task will not try again."""
     client = face.client(server.unix_url)
     lock, transport, reachable = client.lock(NAME, None, thread_local=False), client._transport, asyncio.Event()
     leases = await client.acquire_many([NAME, "b"], timeout=None) if operation == "release many" else []
@@ -530,14 +532,14 @@ async def test_a_release_that_is_cancelled_as_it_connects_is_carried_out(
 
 
 @both_loops
-async def test_cancelled_caller_gets_away_at_once_and_the_rest_stay_in_step(
+async def test_cancelled_caller_ends_at_once_and_others_get_their_replies(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """With its reply held back: the cancelled one does not wait for it, the others get theirs."""
+    """The reply is held back: the cancelled caller does not wait for it, and the others get theirs later."""
     client = face.client(proxy.url, reply_timeout=20)
     await client.server_info()
     for _ in range(3):
-        armed = proxy.arm(stall(), after=MARK, times=1)
+        armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
         gone = [asyncio.ensure_future(client.lock(NAME).acquire()) for _ in range(2)]
         locks = [client.lock(f"other:{number}", thread_local=False) for number in range(4)]
         others = [asyncio.ensure_future(lock.acquire(token=f"token {n}")) for n, lock in enumerate(locks)]
@@ -562,12 +564,12 @@ async def test_cancelled_caller_gets_away_at_once_and_the_rest_stay_in_step(
 async def test_release_that_was_cancelled_can_be_repeated(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Executed or not, it is the caller's until it was told so: no error from a second try."""
+    """Executed or not, the lease is the caller's until the reply arrives: a second release raises no error."""
     client = face.client(proxy.url, reply_timeout=20)
     lock = client.lock(NAME, thread_local=False)
     for side in ("request", "reply"):
         await lock.acquire()
-        armed = proxy.arm(stall(side), after=MARK, times=1)  # type: ignore[arg-type]
+        armed = proxy.arm(stall(side), after=NAME_IN_COMMAND, times=1)  # type: ignore[arg-type]
         task = asyncio.ensure_future(lock.release())
         while not armed.fired:
             await asyncio.sleep(0.001)
@@ -579,14 +581,14 @@ async def test_release_that_was_cancelled_can_be_repeated(
         assert not probe.exists(NAME) and lock.lease is None
 
 
-# ---------------------------------------------------------------------------------- the ways in which asyncio cancels
+# ------------------------------------------------------------------------------------------ how asyncio cancels tasks
 
 
 @both_loops
 async def test_timeout_of_asyncio(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
     client = face.client(proxy.url, reply_timeout=20)
     await client.server_info()
-    armed = proxy.arm(stall(), after=MARK, times=1)
+    armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             async with client.lock(NAME):
@@ -602,7 +604,7 @@ async def test_timeout_of_asyncio(face: Face, proxy: FaultProxy, probe: redis.Re
 
 @both_loops
 async def test_failure_in_a_task_group(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
-    """One task fails: those that wait, hold and release are cancelled, and all of it is given back."""
+    """One task fails: the tasks that wait, hold and release are cancelled, and every lock is released."""
     client = face.client(server.unix_url)
 
     async def user(number: int) -> None:
@@ -663,7 +665,7 @@ def _factory(face: Face) -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def test_loop_that_is_closed_under_a_client(server: Server, impl: str) -> None:
-    """Without any good-bye: the client goes on in the next one."""
+    """The loop is closed without closing the client: the client goes on in the next loop."""
     loop = asyncio.new_event_loop()
     client = fastlock.asyncio.Client.from_url(server.unix_url)
 
