@@ -1,5 +1,6 @@
-"""What comes late: a lease that passed on and was over before its caller ran, an extension whose reply took longer than
-itself, an acquire that the server executes when its caller has long gone. Nothing of it counts, nothing of it stays.
+"""What comes too late: a lease handed over that expires before its caller runs, an extension that is shorter than the
+wait for its reply, an acquire that the server executes when its caller has long given up. None of them counts as a
+success, and none leaves a key behind.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 NAME, SHORT = "sku", 0.1  # seconds: of a lease that ends before its caller runs
-MARK = b"\r\nsku\r\n"
-HASTY = 0.15  # seconds: a reply_timeout that strikes
+NAME_IN_COMMAND = b"\r\nsku\r\n"
+HASTY = 0.15  # seconds: a reply_timeout that expires
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """As a task that computes, or a thread that has the interpreter: nobody else of the process runs."""
+    """No other thread or task of the process runs, as while a task computes or a thread keeps the interpreter."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(30)
     try:
@@ -48,18 +49,18 @@ def busy_until(over: Callable[[], object]) -> None:
             pass
 
 
-# ------------------------------------------------------------------------------------ passed on, over before it is seen
+# -------------------------------------------------------------------------- handed over, expired before its caller runs
 
 
-async def test_a_lease_that_is_over_before_its_taker_runs_is_not_acquired(
+async def test_lease_that_expires_before_its_taker_runs_is_not_acquired(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """It passed on within the client; meanwhile the process computes, and somebody else has the name."""
+    """The lease was handed over within the client; then the process computes, and another client gets the name."""
     client = face.client(server.unix_url)
-    rounds, end = 0, now() + 30
-    while rounds < 10 or not client.get_stats()["late_grants"]:
-        assert now() < end, "or this shows nothing"
-        rounds += 1
+    tries, end = 0, now() + 30
+    while tries < 10 or not client.get_stats()["late_grants"]:
+        assert now() < end, "no lease was granted late: the test shows nothing"
+        tries += 1
         holder = client.lock(NAME, timeout=SHORT, thread_local=False)
         taker = client.lock(NAME, timeout=SHORT, thread_local=False)
         valid: list[bool] = []
@@ -73,8 +74,8 @@ async def test_a_lease_that_is_over_before_its_taker_runs_is_not_acquired(
         await joined(face, client)
         deadline = holder.lease._deadline
         for queue in client._transport.queued_keys.values():
-            queue.handed_over_at = now() + 1  # as if it had passed a moment ago: the next one is not let run first
-        with alone():  # before the taker is told
+            queue.handed_over_at = now() + 1  # as if handed over a moment ago: the holder does not yield
+        with alone():  # before the taker runs
             await face.get(holder.release())
             while now() < deadline + 0.005:
                 pass
@@ -82,7 +83,7 @@ async def test_a_lease_that_is_over_before_its_taker_runs_is_not_acquired(
             pass
         await job.get()
         assert valid == [True]
-        with contextlib.suppress(fastlock.LockNotOwnedError):  # it may have come by the server, before we computed
+        with contextlib.suppress(fastlock.LockNotOwnedError):  # the server may have granted it before the busy wait
             await face.get(taker.release())
 
 
@@ -91,7 +92,7 @@ async def pause(face: Face, seconds: float) -> None:
 
 
 async def wait_as_two(face: Face, client: Any, lock: Any) -> None:
-    """Acquire by waiting, as only such a lease passes on without a command."""
+    """Acquire by waiting, as only such a lease is handed over without a command."""
     first = client.lock(NAME, thread_local=False)
     await face.get(first.acquire())
     job = face.start(lock.acquire)
@@ -101,20 +102,20 @@ async def wait_as_two(face: Face, client: Any, lock: Any) -> None:
 
 
 async def joined(face: Face, client: Any) -> None:
-    """Return when somebody waits in the client."""
+    """Return when the client has a waiter."""
     end = time.monotonic() + 10
     while not any(queue.waiters.count for queue in list(client._transport.queued_keys.values())):
         assert time.monotonic() < end
         await pause(face, 0.0002)
 
 
-# ----------------------------------------------------------------------------------------------- executed long after it
+# ------------------------------------------------------------------------------- executed long after its caller gave up
 
 
-async def test_an_acquire_that_is_executed_long_after_it_was_abandoned_is_undone(
+async def test_acquire_executed_long_after_it_was_abandoned_is_undone(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """The server counts the lease from when it goes on: what undoes it is not dropped before."""
+    """The server counts the lease from when it executes the command: the undo is not dropped before that."""
     client = face.client(server.unix_url, reply_timeout=HASTY, connect_timeout=HASTY)
     await face.get(client.server_info())
     lock = client.lock(NAME, timeout=0.3)
@@ -131,11 +132,11 @@ async def test_an_acquire_that_is_executed_long_after_it_was_abandoned_is_undone
     assert not probe.exists(NAME)
 
 
-async def test_what_tasks_left_is_undone_though_nobody_uses_the_client_again(
+async def test_undo_of_a_task_is_sent_though_the_client_is_not_used_again(
     face: Face, start_server: Callable[..., Server]
 ) -> None:
-    """The server stands still for longer than it takes to give up a new connection."""
-    if not face.is_async:  # README: a thread's client says it when it is used again, closed, or the process ends
+    """The server stops for longer than it takes to give up a new connection."""
+    if not face.is_async:  # README: a client for threads sends it when it is used again, closed, or the process ends
         return
     server = start_server()
     client = face.client(server.url, reply_timeout=HASTY, connect_timeout=HASTY)
@@ -153,10 +154,10 @@ async def test_what_tasks_left_is_undone_though_nobody_uses_the_client_again(
 
 
 @pytest.mark.parametrize("met", [True, False], ids=["cut", "fresh"])
-async def test_who_has_to_connect_first_has_no_more_time_than_it_said(
+async def test_blocking_timeout_includes_the_time_to_connect(
     face: Face, start_server: Callable[..., Server], met: bool
 ) -> None:
-    """To a server that answers nothing, where connecting may take a minute."""
+    """The server does not answer, and connect_timeout is a minute."""
     server = start_server()
     client = face.client(server.url, connect_timeout=60, reply_timeout=60)
     if met:
@@ -170,12 +171,12 @@ async def test_who_has_to_connect_first_has_no_more_time_than_it_said(
     assert await face.get(client.lock(NAME).locked()) is False
 
 
-async def test_an_extension_whose_reply_took_longer_than_itself_does_not_count(
+async def test_extension_shorter_than_the_wait_for_its_reply_does_not_count(
     face: Face, proxy: FaultProxy, probe: redis.Redis
 ) -> None:
     lock = face.client(proxy.url, reply_timeout=20).lock(NAME, timeout=60, thread_local=False)
     await face.get(lock.acquire())
-    armed = proxy.arm(stall("reply"), after=MARK, times=1)
+    armed = proxy.arm(stall("reply"), after=NAME_IN_COMMAND, times=1)
     job = face.start(lambda: lock.extend(0.05, replace_ttl=True))
     while not armed.fired:
         await pause(face, 0.001)
@@ -187,13 +188,13 @@ async def test_an_extension_whose_reply_took_longer_than_itself_does_not_count(
     assert not lock.lease.valid
 
 
-# -------------------------------------------------------------------------------------- leases that come from elsewhere
+# -------------------------------------------------------------------------------- leases that come from other processes
 
 
-async def test_a_release_by_a_token_from_elsewhere_knows_its_own_work(
+async def test_release_by_a_foreign_token_recognises_its_own_effect(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """When such a lease ends, only the server knows: a key that is gone after a lost reply was not over before."""
+    """Only the server knows when such a lease ends: a key that is gone after a lost reply counts as released by it."""
     client = face.client(proxy.url, reply_timeout=HASTY)
     r = face_redis(face, probe)
     lock = face.module.Lock(r, NAME, timeout=30, thread_local=False)
@@ -201,7 +202,7 @@ async def test_a_release_by_a_token_from_elsewhere_knows_its_own_work(
     for how in (swallow(), stall()):
         probe.set(NAME, b"fl:" + b"7" * 32, px=30_000)
         lock.local.token = b"fl:" + b"7" * 32
-        armed = proxy.arm(how, after=MARK, times=1)
+        armed = proxy.arm(how, after=NAME_IN_COMMAND, times=1)
         await face.get(lock.release())
         armed.wait()
         assert not probe.exists(NAME)
@@ -215,41 +216,41 @@ def face_redis(face: Face, probe: redis.Redis) -> Any:
     return (redis.asyncio.Redis if face.is_async else redis.Redis)(unix_socket_path=path)
 
 
-def test_a_lease_from_another_boot_is_over(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its deadline means nothing on a clock that began at another time; by its token it can still be released."""
+def test_lease_from_another_boot_is_not_valid(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline means nothing on a clock that began at another time; the lease can still be released by its token."""
     lease = fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, now() + 1000)
     endless = fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, float("inf"))
-    told, forever = pickle.dumps(lease), pickle.dumps(endless)
-    assert pickle.loads(told)._deadline == lease._deadline
+    pickled, pickled_endless = pickle.dumps(lease), pickle.dumps(endless)
+    assert pickle.loads(pickled)._deadline == lease._deadline
     with monkeypatch.context() as patch:
         patch.setattr(leases, "boot_id", lambda: b"another")
-        other = pickle.loads(told)
+        other = pickle.loads(pickled)
         assert not other.valid and other.remaining == 0.0 and other.token == lease._raw_token and other._expiry_unknown
-        assert pickle.loads(forever).valid
+        assert pickle.loads(pickled_endless).valid
 
 
-def test_a_lease_from_a_container_whose_clock_begins_elsewhere(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_from_a_container_with_another_clock_offset(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = leases.now
-    told = pickle.dumps(fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, real() + 10))
+    pickled = pickle.dumps(fastlock.Lease("x", b"x", b"fl:" + b"1" * 32, real() + 10))
     monkeypatch.setattr(leases, "now", lambda: real() - 3000)
-    assert 9 < pickle.loads(told).remaining <= 10.001
+    assert 9 < pickle.loads(pickled).remaining <= 10.001
     monkeypatch.setattr(leases, "now", lambda: real() + 3000)
-    assert pickle.loads(told).remaining == 0.0
+    assert pickle.loads(pickled).remaining == 0.0
 
 
 # ---------------------------------------------------------------------------------------- the same lease released twice
 
 
 @pytest.fixture
-def slow_rounds() -> Iterator[None]:
-    """A lease goes round however slow the machine is."""
+def slow_machine() -> Iterator[None]:
+    """A lease is handed over locally, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)
         yield
 
 
-@pytest.mark.usefixtures("slow_rounds")
-async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_holder(
+@pytest.mark.usefixtures("slow_machine")
+async def test_batch_does_not_release_the_lease_of_the_next_local_holder(
     face: Face,
     server: Server,
     probe: redis.Redis,
@@ -257,8 +258,8 @@ async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_hol
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Another thread or task releases it as a batch does: who is next in the process holds by the same token. And it
-    was not lost, as no log says."""
+    """Another thread or task releases the lease while a batch does: the next local holder has it with the same token.
+    That is no loss, and is not logged as one."""
     client = face.client(server.unix_url)
     first, second = (client.lock(NAME, thread_local=False) for _ in range(2))
     await wait_as_two(face, client, first)
@@ -284,11 +285,11 @@ async def test_a_lease_that_is_released_meanwhile_is_not_taken_from_the_next_hol
     await face.get(second.release())
 
 
-@pytest.mark.usefixtures("slow_rounds")
-async def test_an_extension_beside_a_release_is_nothing_to_the_next_holder(
+@pytest.mark.usefixtures("slow_machine")
+async def test_extension_beside_a_release_does_not_affect_the_next_holder(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who is next in the process would hold by the same token. Threads: it is executed after the next one has it."""
+    """The next local holder would have the same token. Threads: the extension is executed when the next one holds."""
     client = face.client(proxy.url)
     first, second = (client.lock(NAME, thread_local=False) for _ in range(2))
     await wait_as_two(face, client, first)
@@ -307,17 +308,17 @@ async def test_an_extension_beside_a_release_is_nothing_to_the_next_holder(
         with pytest.raises(fastlock.LockNotOwnedError):
             await extending.get()
     else:
-        assert await extending.get() is True, "it was sent before"
+        assert await extending.get() is True, "it was sent before the release"
     assert 0 < probe.pttl(NAME) <= second.timeout * 1000 and await face.get(second.owned())
     await face.get(second.release())
-    assert not caplog.records and not client.get_stats()["losses"], "it was let go of"
+    assert not caplog.records and not client.get_stats()["losses"], "the lease was released, not lost"
 
 
-@pytest.mark.usefixtures("slow_rounds")
-async def test_a_token_that_is_read_after_its_release_is_not_that_of_the_next_holder(
+@pytest.mark.usefixtures("slow_machine")
+async def test_token_read_after_the_release_is_not_the_next_holders(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Which holds by the same one, as the lease passed on to it within the process."""
+    """The next holder has the same raw token, as the lease was handed over to it within the process."""
     client = face.client(server.unix_url)
     first, second = (client.lock(NAME, thread_local=False) for _ in range(2))
     await wait_as_two(face, client, first)
@@ -337,17 +338,17 @@ async def test_a_token_that_is_read_after_its_release_is_not_that_of_the_next_ho
     await face.get(second.release())
 
 
-@pytest.mark.usefixtures("slow_rounds")
-async def test_a_batch_that_is_released_once_more_after_an_error_says_what_the_first_time_released(
+@pytest.mark.usefixtures("slow_machine")
+async def test_batch_released_again_after_an_error_reports_both_results(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(server.unix_url)
-    passed, taker = (client.lock(NAME, thread_local=False) for _ in range(2))
-    await wait_as_two(face, client, passed)
+    handed_over, taker = (client.lock(NAME, thread_local=False) for _ in range(2))
+    await wait_as_two(face, client, handed_over)
     job = face.start(taker.acquire)
     await joined(face, client)
-    batch = [passed.lease, *await face.get(client.acquire_many(["a", "b", "c"]))]
-    probe.set("b", b"fl+" + batch[2].token[3:])  # as if somebody waited: it takes a script
+    batch = [handed_over.lease, *await face.get(client.acquire_many(["a", "b", "c"]))]
+    probe.set("b", b"fl+" + batch[2].token[3:])  # contended: its release takes a script
     probe.delete("fastlock:queue:{b}")
     probe.rpush("fastlock:queue:{b}", "no queue")
     with pytest.raises(redis.exceptions.ResponseError):

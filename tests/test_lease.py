@@ -1,6 +1,6 @@
-"""What is owned: a lease's time, told without I/O by a clock that the test turns; and the tokens that prove it.
+"""A lease's time, computed without I/O from a clock that the test sets; and tokens.
 
-Leases as the faces hand them out, and what a forked child makes of them, are tested with the faces.
+Leases as threads and asyncio get them, and after a fork, are tested elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOURCE = Path(fastlock.__file__).parent / "_protocol" / "lease.py"
 TOKEN = b"0123456789abcdef" * 2
 
 
-def test_a_lease_is_valid_until_its_deadline_and_not_a_moment_longer(clock: Clock) -> None:
+def test_lease_is_valid_until_its_deadline_and_not_a_moment_longer(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, clock() + 2.0, fence=7)
     assert (lease.name, lease._key, lease.token, lease.fence) == ("name", b"name", TOKEN, 7)
     assert (lease.remaining, lease.valid) == (2.0, True)
@@ -39,13 +39,13 @@ def test_a_lease_is_valid_until_its_deadline_and_not_a_moment_longer(clock: Cloc
     assert (lease.remaining, lease.valid) == (0.0, False)
 
 
-def test_a_lease_without_end_does_not_end(clock: Clock) -> None:
+def test_lease_without_timeout_does_not_end(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, math.inf)
     clock.go(1e12)
     assert (lease.remaining, lease.valid, lease.fence) == (math.inf, True, None)
 
 
-def test_what_a_lease_says_of_its_time_cannot_be_set(clock: Clock) -> None:
+def test_remaining_and_valid_cannot_be_set(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, clock() + 1)
     with pytest.raises(AttributeError):
         lease.remaining = 5.0  # type: ignore[misc]
@@ -53,7 +53,7 @@ def test_what_a_lease_says_of_its_time_cannot_be_set(clock: Clock) -> None:
         lease.valid = True  # type: ignore[misc]
 
 
-def test_a_doubted_release_counts_only_if_it_left_before_the_end(clock: Clock) -> None:
+def test_unknown_release_counts_only_if_sent_before_the_deadline(clock: Clock) -> None:
     lease = Lease("name", b"name", TOKEN, clock() + 1)
     assert lease._release_unknown is False
     lease._note_unknown_release(clock() + 1)
@@ -63,8 +63,8 @@ def test_a_doubted_release_counts_only_if_it_left_before_the_end(clock: Clock) -
     assert lease._release_unknown is True
 
 
-def test_the_token_of_what_was_let_go_of_proves_nothing(clock: Clock) -> None:
-    """The next holder in the process may have it."""
+def test_token_of_a_released_lease_no_longer_matches(clock: Clock) -> None:
+    """The next local holder may have the raw token."""
     token = new_token()
     lease, given = Lease("name", b"name", token, clock() + 10), Lease("name", b"name", b"given", clock() + 10)
     assert (lease.token, lease._token_read, given.token) == (token, True, b"given")
@@ -73,7 +73,7 @@ def test_the_token_of_what_was_let_go_of_proves_nothing(clock: Clock) -> None:
     assert pickle.loads(pickle.dumps(lease)).token == lease.token != token
 
 
-def test_the_token_is_never_shown(clock: Clock) -> None:
+def test_token_is_never_shown(clock: Clock) -> None:
     for name, deadline in (("n\r\n", clock() + 1.23456), (b"\0", math.inf), ("x", clock() - 1)):
         lease = Lease(name, b"key", TOKEN, deadline)
         for text in (repr(lease), str(lease), f"{lease}", f"{[lease]}"):
@@ -85,14 +85,14 @@ def test_the_token_is_never_shown(clock: Clock) -> None:
     assert repr(Lease("x", b"x", TOKEN, math.inf)) == "<Lease of 'x': without end>"
 
 
-def test_leases_are_told_apart_by_identity(clock: Clock) -> None:
+def test_leases_compare_by_identity(clock: Clock) -> None:
     one, other = (Lease("x", b"x", TOKEN, 1.0) for _ in range(2))
     assert one != other
     assert len({one, other}) == 2
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
-def test_a_copy_of_a_lease_claims_no_more_than_the_lease(clock: Clock, how: object) -> None:
+def test_copy_of_a_lease_is_valid_no_longer_than_the_lease(clock: Clock, how: object) -> None:
     lease = Lease("x", b"x", TOKEN, clock() + 2)
     twin = how(lease)  # type: ignore[operator]
     assert twin._deadline <= lease._deadline
@@ -109,8 +109,8 @@ def test_nothing_of_a_lease_can_be_set(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
-def test_a_copy_of_a_lease_is_released_and_extended_as_the_lease(clock: Clock, how: object) -> None:
-    """Nothing of what decides that is lost: each field has a value of its own here."""
+def test_copy_of_a_lease_is_released_and_extended_as_the_lease(clock: Clock, how: object) -> None:
+    """A copy keeps every field that matters for that: each has a value of its own here."""
     lease = Lease("x", b"key", TOKEN, clock() + 2, fence=7)
     lease._contended, lease._stale_sessions = True, (b"broken",)
     lease._note_unknown_release(clock())
@@ -131,15 +131,15 @@ def test_a_copy_of_a_lease_is_released_and_extended_as_the_lease(clock: Clock, h
 
 
 @pytest.mark.parametrize("sender", ["parent", "child"])
-def test_a_lease_that_is_sent_to_or_by_a_forked_child_is_valid_there(clock: Clock, sender: str) -> None:
-    """What was sent is meant; what was inherited is not, also when it is copied."""
+def test_lease_sent_to_or_by_a_forked_child_is_valid_there(clock: Clock, sender: str) -> None:
+    """A lease that was sent is valid in the child; one that was inherited is not, nor is a copy of it."""
     held = Lease("x", b"x", TOKEN, clock() + 1000)
-    told = pickle.dumps(held)
+    pickled = pickle.dumps(held)
     read, write = os.pipe()
     if not (pid := os.fork()):
         twin = copy.copy(held)
         mine = Lease("x", b"x", TOKEN, clock() + 1000)
-        right = pickle.loads(told).valid and not held.valid and not twin.valid and twin.inherited
+        right = pickle.loads(pickled).valid and not held.valid and not twin.valid and twin.inherited
         os.write(write, pickle.dumps((right, mine)))
         os._exit(0)
     os.waitpid(pid, 0)
@@ -149,22 +149,22 @@ def test_a_lease_that_is_sent_to_or_by_a_forked_child_is_valid_there(clock: Cloc
     assert right if sender == "parent" else sent.valid and not sent.inherited
 
 
-def test_a_lease_is_contended_only_if_it_was_so_when_it_was_granted(clock: Clock) -> None:
+def test_lease_is_not_contended_by_default(clock: Clock) -> None:
     assert Lease("name", b"name", TOKEN, math.inf)._contended is False
 
 
-def test_the_clock_cannot_be_set_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_ignores_the_system_time_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     first = now()
     assert first <= now()
-    if hasattr(time, "CLOCK_BOOTTIME"):  # the one that counts a suspended machine's time
+    if hasattr(time, "CLOCK_BOOTTIME"):  # this clock goes on while the machine is suspended
         assert first <= time.clock_gettime(time.CLOCK_BOOTTIME) <= now()
 
 
-# -------------------------------------------------------------------------------------------------------------- tokens
+# --------------------------------------------------------------------------------------------------------------- tokens
 
 
-def test_tokens_say_whose_they_are_and_have_32_hexadecimal_digits_and_never_come_twice() -> None:
+def test_tokens_have_the_prefix_and_32_hex_digits_and_are_unique() -> None:
     tokens = [new_token() for _ in range(100_000)]
     assert len(set(tokens)) == len(tokens)
     assert all(type(token) is bytes and re.fullmatch(rb"fl:[0-9a-f]{32}", token) for token in tokens)
@@ -180,13 +180,13 @@ def test_tokens_use_all_their_bits() -> None:
 
 def test_threads_never_get_the_same_token() -> None:
     found: list[list[bytes]] = [[] for _ in range(8)]
-    queue = threading.Barrier(len(found))
+    start = threading.Barrier(len(found))
 
-    def take(mine: list[bytes]) -> None:
-        queue.wait(30)
+    def generate(mine: list[bytes]) -> None:
+        start.wait(30)
         mine.extend(new_token() for _ in range(5000))
 
-    threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
+    threads = [threading.Thread(target=generate, args=(mine,)) for mine in found]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -195,7 +195,7 @@ def test_threads_never_get_the_same_token() -> None:
 
 
 def token_sources(text: str) -> set[str]:
-    """Modules and names that a source of randomness could come from, as far as `text` uses them to make tokens."""
+    """Forbidden modules and calls that `text` uses to make tokens."""
     tree = ast.parse(text)
     bad = {"random", "uuid", "secrets", "numpy", "hashlib"}
     found = {
@@ -225,12 +225,12 @@ def test_tokens_come_from_the_systems_randomness_only() -> None:
         "def new_token(): return b'0' * 32",
     ],
 )
-def test_the_rule_for_tokens_sees(text: str) -> None:
+def test_check_of_token_sources_detects_violations(text: str) -> None:
     assert len(token_sources(text)) == 1
 
 
 def test_only_the_lease_module_makes_tokens() -> None:
-    tools = ("embedded.py", "_flash_sale", "main.py", "console.py")  # these acquire through the client, as anybody
+    tools = ("embedded.py", "_flash_sale", "main.py", "console.py")  # these acquire through the client
     sources = [path for path in SOURCE.parent.parent.rglob("*") if path.suffix in (".py", ".pyx", ".pxi", ".pxd")]
     makers = [path.name for path in sources if re.search(r"urandom|uuid|token_(hex|bytes)", path.read_text())]
     assert [name for name in makers if not name.startswith(tools)] == ["lease.py"]
