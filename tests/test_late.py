@@ -242,14 +242,14 @@ def test_lease_from_a_container_with_another_clock_offset(impl: str, monkeypatch
 
 
 @pytest.fixture
-def slow_machine() -> Iterator[None]:
+def unlimited_handovers() -> Iterator[None]:
     """A lease is handed over locally, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)
         yield
 
 
-@pytest.mark.usefixtures("slow_machine")
+@pytest.mark.usefixtures("unlimited_handovers")
 async def test_batch_does_not_release_the_lease_of_the_next_local_holder(
     face: Face,
     server: Server,
@@ -285,7 +285,7 @@ async def test_batch_does_not_release_the_lease_of_the_next_local_holder(
     await face.get(second.release())
 
 
-@pytest.mark.usefixtures("slow_machine")
+@pytest.mark.usefixtures("unlimited_handovers")
 async def test_extension_beside_a_release_does_not_affect_the_next_holder(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,7 +314,7 @@ async def test_extension_beside_a_release_does_not_affect_the_next_holder(
     assert not caplog.records and not client.get_stats()["losses"], "the lease was released, not lost"
 
 
-@pytest.mark.usefixtures("slow_machine")
+@pytest.mark.usefixtures("unlimited_handovers")
 async def test_token_read_after_the_release_is_not_the_next_holders(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
@@ -338,7 +338,7 @@ async def test_token_read_after_the_release_is_not_the_next_holders(
     await face.get(second.release())
 
 
-@pytest.mark.usefixtures("slow_machine")
+@pytest.mark.usefixtures("unlimited_handovers")
 async def test_batch_released_again_after_an_error_reports_both_results(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:

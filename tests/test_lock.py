@@ -1,6 +1,6 @@
-"""What one lock promises: acquire, wait, extend, release, and the truth about all of it.
+"""What one lock promises: acquire, wait, extend, release, and what each of them reports.
 
-The truth is asked of the server by a raw redis-py client (`probe`), never of fastlock itself.
+A raw redis-py client (`probe`) asks the server for the truth, never fastlock itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACQUIRES = (b"SET", b"EVALSHA")
 
 
 async def inside(face: Face, lock: Any, body: Callable[[Any], Any]) -> Any:
-    """A real `with` or `async with`."""
+    """Run `body` in a real `with` or `async with`."""
     if face.is_async:
         async with lock as given:
             return await face.get(body(given))
@@ -35,30 +35,30 @@ async def inside(face: Face, lock: Any, body: Callable[[Any], Any]) -> Any:
         return body(given)
 
 
-async def wait_for_looks(face: Face, proxy: FaultProxy, name: bytes, count: int) -> None:
+async def wait_for_attempts(face: Face, proxy: FaultProxy, name: bytes, count: int) -> None:
     """Return when the proxy has seen so many attempts to acquire `name`."""
 
     def seen(proxy: FaultProxy) -> bool:
-        return looks(proxy, name) >= count
+        return attempts(proxy, name) >= count
 
     await (asyncio.to_thread(proxy.wait_for, seen) if face.is_async else face.get(proxy.wait_for(seen)))
 
 
-def looks(proxy: FaultProxy, name: bytes) -> int:
-    return sum(words[0] in ACQUIRES and name in words for words in proxy.commands)
+def attempts(proxy: FaultProxy, name: bytes) -> int:
+    return sum(args[0] in ACQUIRES and name in args for args in proxy.commands)
 
 
 def wait_until_gone(probe: redis.Redis, name: str) -> None:
-    """The server's clock decides when a lease is over, so it is asked."""
+    """Return when the key has expired by the server's clock, which decides when a lease ends."""
     while (left := probe.pttl(name)) != -2:
         assert left >= 0, "it has no end"
         time.sleep((left + 1) / 1000)
 
 
-# -------------------------------------------------------------------------------------------- acquire and release
+# -------------------------------------------------------------------------------------------------- acquire and release
 
 
-async def test_the_server_holds_the_token_for_the_timeout_and_nothing_after_the_release(
+async def test_key_holds_the_token_for_the_timeout_and_is_gone_after_release(
     face: Face, server: Server, probe: redis.Redis
 ) -> None:
     lock = face.client(server.url).lock("a", timeout=10)
@@ -74,7 +74,7 @@ async def test_the_server_holds_the_token_for_the_timeout_and_nothing_after_the_
     assert probe.keys() == [] and lock.lease is None
 
 
-async def test_a_held_name_is_refused_and_its_holder_untouched(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_held_name_is_refused_and_its_holder_untouched(face: Face, server: Server, probe: redis.Redis) -> None:
     holder, other = (face.client(server.unix_url).lock("a") for _ in range(2))
     assert await face.get(holder.acquire())
     token = probe.get("a")
@@ -88,7 +88,7 @@ async def test_a_held_name_is_refused_and_its_holder_untouched(face: Face, serve
     await face.get(other.release())
 
 
-async def test_a_lock_can_be_used_again_and_again_each_time_with_a_new_token(face: Face, server: Server) -> None:
+async def test_lock_can_be_reused_and_gets_a_new_token_each_time(face: Face, server: Server) -> None:
     lock = face.client(server.unix_url).lock("a")
     tokens = set()
     for _ in range(300):
@@ -98,7 +98,7 @@ async def test_a_lock_can_be_used_again_and_again_each_time_with_a_new_token(fac
     assert len(tokens) == 300
 
 
-async def test_locked_and_owned_tell_holder_from_bystander(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_locked_and_owned_tell_the_holder_from_others(face: Face, server: Server, probe: redis.Redis) -> None:
     mine, other = (face.client(server.unix_url).lock("a") for _ in range(2))
 
     async def state(lock: Any) -> tuple[bool, bool]:
@@ -117,20 +117,22 @@ TOKENS = {"text": "a token", "utf8": "tökén", "binary": b"\x00\xff\r\n$1", "lo
 
 
 @pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS)
-async def test_a_given_token_is_kept_to_the_byte(
+async def test_given_token_is_kept_to_the_byte(
     face: Face, server: Server, probe: redis.Redis, token: str | bytes
 ) -> None:
     mine, other = (face.client(server.unix_url).lock("a") for _ in range(2))
     raw = token.encode() if isinstance(token, str) else token
     assert await face.get(mine.acquire(token=token))
     assert probe.get("a") == raw == mine.lease.token and await face.get(mine.owned())
-    assert await face.get(other.acquire(blocking=False, token=token)) is False, "a known token gives no second hold"
+    assert await face.get(other.acquire(blocking=False, token=token)) is False, (
+        "a token that is known must not acquire a second time"
+    )
     assert await face.get(mine.extend(5)) is True
     await face.get(mine.release())
     assert probe.keys() == []
 
 
-async def test_without_timeout_a_lock_has_no_end(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_lock_without_timeout_does_not_expire(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("a", timeout=None)
     assert await face.get(lock.acquire())
     assert probe.pttl("a") == -1
@@ -142,14 +144,16 @@ async def test_without_timeout_a_lock_has_no_end(face: Face, server: Server, pro
     await face.get(lock.release())
 
 
-async def test_a_lease_without_end_gets_one_by_reacquire_alone(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_only_reacquire_gives_an_end_to_a_lease_without_timeout(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
     lock = face.client(server.unix_url).lock("a", timeout=None)
     assert await face.get(lock.acquire())
     lock.timeout = 10
     for call in (lambda: lock.extend(5), lambda: lock.extend(5, replace_ttl=True)):
         with pytest.raises(fastlock.LockError, match="without end") as caught:
             await face.get(call())
-        assert not isinstance(caught.value, fastlock.LockNotOwnedError), "it is still the caller's"
+        assert not isinstance(caught.value, fastlock.LockNotOwnedError), "the lease is still the caller's"
     assert probe.pttl("a") == -1 and lock.lease.remaining == math.inf and await face.get(lock.owned())
     assert await face.get(lock.reacquire()) is True
     assert 5_000 < probe.pttl("a") <= 10_000 and 5 < lock.lease.remaining <= 10
@@ -157,7 +161,7 @@ async def test_a_lease_without_end_gets_one_by_reacquire_alone(face: Face, serve
     await face.get(lock.release())
 
 
-async def test_the_loss_of_a_lease_without_end_is_told_as_any(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_loss_of_a_lease_without_timeout_is_reported_too(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("a", timeout=None)
     for lose in (delete, overwrite):
         probe.delete("a")
@@ -173,10 +177,10 @@ async def test_the_loss_of_a_lease_without_end_is_told_as_any(face: Face, server
     probe.delete("a")
 
 
-# ---------------------------------------------------------------------------------------------------------- waiting
+# -------------------------------------------------------------------------------------------------------------- waiting
 
 
-async def test_a_waiter_gets_the_lock_when_it_is_released(face: Face, server: Server, proxy: FaultProxy) -> None:
+async def test_waiter_gets_the_lock_when_it_is_released(face: Face, server: Server, proxy: FaultProxy) -> None:
     holder = face.client(server.unix_url).lock("a")
     waiter = face.client(proxy.url).lock("a", sleep=0.002)
 
@@ -188,18 +192,18 @@ async def test_a_waiter_gets_the_lock_when_it_is_released(face: Face, server: Se
 
     await face.get(holder.acquire())
     job = face.start(wait)
-    await wait_for_looks(face, proxy, b"a", 2)
+    await wait_for_attempts(face, proxy, b"a", 2)
     assert not job.finished.is_set()
     await face.get(holder.release())
     assert len(await job.get()) == 35
 
 
-async def test_a_waiter_gets_the_lock_of_a_holder_who_never_releases(face: Face, server: Server) -> None:
+async def test_waiter_gets_the_lock_of_a_holder_that_never_releases(face: Face, server: Server) -> None:
     dead, waiter = (face.client(server.unix_url).lock("a", timeout=0.05) for _ in range(2))
     await face.get(dead.acquire())
     lease = dead.lease
     assert await face.get(waiter.acquire()) is True
-    assert not lease.valid and lease.remaining == 0.0, "two leases are valid at once"
+    assert not lease.valid and lease.remaining == 0.0, "two leases were valid at once"
     await face.get(waiter.release())
 
 
@@ -208,7 +212,7 @@ async def test_blocking_timeout_gives_up_and_leaves_nothing(face: Face, server: 
     await face.get(holder.acquire())
     started = time.monotonic()
     assert await face.get(other.acquire(blocking_timeout=0.1)) is False
-    assert time.monotonic() - started > 0.05, "given up long before its time"
+    assert time.monotonic() - started > 0.05, "gave up long before its blocking_timeout"
     assert other.lease is None
     impatient = face.client(server.unix_url).lock("a", sleep=0.005, blocking_timeout=0.01)
     assert await face.get(impatient.acquire()) is False
@@ -220,37 +224,35 @@ async def test_blocking_timeout_gives_up_and_leaves_nothing(face: Face, server: 
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_the_last_look_comes_at_the_end_of_the_time_to_wait(
-    face: Face, server: Server, proxy: FaultProxy
-) -> None:
-    """However long the pause between two looks is: what was released meanwhile is had."""
+async def test_last_attempt_comes_at_the_end_of_blocking_timeout(face: Face, server: Server, proxy: FaultProxy) -> None:
+    """A lock that was released meanwhile is acquired, however long the pause between two attempts is."""
     holder = face.client(server.unix_url).lock("a", timeout=None)
     waiter = face.client(proxy.url).lock("a", timeout=30, sleep=60, thread_local=False)
     await face.get(holder.acquire())
     job = face.start(lambda: waiter.acquire(blocking_timeout=1))
-    await wait_for_looks(face, proxy, b"a", 1)
+    await wait_for_attempts(face, proxy, b"a", 1)
     await face.get(holder.release())
     assert await job.get() is True
     await face.get(waiter.release())
 
 
-@pytest.mark.parametrize("terms", [{"blocking_timeout": 0}, {"blocking_timeout": 0.0}, {"blocking": False}], ids=str)
-async def test_no_time_to_wait_is_exactly_one_look(
-    face: Face, server: Server, proxy: FaultProxy, terms: dict[str, Any]
+@pytest.mark.parametrize("settings", [{"blocking_timeout": 0}, {"blocking_timeout": 0.0}, {"blocking": False}], ids=str)
+async def test_acquire_that_may_not_wait_makes_exactly_one_attempt(
+    face: Face, server: Server, proxy: FaultProxy, settings: dict[str, Any]
 ) -> None:
     holder, client = face.client(server.unix_url).lock("a"), face.client(proxy.url)
     await face.get(holder.acquire())
-    assert await face.get(client.lock("a").acquire(**terms)) is False
-    assert looks(proxy, b"a") == 1
-    assert await face.get(client.lock("a", **terms).acquire()) is False
-    assert looks(proxy, b"a") == 2
+    assert await face.get(client.lock("a").acquire(**settings)) is False
+    assert attempts(proxy, b"a") == 1
+    assert await face.get(client.lock("a", **settings).acquire()) is False
+    assert attempts(proxy, b"a") == 2
     await face.get(holder.release())
-    for lock, given in ((client.lock("a"), terms), (client.lock("a", **terms), {})):
-        assert await face.get(lock.acquire(**given)) is True, "a name that is free needs no waiting"
+    for lock, given in ((client.lock("a"), settings), (client.lock("a", **settings), {})):
+        assert await face.get(lock.acquire(**given)) is True, "a free lock needs no waiting"
         await face.get(lock.release())
 
 
-async def test_the_arguments_of_acquire_win_over_the_terms_of_the_lock(face: Face, server: Server) -> None:
+async def test_arguments_of_acquire_override_the_locks_settings(face: Face, server: Server) -> None:
     client = face.client(server.unix_url)
     await face.get(client.lock("a", timeout=0.05).acquire())
     never = client.lock("a", blocking=False, timeout=1)
@@ -263,10 +265,10 @@ async def test_the_arguments_of_acquire_win_over_the_terms_of_the_lock(face: Fac
     await face.get(never.release())
 
 
-# --------------------------------------------------------------------------------------------------------- extending
+# ------------------------------------------------------------------------------------------------------------ extending
 
 
-async def test_extend_adds_replaces_and_reacquire_restores(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_extend_adds_or_replaces_and_reacquire_restores(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("a", timeout=10)
     await face.get(lock.acquire())
     token = lock.lease.token
@@ -283,15 +285,13 @@ async def test_extend_adds_replaces_and_reacquire_restores(face: Face, server: S
     await face.get(lock.release())
 
 
-async def test_extend_works_on_a_lease_that_only_the_server_still_has(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_extend_works_on_a_lease_that_ended_only_locally(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("a", timeout=0.15)
     await face.get(lock.acquire())
     probe.persist("a")
     probe.pexpire("a", 5_000)
     time.sleep(lock.lease.remaining)
-    assert not lock.lease.valid, "time is over as far as this process knows"
+    assert not lock.lease.valid, "as far as this process knows, the lease has ended"
     assert await face.get(lock.extend(5)) is True
     assert lock.lease.valid and 4 < lock.lease.remaining <= 10
     asked, claimed = time.monotonic(), lock.lease.remaining
@@ -301,7 +301,7 @@ async def test_extend_works_on_a_lease_that_only_the_server_still_has(
     await face.get(lock.release())
 
 
-# ------------------------------------------------------------------------------------------------------ lost locks
+# ----------------------------------------------------------------------------------------------------------- lost locks
 
 
 def delete(probe: redis.Redis) -> None:
@@ -326,9 +326,9 @@ LOSSES = pytest.mark.parametrize("lose", [delete, overwrite, expire, replace_by_
 
 
 @LOSSES
-@pytest.mark.parametrize("verb", ["release", "extend", "replace", "reacquire"])
-async def test_a_lost_lock_is_told_and_nobody_elses_key_is_touched(
-    face: Face, server: Server, probe: redis.Redis, lose: Callable[[redis.Redis], None], verb: str, no_leaks: Any
+@pytest.mark.parametrize("method", ["release", "extend", "replace", "reacquire"])
+async def test_lost_lock_is_reported_and_the_key_of_another_untouched(
+    face: Face, server: Server, probe: redis.Redis, lose: Callable[[redis.Redis], None], method: str, no_leaks: Any
 ) -> None:
     no_leaks.allow("a")
     lock = face.client(server.unix_url).lock("a")
@@ -343,26 +343,28 @@ async def test_a_lost_lock_is_told_and_nobody_elses_key_is_touched(
     before = probe.dump("a"), probe.pttl("a")
     assert await face.get(lock.owned()) is False
     with pytest.raises(fastlock.LockNotOwnedError) as caught:
-        await face.get(calls[verb]())
-    assert str(caught.value) == f"Cannot {'extend' if verb == 'replace' else verb} lock 'a': it is no longer owned"
+        await face.get(calls[method]())
+    assert str(caught.value) == f"Cannot {'extend' if method == 'replace' else method} lock 'a': it is no longer owned"
     assert isinstance(caught.value, redis.exceptions.LockNotOwnedError) and caught.value.lock_name == "a"
     after = probe.dump("a"), probe.pttl("a")
     assert after[0] == before[0] and after[1] <= before[1]
-    if verb != "release":
+    if method != "release":
         with pytest.raises(fastlock.LockNotOwnedError):
             await face.get(lock.release())
     with pytest.raises(fastlock.LockError) as again:
         await face.get(lock.release())
-    assert not isinstance(again.value, fastlock.LockNotOwnedError), "nothing is left that could have been lost"
+    assert not isinstance(again.value, fastlock.LockNotOwnedError), "after the error nothing is held that could be lost"
 
 
-@pytest.mark.parametrize("verb", ["release", "extend", "reacquire"])
-async def test_nothing_held_is_a_lock_error_of_both_families(face: Face, server: Server, verb: str) -> None:
+@pytest.mark.parametrize("method", ["release", "extend", "reacquire"])
+async def test_lock_that_is_not_held_raises_lock_error_of_both_families(
+    face: Face, server: Server, method: str
+) -> None:
     lock = face.client(server.unix_url).lock("a")
 
     async def refused() -> None:
         with pytest.raises(fastlock.LockError) as caught:
-            await face.get(lock.extend(5) if verb == "extend" else getattr(lock, verb)())
+            await face.get(lock.extend(5) if method == "extend" else getattr(lock, method)())
         assert isinstance(caught.value, redis.exceptions.LockError)
         assert not isinstance(caught.value, redis.exceptions.LockNotOwnedError) and caught.value.lock_name == "a"
 
@@ -372,10 +374,10 @@ async def test_nothing_held_is_a_lock_error_of_both_families(face: Face, server:
     await refused()
 
 
-# ----------------------------------------------------------------------------------------------------- `with`
+# --------------------------------------------------------------------------------------------------------------- `with`
 
 
-async def test_with_gives_the_lease_and_lets_go(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_with_gives_the_lease_and_releases_it(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("a", timeout=7)
 
     def body(lease: Any) -> Any:
@@ -391,7 +393,7 @@ async def test_with_gives_the_lease_and_lets_go(face: Face, server: Server, prob
 
 
 @LOSSES
-async def test_the_exception_of_the_body_is_never_replaced(
+async def test_exception_of_the_body_is_never_replaced(
     face: Face, server: Server, probe: redis.Redis, lose: Callable[[redis.Redis], None], no_leaks: Any
 ) -> None:
     no_leaks.allow("a")
@@ -408,28 +410,28 @@ async def test_the_exception_of_the_body_is_never_replaced(
     assert note == f"fastlock: then the release of 'a' failed: {failed}"
 
 
-def test_what_is_logged_shows_where_no_logging_is_set_up() -> None:
-    """As of redis-py's lock: Python prints warnings for which nobody has set up anything."""
+def test_warnings_show_where_no_logging_is_set_up() -> None:
+    """As redis-py's lock does: Python prints the warnings of loggers for which no handler is set up."""
     assert logging.getLogger("fastlock").handlers == []
 
 
-@pytest.mark.parametrize("verb", ["release", "extend", "reacquire", "release_many", "with", "quiet with"])
-async def test_each_loss_is_logged_once_by_name(
-    face: Face, server: Server, probe: redis.Redis, verb: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("method", ["release", "extend", "reacquire", "release_many", "with", "quiet with"])
+async def test_each_loss_is_logged_once_with_the_name(
+    face: Face, server: Server, probe: redis.Redis, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = face.client(server.unix_url)
-    lock = client.lock("a", raise_on_release_error=verb != "quiet with", thread_local=False)
+    lock = client.lock("a", raise_on_release_error=method != "quiet with", thread_local=False)
     await face.get(lock.acquire())
     token = lock.lease.token.decode()
     delete(probe)
     with caplog.at_level(logging.WARNING, "fastlock"), contextlib.suppress(fastlock.LockNotOwnedError):
-        if verb == "release_many":
+        if method == "release_many":
             assert await face.get(client.release_many([lock.lease])) == [False]
-        elif "with" in verb:
+        elif "with" in method:
             await face.leave(lock)
         else:
-            await face.get(lock.extend(5) if verb == "extend" else getattr(lock, verb)())
-    for _ in range(2):  # what is known is not told again
+            await face.get(lock.extend(5) if method == "extend" else getattr(lock, method)())
+    for _ in range(2):  # a known loss is not logged again
         with caplog.at_level(logging.WARNING, "fastlock"), contextlib.suppress(fastlock.LockError):
             await face.get(lock.release())
     (record,) = [each for each in caplog.records if each.name == "fastlock"]
@@ -437,7 +439,9 @@ async def test_each_loss_is_logged_once_by_name(
     assert token[3:] not in caplog.text
 
 
-async def test_what_is_no_loss_is_not_logged(face: Face, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_logged_where_no_lock_was_lost(
+    face: Face, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     client = face.client(server.unix_url)
     lock = client.lock("a")
     caplog.set_level(logging.DEBUG, "fastlock")
@@ -451,7 +455,7 @@ async def test_what_is_no_loss_is_not_logged(face: Face, server: Server, caplog:
 
 
 @pytest.mark.parametrize("name", ["sku:42", b"sku\xff", memoryview(b"view"), "long" * 10_000], ids=str)
-async def test_every_error_of_a_lock_names_it_once_and_short(face: Face, server: Server, name: Any) -> None:
+async def test_every_error_of_a_lock_names_it_once_and_briefly(face: Face, server: Server, name: Any) -> None:
     client = face.client(server.unix_url)
     lock, endless = client.lock(name, blocking=False), client.lock(name, timeout=None)
     shown = repr(bytes(name) if isinstance(name, memoryview) else name)[:100]
@@ -465,7 +469,7 @@ async def test_every_error_of_a_lock_names_it_once_and_short(face: Face, server:
     await face.get(endless.release())
 
 
-async def test_a_lock_lost_in_the_body_raises_or_is_logged_as_told(
+async def test_lock_lost_in_the_body_raises_or_is_logged(
     face: Face, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = face.client(server.unix_url)
@@ -477,13 +481,13 @@ async def test_a_lock_lost_in_the_body_raises_or_is_logged_as_told(
         lease = await inside(face, quiet, lambda lease: delete(probe) or lease)
     (record,) = [each for each in caplog.records if each.name == "fastlock"]
     assert "'a'" in record.getMessage() and lease.token.decode() not in caplog.text
-    with pytest.raises(fastlock.LockNotOwnedError):  # only for leaving a `with`
+    with pytest.raises(fastlock.LockNotOwnedError):  # raise_on_release_error affects only the end of a `with`
         await face.get(quiet.acquire())
         delete(probe)
         await face.get(quiet.release())
 
 
-async def test_the_wrong_face_is_told_which_one_is_right(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_wrong_kind_of_with_names_the_right_one(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("a")
     with pytest.raises(TypeError, match=r"fastlock\.asyncio|`async with`"):
         if face.is_async:
@@ -497,7 +501,7 @@ async def test_the_wrong_face_is_told_which_one_is_right(face: Face, server: Ser
     assert probe.keys() == []
 
 
-def test_a_lock_outlives_every_other_reference_to_its_client(impl: str, server: Server) -> None:
+def test_lock_outlives_every_other_reference_to_its_client(impl: str, server: Server) -> None:
     lock = fastlock.Client.from_url(server.unix_url).lock("a")
     assert lock.acquire()
     lock.release()

@@ -1,6 +1,6 @@
-"""Event loops and copies: an asyncio client goes from a loop that was closed to the next one, with its leases and what
-it owes; while its loop lives no other may use it, and hears so at once. Clients and locks are never copied. At the end
-of an interpreter nothing is said.
+"""Event loops and copies: an asyncio client goes from a closed loop to the next one, with its leases and its pending
+undos; while its loop is open, another loop that uses it gets an error at once. Clients and locks are never copied. At
+the end of an interpreter nothing is printed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import fastlock.asyncio
 from fastlock._protocol.acquire import Acquire
 
 NAME = "sku"
-MARK = b"\r\nsku\r\n"
+NAME_IN_COMMAND = b"\r\nsku\r\n"
 LIMIT = 20
 
 pytestmark = pytest.mark.usefixtures("impl")
@@ -38,7 +38,7 @@ LOOPS = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=
 
 @contextmanager
 def a_loop(face: Face) -> Iterator[asyncio.AbstractEventLoop]:
-    """One that only runs while the test says so."""
+    """A loop that runs only when the test runs it."""
     loop = new_loop(face)
     yield loop
     loop.close()
@@ -52,12 +52,12 @@ def new_loop(face: Face) -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()  # type: ignore[no-any-return]
 
 
-# --------------------------------------------------------------------------------------------- one loop after another
+# ----------------------------------------------------------------------------------------------- one loop after another
 
 
 @LOOPS
-def test_a_client_goes_on_in_the_next_loop(face: Face, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
-    """As under asyncio.run twice, TestClient twice, async_to_sync: with the leases of the loop before."""
+def test_client_goes_on_in_the_next_loop(face: Face, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
+    """As with asyncio.run twice, TestClient twice, async_to_sync: the leases of the previous loop remain valid."""
     client = fastlock.asyncio.Client.from_url(server.unix_url)
     mine, shared = client.lock("mine"), client.lock("shared", thread_local=False)
 
@@ -65,7 +65,7 @@ def test_a_client_goes_on_in_the_next_loop(face: Face, server: Any, probe: redis
         async with client.lock("b", timeout=20):
             await asyncio.sleep(0)
 
-    async def crowd(first: bool) -> None:
+    async def use(first: bool) -> None:
         assert await asyncio.gather(*(work() for _ in range(20))) == [None] * 20
         await client.release_many(await client.acquire_many(["x", "y"]))
         for lock in (mine, shared):
@@ -76,28 +76,28 @@ def test_a_client_goes_on_in_the_next_loop(face: Face, server: Any, probe: redis
                 await lock.release()
 
     for first in (True, False):
-        face.run(crowd(first))
+        face.run(use(first))
     stats = client.get_stats()
-    assert stats["acquires"] == 46 and stats["reconnects"] == 0, "what is counted is the client's"
+    assert stats["acquires"] == 46 and stats["reconnects"] == 0, "the counters belong to the client, not to a loop"
     face.run(client.close())
     with pytest.raises(fastlock.ClientClosedError):
         face.run(client.lock(NAME).acquire())
 
 
 @LOOPS
-def test_what_was_owed_in_a_closed_loop_is_paid_in_the_next(
+def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """An endless lock whose acquire was given up as the server answered: nobody would ever let go of it."""
+    """The acquire of a lock without timeout was given up as the server answered: its key would stay for ever."""
     client = fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=LIMIT)
 
     async def give_up() -> None:
         await client.server_info()
-        proxy.arm(stall(), after=MARK, times=1)
+        proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
         task = asyncio.ensure_future(client.lock(NAME, timeout=None).acquire())
         while not probe.exists(NAME):
             await asyncio.sleep(0.001)
-        proxy.arm(stall("request"), after=MARK, times=1)  # the undo is not heard
+        proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)  # the undo does not reach the server
         task.cancel()
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
 
@@ -114,17 +114,17 @@ def test_what_was_owed_in_a_closed_loop_is_paid_in_the_next(
 
 
 @LOOPS
-@pytest.mark.filterwarnings("ignore:unclosed")  # of the loop; an error in it keeps uvloop from closing itself
-def test_a_loop_closed_under_those_who_wait_and_ask(
+@pytest.mark.filterwarnings("ignore:unclosed")  # uvloop does not close its own resources after an error
+def test_loop_closed_under_tasks_that_wait_or_have_requests(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a good-bye: its tasks end when they are collected, in another loop's time, and take nothing with them."""
+    """Its tasks end when they are garbage-collected, while another loop runs, and hold nothing afterwards."""
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     client = fastlock.asyncio.Client.from_url(proxy.url)
     probe.set("held", "another")
     old = new_loop(face)
-    old.set_exception_handler(lambda loop, context: None)  # each task says that it was destroyed
+    old.set_exception_handler(lambda loop, context: None)  # the loop logs that each task was destroyed
 
     async def begin() -> list[Any]:
         await client.server_info()
@@ -147,7 +147,7 @@ def test_a_loop_closed_under_those_who_wait_and_ask(
         tasks.clear()
         gc.collect()
         await asyncio.sleep(0)
-        assert await client.lock("free").locked()  # behind what they have left to be undone
+        assert await client.lock("free").locked()  # follows the undos of the collected tasks
         assert not probe.exists(*(f"new:{n}" for n in range(3)))
         await asyncio.gather(*(work() for _ in range(10)))
         await client.lock("free").locked()
@@ -163,10 +163,10 @@ def test_a_loop_closed_under_those_who_wait_and_ask(
 
 
 @LOOPS
-def test_who_is_collected_leaves_its_place_whatever_is_collected_first(
+def test_collected_waiter_leaves_the_queue_in_any_collection_order(
     face: Face, server: Any, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """The steps of its wait, and then the coroutine that carries them out; the collector keeps no order."""
+    """The generator of the steps is closed before the coroutine that runs them; the collector guarantees no order."""
 
     async def work() -> None:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
@@ -175,7 +175,7 @@ def test_who_is_collected_leaves_its_place_whatever_is_collected_first(
             task = asyncio.ensure_future(waiting)
             while not probe.exists("fastlock:queue:{held}") or not client._transport.queues.by_entry:
                 await asyncio.sleep(0.001)
-            await client.lock("free").locked()  # it sleeps by now
+            await client.lock("free").locked()  # the task waits by now
             (steps,) = (each for each in gc.get_objects()
                         if isinstance(each, types.GeneratorType) and each.gi_code is Acquire._queue.__code__
                         and each.gi_frame is not None)  # fmt: skip
@@ -191,7 +191,7 @@ def test_who_is_collected_leaves_its_place_whatever_is_collected_first(
 
 
 @LOOPS
-def test_two_loops_that_come_at_once_after_one_that_was_closed(face: Face, server: Any, no_leaks: Any) -> None:
+def test_two_loops_at_once_after_a_closed_one(face: Face, server: Any, no_leaks: Any) -> None:
     client = fastlock.asyncio.Client.from_url(server.unix_url)
     face.run(client.server_info())
     both = threading.Barrier(2)
@@ -219,10 +219,10 @@ def test_two_loops_that_come_at_once_after_one_that_was_closed(face: Face, serve
 
 
 @LOOPS
-def test_another_loop_hears_at_once_that_a_client_is_taken(
+def test_another_loop_is_refused_at_once_while_a_client_is_in_use(
     face: Face, server: Any, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """Also where others wait for the name: it does not join them, and no lease can pass to it."""
+    """Also if the name has waiters: the refused call does not join them, and no lease can be handed over to it."""
     client = fastlock.asyncio.Client.from_url(server.unix_url)
     held = client.lock(NAME, timeout=30, thread_local=False)
     calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
@@ -261,8 +261,8 @@ def test_another_loop_hears_at_once_that_a_client_is_taken(
     probe.delete(NAME)
 
 
-def test_without_asyncio_it_says_what_to_use() -> None:
-    """As under trio."""
+def test_error_without_asyncio_names_an_alternative() -> None:
+    """As in a program that runs trio."""
     client = fastlock.asyncio.Client(unix_socket_path="/nowhere")
     for call in (client.lock("a").acquire, client.lock("a").locked, client.server_info):
         with pytest.raises(RuntimeError, match=r"trio\.to_thread"):
@@ -280,10 +280,10 @@ async def test_clients_and_locks_are_not_copied(
     client = face.client(server.unix_url)
     other = (redis.asyncio if face.is_async else redis).Redis.from_url(server.unix_url)
     dropin = face.module.Lock(other, NAME, timeout=10)
-    for thing, named in ((client, "Client"), (client.lock(NAME), "ClientLock"), (dropin, "Lock")):
+    for original, named in ((client, "Client"), (client.lock(NAME), "ClientLock"), (dropin, "Lock")):
         with pytest.raises(TypeError, match=rf"a {face.module.__name__}\.{named} cannot be copied or pickled"):
-            how(thing)
-    gc.collect()  # of what a refused copy has left
+            how(original)
+    gc.collect()  # collect what a refused copy has left
     lock = client.lock(NAME)
     lease = await face.enter(lock)
     assert pickle.loads(pickle.dumps(lease)).token == copy.copy(lease).token == lease.token
@@ -303,7 +303,7 @@ kept.alive = [module for name, module in sys.modules.items() if name.startswith(
 lock = threads.lock("a")
 """
 ENDS = {
-    "both faces": """
+    "threads and asyncio": """
 with lock: pass
 async def use():
     async with tasks.lock("b"): pass
@@ -336,7 +336,7 @@ for _ in range(3): asyncio.run(use())
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_said_at_the_end_of_an_interpreter(server: Any, probe: redis.Redis, no_leaks: Any, end: str) -> None:
+def test_nothing_is_printed_as_an_interpreter_ends(server: Any, probe: redis.Redis, no_leaks: Any, end: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-X", "dev", "-c", BOTH + ENDS[end]],
         env={**os.environ, "SERVER": server.unix_url}, capture_output=True, text=True, timeout=LIMIT,

@@ -1,4 +1,4 @@
-"""The matrix of versions: that its cells cover what they are to cover, and that nothing is left out in silence."""
+"""The matrix of versions: its cells cover what they have to cover, and nothing is left out silently."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_every_interpreter_and_every_set_of_versions_has_a_cell(count: int) -> N
     cells = matrix.plan(found)
     assert {each.label for each, _ in cells} == {each.label for each in found}
     assert {beside for _, beside in cells} == set(matrix.BESIDE)
-    assert len(cells) == len(matrix.BESIDE), "no more than it takes"
+    assert len(cells) == len(matrix.BESIDE), "no more cells than needed"
 
 
-def test_both_ends_of_what_is_allowed_are_there() -> None:
+def test_oldest_and_newest_allowed_versions_are_in_the_matrix() -> None:
     redis_py, hiredis = (set(column) for column in zip(*matrix.BESIDE, strict=True))
     assert redis_py == {"5.0.*", "6.4.*", "7.*", "8.0.*", matrix.NEWEST} and hiredis == {"3.5.*", matrix.NEWEST}
     assert matrix.spec("redis", matrix.NEWEST).startswith("redis>=") and "<9" in matrix.spec("redis", matrix.NEWEST)
@@ -38,8 +38,8 @@ def test_both_ends_of_what_is_allowed_are_there() -> None:
     assert {f"test_{name}.py" for name in (*matrix.TESTS, *matrix.PURE)} <= tests
 
 
-def test_its_list_names_what_is_missing(tmp_path: Path) -> None:
-    """Where no interpreter can be found but those in fixed places: the labels are all there, as cells or as skipped."""
+def test_list_names_the_missing_interpreters(tmp_path: Path) -> None:
+    """With PATH, pyenv and HOME empty, every wanted label is still listed, as a cell or as skipped."""
     env = {**os.environ, "PATH": str(tmp_path), "PYENV_ROOT": str(tmp_path), "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "tests.matrix"]
     done = subprocess.run([*command, "--list"], cwd=ROOT, env=env, text=True, capture_output=True, timeout=60)
@@ -51,7 +51,7 @@ def test_its_list_names_what_is_missing(tmp_path: Path) -> None:
     assert nothing.returncode == 1, "a matrix without cells is not green"
 
 
-def test_an_interpreter_that_is_of_no_use_says_why(tmp_path: Path) -> None:
+def test_unusable_interpreter_is_reported_with_the_reason(tmp_path: Path) -> None:
     broken = tmp_path / "python3.12"
     broken.write_text("#!/bin/sh\necho 'No module named ensurepip' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -60,7 +60,7 @@ def test_an_interpreter_that_is_of_no_use_says_why(tmp_path: Path) -> None:
     assert sys.version.startswith(version) and Path(path).exists()
 
 
-def test_a_command_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> None:
+def test_failed_command_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     (each,) = interpreters(1)
     each.folder = tmp_path
     (tmp_path / "tree").mkdir()
@@ -71,7 +71,7 @@ def test_a_command_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_started_by_root_its_commands_are_not() -> None:
+def test_commands_of_root_run_as_another_user() -> None:
     shell = shutil.which("id")
     assert shell is not None
     done = subprocess.run([shell, "-un"], text=True, capture_output=True, **matrix.as_user("nobody"))

@@ -1,4 +1,4 @@
-"""The mutex of gates, compiled and in Python: one thread at a time, which may take it again."""
+"""The mutex of local queues, compiled and in Python: one thread at a time holds it, and may acquire it again."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import pytest
 
 
 @pytest.fixture
-def hasty() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+def frequent_switches() -> Iterator[None]:
+    """The interpreter switches threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
 
 
-def test_one_thread_at_a_time(layer: ModuleType, hasty: None) -> None:
+def test_one_thread_at_a_time(layer: ModuleType, frequent_switches: None) -> None:
     mutex, inside, most, total = layer.Mutex(), list[int](), 0, 0
 
     def work(number: int) -> None:
         nonlocal most, total
-        for turn in range(2000):
+        for repeat in range(2000):
             with mutex:
                 inside.append(number)
                 most = max(most, len(inside))
-                if turn % 3 == 0:
+                if repeat % 3 == 0:
                     with mutex:
                         before = total
                 else:
@@ -42,7 +42,7 @@ def test_one_thread_at_a_time(layer: ModuleType, hasty: None) -> None:
     assert most == 1 and total == 8 * 2000
 
 
-def test_it_is_free_when_its_thread_has_left_as_often_as_it_came(layer: ModuleType) -> None:
+def test_mutex_is_free_after_as_many_releases_as_acquires(layer: ModuleType) -> None:
     mutex, inside = layer.Mutex(), threading.Event()
 
     def enter() -> None:

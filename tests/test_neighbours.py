@@ -1,5 +1,5 @@
-"""What others who use the same server do to us, and we to them: values that are no locks, subscribers to everything,
-connections that have our old number. Nobody else pays for it, and no answer is made up.
+"""Other users of the same server: values that are no locks, clients that subscribe to everything, replies that make no
+sense. They affect no other caller, and no answer is made up.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import fastlock
 from fastlock._protocol import commands
 from fastlock.embedded import Server
 
-# ------------------------------------------------------------------------------------------- values that are no locks
+# --------------------------------------------------------------------------------------------- values that are no locks
 
 
 @pytest.mark.parametrize("size", [65_537, 3 << 20])
-async def test_a_name_under_which_a_large_value_lies_is_held(
+async def test_name_with_a_large_value_counts_as_held(
     face: Face, server: Server, probe: Any, no_leaks: Any, size: int
 ) -> None:
     no_leaks.allow("page", "fastlock:fence:*")
@@ -54,7 +54,7 @@ async def test_a_name_under_which_a_large_value_lies_is_held(
     assert (stats["reconnects"], stats["recovered"]) == (0, 0)
 
 
-async def test_nobody_else_pays_for_a_large_value(face: Face, server: Server, probe: Any, no_leaks: Any) -> None:
+async def test_large_value_does_not_affect_other_callers(face: Face, server: Server, probe: Any, no_leaks: Any) -> None:
     no_leaks.allow("page")
     probe.set("page", b"x" * 200_000)
     client = face.client(server.url, max_connections=1)
@@ -76,21 +76,21 @@ async def test_nobody_else_pays_for_a_large_value(face: Face, server: Server, pr
     assert client.get_stats()["reconnects"] == 0
 
 
-# ------------------------------------------------------------------------------------------ subscribers to everything
+# -------------------------------------------------------------------------------------------- subscribers to everything
 
 
-def die_waiting(probe: Any, *places: bytes) -> None:
-    """Places in the queue of clients that are gone."""
+def add_dead_waiters(probe: Any, *entries: bytes) -> None:
+    """Put the entries of clients that are gone into the server's queue."""
     probe.execute_command(*commands.ENTER_LUA.load)
-    for place in places:
-        assert probe.execute_command(*commands.enter(b"sku", b"fastlock:" + b"d" * 32, False, place, b"9000"))[0] == 0
+    for entry in entries:
+        assert probe.execute_command(*commands.enter(b"sku", b"fastlock:" + b"d" * 32, False, entry, b"9000"))[0] == 0
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
-async def test_who_subscribes_to_everything_makes_no_dead_waiter_look_alive(
+async def test_dead_waiters_are_skipped_though_a_client_subscribes_to_all(
     face: Face, server: Server, probe: Any, watched: bool, no_leaks: Any
 ) -> None:
-    """As redis-cli, RedisInsight and tracers do. The dead are skipped, and the next is granted, in the one script."""
+    """redis-cli, RedisInsight and tracers subscribe so. One script skips the dead waiters and grants to the next."""
     client = face.client(server.url)
     holder, waiting = client.lock("sku"), face.client(server.url).lock("sku", thread_local=False)
     dead = [b"fl:%032d" % number for number in range(5)]
@@ -99,18 +99,18 @@ async def test_who_subscribes_to_everything_makes_no_dead_waiter_look_alive(
             tracer.psubscribe("*")
             assert tracer.get_message(timeout=10) is not None
         await face.get(holder.acquire())
-        die_waiting(probe, *dead)
+        add_dead_waiters(probe, *dead)
         job = face.start(waiting.acquire)
         while probe.zcard("fastlock:queue:{sku}") < 6:
             await face.checkpoint()
         await face.get(holder.release())
-        assert not any(commands.token_matches(probe.get("sku"), place) for place in dead)
+        assert not any(commands.token_matches(probe.get("sku"), entry) for entry in dead)
         assert probe.exists("sku") and probe.zcard("fastlock:queue:{sku}") == 0
         assert await job.get() is True
         await face.get(waiting.release())
 
 
-async def test_where_nobody_is_there_but_who_subscribes_to_everything_the_name_is_free(
+async def test_lock_is_free_if_only_a_subscriber_to_everything_is_alive(
     face: Face, server: Server, probe: Any, no_leaks: Any
 ) -> None:
     client = face.client(server.url)
@@ -119,18 +119,18 @@ async def test_where_nobody_is_there_but_who_subscribes_to_everything_the_name_i
         assert tracer.get_message(timeout=10) is not None
         lock = client.lock("sku")
         await face.get(lock.acquire())
-        die_waiting(probe, b"fl:" + b"0" * 32)
+        add_dead_waiters(probe, b"fl:" + b"0" * 32)
         await face.get(lock.release())
         assert probe.get("sku") is None
 
 
-# ------------------------------------------------------------------------------------------ replies that make no sense
+# ------------------------------------------------------------------------------------------- replies that make no sense
 
 
-async def test_a_reply_that_makes_no_sense_is_no_business_of_those_in_flight_beside_it(
+async def test_invalid_reply_does_not_affect_requests_beside_it(
     face: Face, proxy: FaultProxy, probe: Any, no_leaks: Any
 ) -> None:
-    """They ask again as after any connection that broke, and more than once, as long as patience lasts."""
+    """Those requests are retried as after any lost connection, and more than once, until the retry time is over."""
     client = face.client(proxy.url, max_connections=1, reply_timeout=20)
     await face.get(client.server_info())
     armed = proxy.arm(replace(b"?nonsense\r\n"), after=b"\r\nbad\r\n", times=5)
@@ -143,7 +143,7 @@ async def test_a_reply_that_makes_no_sense_is_no_business_of_those_in_flight_bes
         return acquired
 
     async def bad() -> None:
-        with contextlib.suppress(exceptions.InvalidResponse):  # twice with nobody beside it
+        with contextlib.suppress(exceptions.InvalidResponse):  # if it twice had the connection to itself
             await use("bad")
 
     calls = [bad, *(lambda number=number: use(f"innocent:{number}") for number in range(20))]

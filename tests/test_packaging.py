@@ -54,11 +54,10 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def imported_from(wheel: Path, folder: Path, **env: str) -> tuple[list[str], set[str]]:
-    """Unpack a wheel and import it in a new process: where it came from, implementation, version; and what of it is
-    compiled."""
+    """Unpack a wheel and import it in a new process: its file, implementation and version; and its compiled modules."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
-    # -S: the hook of an editable install would lend the wheel the checkout's core. Dependencies come by PYTHONPATH.
+    # -S: the hook of an editable install would give the wheel the checkout's core. Dependencies come by PYTHONPATH.
     path = os.pathsep.join([str(folder), *(str(Path(module.__path__[0]).parent) for module in (redis, hiredis))])
     done = run(sys.executable, "-S", "-P", "-c", REPORT, cwd=folder, PYTHONPATH=path, **env)
     assert done.returncode == 0, done.stdout
@@ -72,7 +71,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*MADE_BY_RUNS))
     for leftover in ("fastlock/_core.c", "tests/_core.c", "benches/_core.so"):
-        (folder / "tree" / leftover).write_text("what a build by hand would leave")
+        (folder / "tree" / leftover).write_text("left by a manual build")
     done = run(sys.executable, "-c", BUILD_SDIST, folder, cwd=folder / "tree")
     assert done.returncode == 0, done.stdout
     return only(folder, "*.tar.gz")
@@ -103,7 +102,7 @@ def test_sdist_holds_the_sources_and_nothing_made(sdist: Path) -> None:
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters get the pure wheel")
 def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_path: Path) -> None:
-    done = build_wheel(source, tmp_path, CFLAGS="-O0")  # which is compiled in half the time
+    done = build_wheel(source, tmp_path, CFLAGS="-O0")  # compiles in half the time
     assert done.returncode == 0, done.stdout
     assert "fastlock: release build" in done.stdout
     wheel = only(tmp_path, "*.whl")
@@ -130,7 +129,7 @@ def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_pat
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters compile nothing")
-def test_failing_compiler_fails_the_build_and_names_the_way_round_it(source: Path, tmp_path: Path) -> None:
+def test_failing_compiler_fails_the_build_and_names_the_workaround(source: Path, tmp_path: Path) -> None:
     done = build_wheel(source, tmp_path, CC="/bin/false")
     assert done.returncode != 0
     assert "fastlock._core was not compiled" in done.stdout
