@@ -1,7 +1,8 @@
-"""An operation whose bytes go astray is resolved, never guessed: lost, cut, late, slow and swapped messages.
+"""The outcome of an operation is resolved, never guessed, when messages are lost, cut, late, slow or swapped.
 
-A real server behind a proxy that breaks connections to the byte. What must never happen: False (or an error) while the
-key stays ours, True while it is not, a lease longer than the server's, a key that comes back after it was given up.
+A real server behind a proxy that breaks connections at a chosen byte. What must never happen: False (or an error) while
+the key stays the caller's, True while it is not, a lease longer than the server's, a key that comes back after it was
+given up.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ import fastlock
 from fastlock.embedded import Server
 
 NAME = "sku"
-MARK = b"\r\nsku\r\n"  # in every command about that name, and in no handshake
-PATIENT, HASTY = 20.0, 0.15  # seconds: a reply_timeout that never strikes, and one that does
+NAME_IN_COMMAND = b"\r\nsku\r\n"  # in every command about that name, and in no handshake
+PATIENT, HASTY = 20.0, 0.15  # seconds: a reply_timeout that never expires, and one that does
 ROUNDING = 0.001  # seconds: servers count in milliseconds
-# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts.
+# For slow tests, which have to wait: a server with a command for each operation, and one that needs scripts.
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 
 
 def until(holds: Callable[[], object], what: str) -> None:
-    """Return when it holds; AssertionError after 10 seconds."""
+    """Return when the condition holds; AssertionError after 10 seconds."""
     end = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < end, f"never: {what}"
@@ -48,13 +49,13 @@ def assert_ours(lock: Any, probe: redis.Redis, longest: float = 10) -> None:
 
 
 async def assert_in_step(face: Face, client: Any, probe: redis.Redis) -> None:
-    """Each question gets its own answer: held and free names in turn, with different tokens."""
+    """Assert that each request gets its own reply: held and free names alternate, with different tokens."""
     locks = [client.lock(f"step:{number}") for number in range(4)]
     for number, lock in enumerate(locks):
         assert await face.get(lock.acquire(blocking=False, token=f"token {number}"))
     for lock in locks * 2:
         assert await face.get(lock.owned())
-        assert not await face.get(client.lock("step:nobody's").locked())
+        assert not await face.get(client.lock("step:free").locked())
     for lock in locks:
         await face.get(lock.release())
     assert not probe.exists(*(f"step:{number}" for number in range(4)))
@@ -66,14 +67,14 @@ async def assert_in_step(face: Face, client: Any, probe: redis.Redis) -> None:
 @two_servers
 @pytest.mark.parametrize("fault", [swallow(), stall()], ids=["closed", "silent"])
 @pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
-async def test_acquire_whose_reply_is_lost_knows_its_own_token(
+async def test_acquire_with_a_lost_reply_recognises_its_token(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, fence: bool
 ) -> None:
     no_leaks.allow("fastlock:fence:*")
     client = face.client(proxy.url, reply_timeout=HASTY)
     lock = client.lock(NAME, fence=fence)
     await face.get(client.server_info())
-    armed = proxy.arm(fault, after=MARK, times=1)
+    armed = proxy.arm(fault, after=NAME_IN_COMMAND, times=1)
     assert await face.get(lock.acquire(blocking=False)) is True
     armed.wait()
     assert_ours(lock, probe)
@@ -83,31 +84,31 @@ async def test_acquire_whose_reply_is_lost_knows_its_own_token(
     await assert_in_step(face, client, probe)
 
 
-async def test_acquire_whose_reply_is_lost_does_not_take_what_another_holds(
+async def test_acquire_with_a_lost_reply_does_not_acquire_a_held_lock(
     face: Face, proxy: FaultProxy, probe: redis.Redis
 ) -> None:
     client = face.client(proxy.url)
     probe.set(NAME, "another")
-    armed = proxy.arm(swallow(), after=MARK)
+    armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
     assert await face.get(client.lock(NAME).acquire(blocking=False)) is False
     armed.wait()
     assert probe.get(NAME) == b"another"
 
 
 @two_servers
-async def test_acquire_that_never_learns_its_outcome_raises_and_undoes(
+async def test_acquire_with_an_unknown_outcome_raises_and_is_undone(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(proxy.url, reply_timeout=HASTY)
     await face.get(client.server_info())
     proxy.refuse()
-    proxy.arm(swallow(), after=MARK)
+    proxy.arm(swallow(), after=NAME_IN_COMMAND)
     lock = client.lock(NAME)
     with pytest.raises(redis.exceptions.ConnectionError):
         await face.get(lock.acquire(blocking=False))
     assert lock.lease is None
     proxy.wait_for(lambda proxy: proxy.connections[0].done)
-    assert probe.exists(NAME), "the command was executed, or this test shows nothing"
+    assert probe.exists(NAME), "the command was not executed: the test shows nothing"
     proxy.admit()
     await assert_in_step(face, client, probe)
     assert not probe.exists(NAME)
@@ -121,7 +122,7 @@ async def test_blocking_acquire_survives_a_lost_reply_while_it_waits(
     probe.set(NAME, "another")
     waiter = face.start(lock.acquire)
     for _ in range(3):
-        armed = proxy.arm(swallow(), after=MARK)
+        armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
         while not armed.fired:
             await _pause(face)
     probe.delete(NAME)
@@ -131,18 +132,18 @@ async def test_blocking_acquire_survives_a_lost_reply_while_it_waits(
 
 
 async def _pause(face: Face) -> None:
-    """Between two looks at something that only time can bring."""
+    """Pause between two checks of a condition that takes time."""
     if face.is_async:
         await asyncio.sleep(0.0005)
     else:
         time.sleep(0.0005)
 
 
-# ----------------------------------------------------------------------------------------------------- to the very byte
+# ---------------------------------------------------------------------------------------------------- cut at every byte
 
 
 class Operations:
-    """acquire, extend, release on one lock, each with a check of what it must have done."""
+    """acquire, extend and release of one lock, each with a check of its effect."""
 
     def __init__(self, face: Face, client: Any, probe: redis.Redis) -> None:
         self.face, self.probe = face, probe
@@ -183,11 +184,11 @@ async def test_request_cut_at_every_byte(
     await operations.prepare(operation)
     seen = len(proxy.commands)
     await operations.perform(operation)
-    size = len(encode(*next(words for words in proxy.commands[seen:] if NAME.encode() in words)))
+    size = len(encode(*next(args for args in proxy.commands[seen:] if NAME.encode() in args)))
     await operations.check(operation)
     for cut in range(size + 1):
         await operations.prepare(operation)
-        armed = proxy.arm(drop(request_bytes=cut), after=MARK)
+        armed = proxy.arm(drop(request_bytes=cut), after=NAME_IN_COMMAND)
         await operations.perform(operation)
         armed.wait()
         await operations.check(operation)
@@ -202,8 +203,8 @@ async def test_reply_cut_at_every_byte(
     longest = len(b"$7\r\nanother\r\n")
     for cut in range(longest + 1):
         await operations.prepare(operation)
-        await face.get(operations.barrier.locked())  # nothing about the name is under way any more
-        armed = proxy.arm(drop(reply_bytes=cut), after=MARK)
+        await face.get(operations.barrier.locked())  # no command about the name is pending any more
+        armed = proxy.arm(drop(reply_bytes=cut), after=NAME_IN_COMMAND)
         await operations.perform(operation)
         armed.wait()
         await operations.check(operation)
@@ -212,7 +213,9 @@ async def test_reply_cut_at_every_byte(
 
 
 @pytest.mark.parametrize("side", ["request", "reply"])
-async def test_messages_in_crumbs(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any) -> None:
+async def test_messages_in_small_pieces(
+    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any
+) -> None:
     for size in (1, 2, 3, 5, 7, 11):
         armed = proxy.arm(split(size, side, pause=0), new_only=True)
         client = face.client(proxy.url)
@@ -233,13 +236,13 @@ async def test_messages_in_crumbs(face: Face, proxy: FaultProxy, probe: redis.Re
 
 
 @two_servers
-async def test_command_that_comes_late_leaves_no_key(
+async def test_command_that_arrives_late_leaves_no_key(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """A timed-out SET lies unread before the server; it must not be executed after its token was released."""
+    """A SET that timed out is still unread by the server; it must not be executed after its token was released."""
     client = face.client(proxy.url, reply_timeout=HASTY)
     await face.get(client.server_info())
-    armed = proxy.arm(stall("request"), after=MARK, times=1)
+    armed = proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)
     lock = client.lock(NAME)
     assert await face.get(lock.acquire(blocking=False)) is True
     assert_ours(lock, probe)
@@ -251,23 +254,23 @@ async def test_command_that_comes_late_leaves_no_key(
     assert not probe.exists(NAME)
 
 
-async def test_command_that_comes_after_the_caller_gave_up_leaves_no_key(
+async def test_command_that_arrives_after_the_timeout_leaves_no_key(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(proxy.url, reply_timeout=PATIENT)
     await face.get(client.server_info())
-    armed = proxy.arm(stall("request"), after=MARK, times=1)
+    armed = proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)
     assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.02)) is False
     armed.resume()
     await assert_in_step(face, client, probe)
-    proxy.wait_for(lambda proxy: proxy.connections[0].requests.count(MARK) >= 2)
+    proxy.wait_for(lambda proxy: proxy.connections[0].requests.count(NAME_IN_COMMAND) >= 2)
     proxy.cut()
     proxy.wait_for(lambda proxy: all(connection.done for connection in proxy.connections))
     assert not probe.exists(NAME)
 
 
 @two_servers
-async def test_server_that_stood_still_leaves_no_key(
+async def test_server_that_was_suspended_leaves_no_key(
     face: Face, server: Server, start_server: Callable[..., Server]
 ) -> None:
     own = start_server("valkey" if server.kind == "valkey" else "floor" if server.version < "7" else "redis")
@@ -281,12 +284,12 @@ async def test_server_that_stood_still_leaves_no_key(
             await _again(face, client.lock("other").locked)
             assert lock.lease is None and not probe.exists(NAME)
         await face.get(client.close())
-        until(lambda: len(probe.client_list()) == 1, "only the probe is left")
+        until(lambda: len(probe.client_list()) == 1, "only the probe is connected")
         assert not probe.exists(NAME)
 
 
 async def _again(face: Face, call: Callable[[], Any]) -> Any:
-    """Ask with more patience than the hasty client has: its handshake may time out on a slow machine."""
+    """Retry longer than the hasty client does: its handshake may time out on a slow machine."""
     for _ in range(5):
         try:
             return await face.get(call())
@@ -303,14 +306,14 @@ async def test_reply_slower_than_the_lease_is_no_success(
     client = face.client(proxy.url, reply_timeout=PATIENT)
     await face.get(client.server_info())
     lock = client.lock(NAME, timeout=0.1, sleep=0.001, thread_local=False)
-    armed = proxy.arm(stall(), after=MARK, times=1)
+    armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
     waiter = face.start(lambda: lock.acquire(blocking=blocking))
     while not armed.fired or probe.exists(NAME):
         await _pause(face)
     armed.resume()
     if await waiter.get():
-        assert blocking, "the lease was over before the reply came"
-        left = probe.pttl(NAME) / 1000  # first: the lease must not outlast the key
+        assert blocking, "the lease had ended before the reply came"
+        left = probe.pttl(NAME) / 1000  # read first: the lease must not outlast the key
         assert lock.lease.remaining <= left + ROUNDING
         assert probe.get(NAME) == lock.lease.token
         await face.get(lock.release())
@@ -326,21 +329,21 @@ async def test_wait_that_ends_with_the_reply_in_flight_is_undone(
     client = face.client(proxy.url, reply_timeout=PATIENT, max_connections=1)
     await face.get(client.server_info())
     for _ in range(3):
-        armed = proxy.arm(stall(), after=MARK, times=1)
+        armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
         lock = client.lock(NAME, fence=fence)
         assert await face.get(lock.acquire(blocking_timeout=0.02)) is False
         armed.resume()
         await assert_in_step(face, client, probe)
         assert lock.lease is None and not probe.exists(NAME)
-    assert len(proxy.connections) == 1, "a caller out of patience is no reason to give up a connection"
+    assert len(proxy.connections) == 1, "a caller that times out is no reason to give up a connection"
 
 
-async def test_with_whose_wait_ends_with_the_reply_in_flight(
+async def test_with_that_times_out_with_the_reply_in_flight_leaves_no_key(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(proxy.url, reply_timeout=PATIENT)
     await face.get(client.server_info())
-    armed = proxy.arm(stall(), after=MARK, times=1)
+    armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
     with pytest.raises(fastlock.LockError):
         await face.enter(client.lock(NAME, blocking_timeout=0.02))
     armed.resume()
@@ -353,39 +356,39 @@ async def test_with_whose_wait_ends_with_the_reply_in_flight(
 
 @two_servers
 @pytest.mark.parametrize("fault", [swallow(), stall()], ids=["closed", "silent"])
-async def test_release_whose_reply_is_lost_is_done(
+async def test_release_with_a_lost_reply_succeeds(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any
 ) -> None:
     client = face.client(proxy.url, reply_timeout=HASTY)
     lock = client.lock(NAME)
     await face.get(lock.acquire())
-    armed = proxy.arm(fault, after=MARK, times=1)
+    armed = proxy.arm(fault, after=NAME_IN_COMMAND, times=1)
     await face.get(lock.release())
     armed.wait()
     assert lock.lease is None and not probe.exists(NAME)
 
 
-async def test_release_of_many_whose_reply_is_lost_is_done(
+async def test_release_of_many_with_a_lost_reply_succeeds(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(proxy.url)
     leases = await face.get(client.acquire_many([NAME, "b", "c"]))
     probe.set("c", "another")
-    armed = proxy.arm(swallow(), after=MARK)
+    armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
     assert await face.get(client.release_many(leases)) in ([True, True, False], [True, True, True])
     armed.wait()
     assert not probe.exists(NAME, "b") and probe.get("c") == b"another"
     probe.delete("c")
 
 
-async def test_release_after_the_lease_ran_out_says_so_although_its_reply_was_lost(
+async def test_late_release_with_a_lost_reply_reports_the_lost_lock(
     face: Face, proxy: FaultProxy, probe: redis.Redis
 ) -> None:
     client = face.client(proxy.url)
     lock = client.lock(NAME, timeout=0.05)
     await face.get(lock.acquire())
-    until(lambda: probe.set(NAME, "another", nx=True), "the lease ends")
-    proxy.arm(swallow(), after=MARK)
+    until(lambda: probe.set(NAME, "another", nx=True), "the end of the lease")
+    proxy.arm(swallow(), after=NAME_IN_COMMAND)
     with pytest.raises(fastlock.LockNotOwnedError):
         await face.get(lock.release())
     assert probe.get(NAME) == b"another"
@@ -402,7 +405,7 @@ async def test_release_that_raised_can_be_repeated(
     token = lock.lease.token
     proxy.refuse()
     if executed:
-        proxy.arm(swallow(), after=MARK)
+        proxy.arm(swallow(), after=NAME_IN_COMMAND)
     else:
         proxy.cut()
     with pytest.raises(redis.exceptions.ConnectionError):
@@ -415,14 +418,14 @@ async def test_release_that_raised_can_be_repeated(
 
 @two_servers
 @pytest.mark.parametrize("fault", [swallow(), stall()], ids=["closed", "silent"])
-@pytest.mark.parametrize("replace_ttl", [False, True], ids=["further", "anew"])
-async def test_extend_whose_reply_is_lost_adds_once(
+@pytest.mark.parametrize("replace_ttl", [False, True], ids=["add", "replace"])
+async def test_extend_with_a_lost_reply_adds_once(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, replace_ttl: bool
 ) -> None:
     client = face.client(proxy.url, reply_timeout=HASTY)
     lock = client.lock(NAME)
     await face.get(lock.acquire())
-    armed = proxy.arm(fault, after=MARK, times=1)
+    armed = proxy.arm(fault, after=NAME_IN_COMMAND, times=1)
     assert await face.get(lock.extend(5, replace_ttl=replace_ttl))
     armed.wait()
     longest = 5 if replace_ttl else 15
@@ -431,24 +434,24 @@ async def test_extend_whose_reply_is_lost_adds_once(
     await face.get(lock.release())
 
 
-async def test_extend_of_a_token_from_elsewhere_adds_once(
+async def test_extend_of_a_foreign_token_adds_once(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """The drop-in's lease then has no end that this process knows: only the server can say what is left."""
+    """With such a token this process does not know when the lease ends: only the server can say what is left."""
     module = redis.asyncio if face.is_async else redis
     pool = module.Redis.from_url(proxy.url)
     lock = face.module.Lock(pool, NAME, timeout=10)
-    face._clients.append(lock._transport)  # closed with the rest
+    face._clients.append(lock._transport)  # closed with the other clients
     probe.set(NAME, "token", px=10_000)
     lock.local.token = b"token"
-    armed = proxy.arm(swallow(), after=MARK)
+    armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
     assert await face.get(lock.extend(5))
     armed.wait()
     assert probe.pttl(NAME) <= 15_000
     await face.get(lock.release())
 
 
-# ----------------------------------------------------------------------------------------------- bytes out of the order
+# ---------------------------------------------------------------------------------------------------------- stray bytes
 
 STRAYS = {
     "status": b"+OK\r\n",
@@ -466,16 +469,16 @@ STRAYS = {
 @two_servers
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 @pytest.mark.parametrize("stray", STRAYS)
-async def test_stray_reply_makes_no_false_answer(
+async def test_stray_reply_leads_to_no_wrong_result(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, stray: str, held: bool
 ) -> None:
-    """In front of the true reply, in one write: one reply too many ends the connection, and nothing in it counts."""
+    """The stray precedes the true reply, in one write: the surplus reply ends the connection, and neither counts."""
     client = face.client(proxy.url)
     lock = client.lock(NAME)
     await face.get(client.server_info())
     if held:
         probe.set(NAME, "another")
-    armed = proxy.arm(inject(STRAYS[stray]), after=MARK)
+    armed = proxy.arm(inject(STRAYS[stray]), after=NAME_IN_COMMAND)
     try:
         acquired = await face.get(lock.acquire(blocking=False))
     except redis.exceptions.RedisError:
@@ -487,12 +490,12 @@ async def test_stray_reply_makes_no_false_answer(
     await assert_in_step(face, client, probe)
     assert probe.get(NAME) == (b"another" if held else None)
     probe.delete(NAME)
-    proxy.wait_for(lambda proxy: proxy.connections[0].dead)  # as what cannot be explained was said there
+    proxy.wait_for(lambda proxy: proxy.connections[0].dead)  # it is closed after a reply that nobody asked for
 
 
 @two_servers
 @pytest.mark.parametrize("stray", STRAYS)
-async def test_stray_reply_between_two_operations_makes_no_false_answer(
+async def test_stray_reply_between_two_operations_leads_to_no_wrong_result(
     face: Face, proxy: FaultProxy, probe: redis.Redis, stray: str
 ) -> None:
     client = face.client(proxy.url)
@@ -507,14 +510,14 @@ async def test_stray_reply_between_two_operations_makes_no_false_answer(
     assert probe.get(NAME) == b"another"
 
 
-async def test_push_between_replies_disturbs_nobody(
+async def test_push_between_replies_is_ignored(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(proxy.url)
     lock = client.lock(NAME)
     await face.get(client.server_info())
     for push in (b">2\r\n+invalidate\r\n_\r\n", b">3\r\n+message\r\n+a\r\n+b\r\n"):
-        armed = proxy.arm(inject(push), after=MARK)
+        armed = proxy.arm(inject(push), after=NAME_IN_COMMAND)
         assert await face.get(lock.acquire(blocking=False))
         armed.wait()
         assert_ours(lock, probe)
@@ -536,8 +539,8 @@ async def test_swapped_replies_are_not_believed(face: Face) -> None:
         jobs = [face.start(lambda: free.acquire(blocking=False))]
         while len(fake.commands) == asked:
             await _pause(face)
-        verdict: Callable[[list[bytes]], bytes] = lambda words: b"_\r\n" if words[0] == b"SET" else b":1\r\n"  # noqa: E731
-        fake.say(verdict, verdict, verdict, verdict)
+        reply: Callable[[list[bytes]], bytes] = lambda args: b"_\r\n" if args[0] == b"SET" else b":1\r\n"  # noqa: E731
+        fake.say(reply, reply, reply, reply)
         jobs.append(face.start(held.release))
         assert await jobs[0].get() is True and free.lease is not None
         assert await jobs[1].get() is None and held.lease is None
@@ -548,8 +551,8 @@ async def test_swapped_replies_are_not_believed(face: Face) -> None:
 
 
 @pytest.fixture
-def reborn(start_server: Callable[..., Server], server: Server, tmp_path: Path) -> Callable[[bool], Server]:
-    """reborn(keep): a server that writes its data down, started with the data of the one before, or with none."""
+def restarted(start_server: Callable[..., Server], server: Server, tmp_path: Path) -> Callable[[bool], Server]:
+    """restarted(keep): start a server that writes its data to disk, with the data of the previous one, or with none."""
     kind = "valkey" if server.kind == "valkey" else "floor" if server.version < "7" else "redis"
     settings = tmp_path / "conf"
     lives = iter(range(100))
@@ -566,24 +569,24 @@ def reborn(start_server: Callable[..., Server], server: Server, tmp_path: Path) 
 
 @two_servers
 @pytest.mark.parametrize("keep", [True, False], ids=["same-data", "empty"])
-async def test_waiter_and_holder_outlive_a_killed_server(
-    face: Face, reborn: Callable[[bool], Server], keep: bool
+async def test_waiter_and_holder_survive_a_killed_server(
+    face: Face, restarted: Callable[[bool], Server], keep: bool
 ) -> None:
-    old = reborn(False)
+    old = restarted(False)
     with FaultProxy(old.unix_url) as proxy:
         holding, waiting = face.client(proxy.url), face.client(proxy.url)
         held, wanted = holding.lock(NAME, timeout=60), waiting.lock(NAME, sleep=0.005, thread_local=False)
         await face.get(held.acquire())
-        asked = proxy.requests.count(MARK)
+        asked = proxy.requests.count(NAME_IN_COMMAND)
         waiter = face.start(wanted.acquire)
-        while proxy.requests.count(MARK) < asked + 2:
+        while proxy.requests.count(NAME_IN_COMMAND) < asked + 2:
             await _pause(face)
         old.stop()
         refused = proxy.accepted
         while proxy.accepted < refused + 3:
             await _pause(face)
         assert not waiter.finished.is_set() and held.lease.valid
-        new = reborn(keep)
+        new = restarted(keep)
         proxy.upstream = new.unix_url
         if keep:
             assert await face.get(held.owned())
@@ -601,7 +604,7 @@ async def test_waiter_and_holder_outlive_a_killed_server(
 
 @two_servers
 async def test_reconnecting_backs_off(face: Face, proxy: FaultProxy) -> None:
-    """While nobody answers, attempts become rare: a busy loop would make thousands."""
+    """While no server answers, attempts become rare: a busy loop would make thousands."""
     client = face.client(proxy.url, reply_timeout=HASTY)
     await face.get(client.server_info())
     proxy.hanging_up = True

@@ -1,6 +1,6 @@
-"""What cannot work as a drop-in is refused in words: pipelines, fakes, tunnels, and parts of redis-py's own lock.
+"""What a drop-in cannot support is refused with a message: pipelines, fakes, tunnels, parts of redis-py's own lock.
 
-And what can work does: connections that only add to redis-py's, subclasses that override what is public.
+What it can support works: connections that only add to redis-py's, subclasses that override public methods.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from fastlock.embedded import Server
 pytestmark = pytest.mark.usefixtures("impl")
 
 
-async def test_a_lock_on_a_pipeline_is_refused(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_lock_on_a_pipeline_is_refused(face: Face, server: Server, probe: redis.Redis) -> None:
     async with ending(face, module(face).Redis(port=server.port)) as client:
         for transaction in (True, False):
-            stream = client.pipeline(transaction=transaction)
+            pipeline = client.pipeline(transaction=transaction)
             with pytest.raises(TypeError, match=r"pipeline.*give the client"):
-                stream.lock("a", lock_class=face.module.Lock)
+                pipeline.lock("a", lock_class=face.module.Lock)
             with pytest.raises(TypeError, match=r"pipeline.*give the client"):
-                face.module.Lock(stream, "a")
-            assert len(stream) == 0 and probe.keys() == []
-            await face.get(stream.reset())
+                face.module.Lock(pipeline, "a")
+            assert len(pipeline) == 0 and probe.keys() == []
+            await face.get(pipeline.reset())
 
 
-# ------------------------------------------------------------------------------------------------------------- fakes
+# ---------------------------------------------------------------------------------------------------------------- fakes
 
 FAKES = {False: [fakeredis.FakeRedis, fakeredis.FakeStrictRedis], True: [fakeredis.FakeAsyncRedis]}
 
 
-@pytest.mark.parametrize("entry", ["nowhere", "here", "url"])
-async def test_a_fake_is_refused_also_where_a_real_server_is(
-    face: Face, server: Server, probe: redis.Redis, entry: str, no_leaks: Any
+@pytest.mark.parametrize("address", ["none", "host", "url"])
+async def test_fake_client_is_refused_also_with_the_address_of_a_server(
+    face: Face, server: Server, probe: redis.Redis, address: str, no_leaks: Any
 ) -> None:
-    """Data would go to the fake, the lock to the server at its address."""
+    """Data would go to the fake, but the lock to the real server at its address."""
     for kind in FAKES[face.is_async]:
-        if entry == "url":
+        if address == "url":
             fake = kind.from_url(server.tcp_url)
         else:
-            fake = kind(host="127.0.0.1", port=server.port) if entry == "here" else kind()
+            fake = kind(host="127.0.0.1", port=server.port) if address == "host" else kind()
         for client in (fake, module(face).Redis(connection_pool=fake.connection_pool)):
             with pytest.raises(TypeError, match=r"fakeredis.*fastlock\.embedded\.Server\(\)"):
                 client.lock("a", timeout=5, lock_class=face.module.Lock)
@@ -55,7 +55,7 @@ async def test_a_fake_is_refused_also_where_a_real_server_is(
 
 
 def connections(face: Face) -> tuple[Any, Any]:
-    """A class of connections that only adds to redis-py's, and one that goes through a tunnel."""
+    """A connection class that only adds to redis-py's, and one that connects through a tunnel."""
     made: list[Any] = []
 
     if face.is_async:
@@ -83,7 +83,7 @@ def connections(face: Face) -> tuple[Any, Any]:
     return CountingToo, TunnelToo
 
 
-async def test_connections_that_go_their_own_way_are_refused_and_others_are_not(
+async def test_connection_class_is_refused_only_if_it_connects_its_own_way(
     face: Face, server: Server, no_leaks: Any
 ) -> None:
     adding, tunnel = connections(face)
@@ -98,46 +98,46 @@ async def test_connections_that_go_their_own_way_are_refused_and_others_are_not(
         face.module.Lock(of.Redis(connection_pool=pool), "a")
 
 
-# ------------------------------------------------------------------------------------------- parts of redis-py's lock
+# --------------------------------------------------------------------------------------------- parts of redis-py's lock
 
-VERBS = ("acquire", "release", "extend", "reacquire")
-INNARDS = [
+METHODS = ("acquire", "release", "extend", "reacquire")
+INTERNALS = [
     name
-    for verb in VERBS
-    for name in (f"do_{verb}", f"lua_{verb}", f"LUA_{verb.upper()}_SCRIPT")
+    for method in METHODS
+    for name in (f"do_{method}", f"lua_{method}", f"LUA_{method.upper()}_SCRIPT")
     if hasattr(redis.lock.Lock, name)
 ]
 
 
-@pytest.mark.parametrize("name", [*INNARDS, "register_scripts"])
-async def test_what_redis_pys_lock_is_made_of_cannot_be_replaced(face: Face, server: Server, name: str) -> None:
-    """As redbeat replaces `lua_extend`: ignored, it would add to the lease where it should set it."""
+@pytest.mark.parametrize("name", [*INTERNALS, "register_scripts"])
+async def test_internals_of_redis_pys_lock_cannot_be_overridden(face: Face, server: Server, name: str) -> None:
+    """redbeat, for one, replaces `lua_extend`: if that were ignored, extend would add to the lease, not set it."""
     kind = face.module.Lock
-    verb = next((verb for verb in VERBS if verb in name.lower().split("_")), "")
-    words = rf"{name}.*would be ignored.*{verb}"
+    method = next((method for method in METHODS if method in name.lower().split("_")), "")
+    message = rf"{name}.*would be ignored.*{method}"
     mixin = type("Mixin", (), {name: None})
     for bases, body in (((kind,), {name: None}), ((mixin, kind), {}), ((type("Between", (kind,), {}),), {name: None})):
-        with pytest.raises(TypeError, match=rf"Mine: .*{words}"):
+        with pytest.raises(TypeError, match=rf"Mine: .*{message}"):
             type("Mine", bases, body)
     for owner in (kind, type("Mine", (kind,), {})):
-        with pytest.raises(AttributeError, match=words):
+        with pytest.raises(AttributeError, match=message):
             setattr(owner, name, None)
     async with ending(face, module(face).Redis(port=server.port)) as client:
         lock = client.lock("a", timeout=5, lock_class=kind)
-        with pytest.raises(AttributeError, match=words):
+        with pytest.raises(AttributeError, match=message):
             setattr(lock, name, client.register_script("return 1"))
         assert not hasattr(lock, name)
 
 
-def test_the_parts_are_all_that_redis_pys_lock_has() -> None:
+def test_refused_names_cover_all_internals_of_redis_pys_lock() -> None:
     from fastlock._locks import redis_py
 
     theirs = {name for name in vars(redis.lock.Lock) if name.startswith(("do_", "lua_", "LUA_", "register_"))}
     assert theirs <= redis_py._INNARDS.keys()
 
 
-async def test_a_subclass_of_both_is_ours(face: Face, server: Server, no_leaks: Any) -> None:
-    """To pass for redis-py's lock where one is asked for by its class."""
+async def test_subclass_of_both_locks_works_as_fastlocks(face: Face, server: Server, no_leaks: Any) -> None:
+    """Such a subclass passes isinstance checks for redis-py's lock."""
     kind = type("Both", (face.module.Lock, redis.lock.Lock), {})
     async with ending(face, module(face).Redis(port=server.port)) as client:
         lock = kind(client, "a", timeout=5)
@@ -147,11 +147,11 @@ async def test_a_subclass_of_both_is_ours(face: Face, server: Server, no_leaks: 
         await face.leave(lock)
 
 
-# ------------------------------------------------------------------------------------------------------- what can work
+# ----------------------------------------------------------------------------------------------------------- what works
 
 
 def overriding(face: Face, log: list[str]) -> Any:
-    """A subclass as one writes it for redis-py's lock, to log or to measure."""
+    """A subclass as written for redis-py's lock, to log or to measure."""
     if face.is_async:
 
         class Async(face.module.Lock):
@@ -177,7 +177,7 @@ def overriding(face: Face, log: list[str]) -> Any:
     return Sync
 
 
-async def test_a_subclass_s_acquire_and_release_hold_for_with(
+async def test_with_calls_acquire_and_release_of_a_subclass(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     log: list[str] = []
@@ -199,7 +199,7 @@ async def test_a_subclass_s_acquire_and_release_hold_for_with(
             log.clear()
 
 
-async def test_a_subclass_with_its_own_with_keeps_it(face: Face, server: Server, no_leaks: Any) -> None:
+async def test_subclass_may_define_its_own_with(face: Face, server: Server, no_leaks: Any) -> None:
     seen: list[str] = []
     enter, leave = ("__aenter__", "__aexit__") if face.is_async else ("__enter__", "__exit__")
     body = {name: lambda self, *about, name=name: seen.append(name) for name in (enter, leave, "acquire", "release")}
@@ -211,8 +211,8 @@ async def test_a_subclass_with_its_own_with_keeps_it(face: Face, server: Server,
     assert seen == [enter, leave]
 
 
-async def test_every_mix_of_times_is_settled_before_anything_is_sent(face: Face, server: Server) -> None:
-    """blocking=False beside a time is taken by the drop-in, and refused by fastlock's own locks."""
+async def test_blocking_with_blocking_timeout_is_checked_before_sending(face: Face, server: Server) -> None:
+    """The drop-in accepts blocking=False with a blocking_timeout; fastlock's own locks refuse it."""
     client = face.client(server.unix_url)
     async with ending(face, module(face).Redis(port=server.port)) as theirs:
         for blocking, seconds in itertools.product((True, False), (0, 1, -1)):

@@ -1,4 +1,4 @@
-"""A server that is started again: while it loads its data nothing can be asked, and its connections get numbers anew.
+"""A server that restarts: while it loads its data it refuses commands, and it numbers its connections anew.
 
 The server restarts itself (DEBUG RESTART): same process, same socket, its data from its own file.
 """
@@ -25,14 +25,14 @@ from fastlock.embedded import Server
 
 NAME, OTHER = "sku:42", "sku:43"
 QUEUE = b"fastlock:queue:{%b}" % NAME.encode()
-KEYS, DELAY_US = 250, 4000  # of what is loaded: a second
+KEYS, DELAY_US = 250, 4000  # number of keys, and microseconds to load each: a second in all
 KINDS = pytest.mark.parametrize("kind", ["valkey", "redis"])
 Restartable = Callable[[str], "tuple[Server, redis.Redis]"]
 
 
 @pytest.fixture
 def restartable(start_server: Callable[..., Server]) -> Iterator[Restartable]:
-    """restartable("valkey"): a server that takes a second to load what it holds, and a redis-py client of it."""
+    """restartable("valkey"): a server that takes a second to load its data, and a redis-py client of it."""
     slow = ["--key-load-delay", str(DELAY_US), "--loading-process-events-interval-bytes", "1024"]
     with contextlib.ExitStack() as stack:
 
@@ -43,8 +43,8 @@ def restartable(start_server: Callable[..., Server]) -> Iterator[Restartable]:
         yield start
 
 
-def word(server: Server) -> bytes:
-    """What it says to PING; nothing where it is not there."""
+def ping(server: Server) -> bytes:
+    """The reply to PING; empty if the server does not answer."""
     try:
         raw = RawClient(server.unix_url)
     except OSError:
@@ -57,7 +57,7 @@ def word(server: Server) -> bytes:
 
 
 def restart(server: Server, probe: redis.Redis, *, keep: bool) -> None:
-    """Returns when the server is there again: loading, if it is to keep what it has."""
+    """Return when the server answers again: loading, if it is to keep its data."""
     if keep:
         probe.mset({f"filler:{number}": os.urandom(1000) for number in range(KEYS)})
         probe.config_set("save", "3600 1000000")
@@ -66,16 +66,14 @@ def restart(server: Server, probe: redis.Redis, *, keep: bool) -> None:
         raw.send(b"DEBUG RESTART\r\n")
         assert raw.receive_end() == b""
     end = time.monotonic() + 10
-    while not (found := word(server)):
-        assert time.monotonic() < end, "it does not come back"
+    while not (found := ping(server)):
+        assert time.monotonic() < end, "the server does not come back"
     assert found == (b"-LOADIN" if keep else b"+PONG\r\n")
 
 
 @KINDS
-async def test_who_waits_or_holds_gets_through_a_restart_with_data(
-    face: Face, restartable: Restartable, kind: str
-) -> None:
-    """Redis-py's lock does too."""
+async def test_waiters_and_holders_survive_a_restart_with_data(face: Face, restartable: Restartable, kind: str) -> None:
+    """So they do with redis-py's lock."""
     server, probe = restartable(kind)
     holder, client = face.client(server.url), face.client(server.url)
     lock = holder.lock(NAME, timeout=60, thread_local=False)
@@ -84,20 +82,23 @@ async def test_who_waits_or_holds_gets_through_a_restart_with_data(
     assert await face.get(short.acquire())
     assert await face.get(lock.acquire())
 
-    async def wait_for_it(**terms: Any) -> int | None:
-        waiting = client.lock(NAME, **terms)
+    async def wait_for_it(**settings: Any) -> int | None:
+        waiting = client.lock(NAME, **settings)
         assert await face.get(waiting.acquire()) is True
         fence = waiting.lease.fence
         await face.get(waiting.release())
         return fence
 
-    async def take(**terms: Any) -> bool:
-        other = client.lock(OTHER, **terms)
+    async def acquire_other(**settings: Any) -> bool:
+        other = client.lock(OTHER, **settings)
         assert await face.get(other.acquire(blocking_timeout=20)) and await face.get(other.owned())
         await face.get(other.release())
         return True
 
-    waiters = [face.start(lambda terms=terms: wait_for_it(**terms)) for terms in ({}, {"fair": True}, {"fence": True})]
+    waiters = [
+        face.start(lambda settings=settings: wait_for_it(**settings))
+        for settings in ({}, {"fair": True}, {"fence": True})
+    ]
     while probe.zcard(QUEUE) < 2:
         await face.checkpoint()
     restart(server, probe, keep=True)
@@ -108,25 +109,25 @@ async def test_who_waits_or_holds_gets_through_a_restart_with_data(
         lambda: late.acquire_many(["c", "d"]),
         lambda: holder.release_many(batch),
         short.release,
-        take,
-        lambda: take(fence=True),
+        acquire_other,
+        lambda: acquire_other(fence=True),
         lambda: late.lock(NAME).locked(),
     ]
-    assert word(server) == b"-LOADIN"
+    assert ping(server) == b"-LOADIN"
     extended, more, released, *rest = await face.together(calls)
     assert (extended, released, rest) == (True, [True, True], [None, True, True, True])
     assert None not in more and await face.get(late.release_many(more)) == [True, True]
     await face.get(lock.release())
     assert [fence is not None for fence in [await job.get() for job in waiters]] == [False, False, True]
-    assert await face.get(face.client(server.url).server_info()) == info, "nothing of the handshake was refused"
+    assert await face.get(face.client(server.url).server_info()) == info, "no part of the handshake was refused"
     assert [key for key in probe.scan_iter() if not key.startswith((b"filler:", b"fastlock:fence:"))] == []
 
 
 @KINDS
-async def test_a_server_that_loads_longer_than_patience_lasts_is_an_error_and_what_was_left_is_made_good(
+async def test_server_that_loads_too_long_is_an_error_and_undos_follow(
     face: Face, restartable: Restartable, kind: str
 ) -> None:
-    """Who gives up meanwhile leaves the queue when that can be said, long before it would be forgotten there."""
+    """A waiter that gives up meanwhile leaves the queue once commands work, long before its entry would expire."""
     server, probe = restartable(kind)
     client = face.client(server.url, reply_timeout=0.2, connect_timeout=5)
     probe.set(NAME, "fl:" + "0" * 32)
@@ -136,10 +137,10 @@ async def test_a_server_that_loads_longer_than_patience_lasts_is_an_error_and_wh
             await face.checkpoint()
         restart(server, probe, keep=True)
         await waiting.get()
-    assert word(server) == b"-LOADIN"
+    assert ping(server) == b"-LOADIN"
     end = time.monotonic() + 5
     while True:
-        with contextlib.suppress(exceptions.BusyLoadingError):  # in threads it goes along with what is asked next
+        with contextlib.suppress(exceptions.BusyLoadingError):  # in threads the undo is sent with the next request
             await face.get(client.lock(OTHER).locked())
             if not probe.zcard(QUEUE):
                 break
@@ -149,10 +150,10 @@ async def test_a_server_that_loads_longer_than_patience_lasts_is_an_error_and_wh
 
 
 @KINDS
-def test_what_a_loading_server_could_not_do_is_owed_when_the_event_loop_ends(
+def test_undo_refused_while_loading_is_sent_in_the_next_event_loop(
     impl: str, restartable: Restartable, kind: str
 ) -> None:
-    """It would be said by a timer, which ends with the loop: so it is said in the next one."""
+    """A timer would send the undo again, but ends with its loop: so the next loop sends it."""
     server, probe = restartable(kind)
     client = fastlock.asyncio.Client.from_url(server.url, reply_timeout=0.2, connect_timeout=5)
     probe.set(NAME, "fl:" + "0" * 32)
@@ -166,23 +167,23 @@ def test_what_a_loading_server_could_not_do_is_owed_when_the_event_loop_ends(
             await waiting
 
     async def go_on() -> None:
-        while word(server) == b"-LOADIN":
+        while ping(server) == b"-LOADIN":
             await asyncio.sleep(0.01)
         await client.lock(OTHER).locked()
-        await client.lock(OTHER).locked()  # what was owed is said before this
+        await client.lock(OTHER).locked()  # the pending undo is sent before this
         assert not probe.zcard(QUEUE)
         await client.close()
 
     asyncio.run(give_up())
-    assert word(server) == b"-LOADIN"
+    assert ping(server) == b"-LOADIN"
     asyncio.run(go_on())
 
 
 @KINDS
-async def test_no_stranger_is_ended_for_having_the_number_of_a_broken_connection(
+async def test_no_foreign_connection_is_killed_for_a_reused_client_id(
     face: Face, restartable: Restartable, kind: str
 ) -> None:
-    """Over a unix socket all have one address, and others came first to the server that was started again."""
+    """Over a unix socket all connections have one address, and others reached the restarted server first."""
     server, probe = restartable(kind)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
@@ -214,11 +215,11 @@ ENDLESS = b"while true do end"
 
 
 @KINDS
-async def test_what_is_left_while_the_server_is_at_somebodys_script_is_undone(
+async def test_acquire_given_up_while_the_server_runs_a_script_is_undone(
     face: Face, start_server: Callable[..., Server], kind: str
 ) -> None:
-    """The acquire was executed, its reply held back by a script that goes on and on: until that ends, all else is
-    answered BUSY, what undoes the acquire as well."""
+    """The acquire was executed, but its reply is held back, and an endless script runs: until that ends, the server
+    answers BUSY to every command, also to the undo."""
     server = start_server(kind, args=["--lua-time-limit", "10"])
     script, killer = RawClient(server.unix_url), RawClient(server.unix_url)
     with script.socket, killer.socket, FaultProxy(server.unix_url) as proxy:
@@ -226,18 +227,18 @@ async def test_what_is_left_while_the_server_is_at_somebodys_script_is_undone(
         await face.get(client.server_info())
         armed = proxy.arm(stall("reply"), after=NAME.encode(), times=1)
         job = face.start(lambda: client.lock(NAME, timeout=None).acquire(blocking_timeout=0.3))
-        await until(face, lambda: armed.fired, "it is executed")
+        await until(face, lambda: armed.fired, "the acquire to be executed")
         script.send(b"*3\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (len(ENDLESS), ENDLESS))
         assert await job.get() is False
         sent = client.get_stats()["commands"]
         armed.resume()
         with pytest.raises(exceptions.ResponseError, match="BUSY"):
             await face.get(client.lock(OTHER).locked())
-        assert client.get_stats()["commands"] >= sent + 4, "what undoes it is sent again and again"
+        assert client.get_stats()["commands"] >= sent + 4, "the undo is sent again and again"
         killer.send(b"SCRIPT KILL\r\n")
         assert killer.receive(5) == b"+OK\r\n"
         with redis.Redis(unix_socket_path=server.path) as probe:
             end = time.monotonic() + 10
             while probe.exists(NAME):
-                assert time.monotonic() < end, "a key that nobody owns"
+                assert time.monotonic() < end, "the key of the abandoned acquire stays"
                 await face.get(client.lock(OTHER).locked())

@@ -1,4 +1,4 @@
-"""Many waiters in small: all are served, in order where that is promised, nothing is left, a cancel costs little."""
+"""Small runs of scale.py: all waiters are served, in order if fair, no key is left, and a cancel costs little."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
 @VALKEY
 @pytest.mark.parametrize("fair", [False, True])
-def test_thousand_waiters_of_two_processes_on_one_name(server: Server, impl: str, fair: bool) -> None:
+def test_thousand_waiters_of_two_processes_for_one_name(server: Server, impl: str, fair: bool) -> None:
     crowd(server, 2, 500, 1, fair=fair)
 
 
 @VALKEY
-def test_thousands_of_tasks_on_fifty_names(server: Server, impl: str) -> None:
+def test_thousands_of_tasks_for_fifty_names(server: Server, impl: str) -> None:
     crowd(server, 1, 5_000, 50)
 
 
 @pytest.mark.parametrize("fair", [False, True])
-def test_who_is_cancelled_costs_the_server_the_same_however_many_wait(server: Server, impl: str, fair: bool) -> None:
+def test_cost_of_a_cancel_does_not_depend_on_the_number_of_waiters(server: Server, impl: str, fair: bool) -> None:
     commands, *_ = cancelled(server, 1_000, fair=fair)
     assert commands <= COMMANDS
 
 
-def test_checks_find_what_is_wrong() -> None:
-    queue = [b"inbox-a", b"inbox-b"]
+def test_checks_detect_mistakes() -> None:
+    queue = [b"channel-a", b"channel-b"]
     grants = [[(1.0, 0, b"a")], [(2.0, 0, b"b")]]
     all_served(grants, 1)
     in_order(grants, queue)

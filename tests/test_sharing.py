@@ -1,6 +1,6 @@
-"""Many owners: one holder at a time whoever comes, goes or gives up, and nobody frees what another has acquired.
+"""Many owners: one holder at a time whoever comes, goes or gives up, and no owner releases the lease of another.
 
-Whether two hold at once is judged by the server: each holder raises a counter there and lowers it before it lets go.
+The server judges whether two hold at once: each holder raises a counter there, and lowers it before its release.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(fastlock.__file__).parent.parent
 
 
 class Signal:
-    """An event for both faces: set by one owner, awaited by another."""
+    """An event for threads and for asyncio: set by one owner, awaited by another."""
 
     def __init__(self, face: Face) -> None:
         self._event: Any = asyncio.Event() if face.is_async else threading.Event()
@@ -44,7 +44,7 @@ class Signal:
 
 
 class Judge:
-    """Counts the holders, and a sum that only an unbroken read and write keeps right, on the server."""
+    """Counts holders on the server, and keeps a sum there that is right only if no two holders overlap."""
 
     def __init__(self, face: Face, server: Server) -> None:
         self._face = face
@@ -53,13 +53,13 @@ class Judge:
         self.overlaps = 0
 
     async def enter(self) -> None:
-        """By a holder: count it in, and add one to the sum in two steps."""
+        """Called by a holder: count it in, and add one to the sum in two steps."""
         self.overlaps += await self._face.get(self._raw.incr("judge:inside")) != 1
         total = int(await self._face.get(self._raw.get("judge:sum")) or 0)
         await self._face.get(self._raw.set("judge:sum", total + 1))
 
     async def leave(self) -> None:
-        """By a holder, before it lets go."""
+        """Called by a holder before its release."""
         self.overlaps += await self._face.get(self._raw.decr("judge:inside")) != 0
 
     async def verdict(self) -> int:
@@ -71,11 +71,11 @@ class Judge:
         return total
 
 
-# ------------------------------------------------------------------------------------------- one Lock, many owners
+# ------------------------------------------------------------------------------------------------ one Lock, many owners
 
 
 @pytest.mark.parametrize("loss", ["deleted", "expired"])
-async def test_a_holder_whose_lease_is_over_never_frees_the_next_one(
+async def test_holder_whose_lease_has_ended_never_releases_the_next_one(
     face: Face, server: Server, probe: redis.Redis, loss: str
 ) -> None:
     lock = face.client(server.unix_url).lock("a", timeout=30)
@@ -93,7 +93,7 @@ async def test_a_holder_whose_lease_is_over_never_frees_the_next_one(
 
     job = face.start(first)
     await acquired.wait()
-    assert lock.lease is None, "each owner has a lease of its own"
+    assert lock.lease is None, "each owner has to have a lease of its own"
     if loss == "deleted":
         probe.delete("a")
     else:
@@ -107,35 +107,35 @@ async def test_a_holder_whose_lease_is_over_never_frees_the_next_one(
     await face.get(lock.release())
 
 
-async def test_many_owners_of_one_lock_with_leases_that_end_under_them(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
-    """A holder that was robbed is told; a holder that was not is never robbed by the others' releases."""
-    lock = face.client(server.unix_url).lock("a", timeout=30, fair=True)  # else it passes on without asking the server
-    told: list[str] = []
+async def test_many_owners_of_one_lock_that_lose_leases(face: Face, server: Server, probe: redis.Redis) -> None:
+    """A holder whose key was deleted gets an error; the others' releases never delete the key of a holder."""
+    lock = face.client(server.unix_url).lock(
+        "a", timeout=30, fair=True
+    )  # otherwise it is handed over without the server
+    outcomes: list[str] = []
 
     async def worker(number: int) -> None:
         chance = random.Random(number)
         for _ in range(15):
             assert await face.get(lock.acquire())
             token = lock.lease.token
-            robbed = chance.random() < 0.4
-            if robbed:
+            lost = chance.random() < 0.4
+            if lost:
                 assert token_matches(probe.execute_command("GETDEL", "a"), token)
             await face.checkpoint()
-            assert robbed or (token_matches(probe.get("a"), token) and await face.get(lock.owned()))
-            if robbed:
+            assert lost or (token_matches(probe.get("a"), token) and await face.get(lock.owned()))
+            if lost:
                 with pytest.raises(fastlock.LockNotOwnedError):
                     await face.get(lock.release())
             else:
                 await face.get(lock.release())
-            told.append("robbed" if robbed else "released")
+            outcomes.append("lost" if lost else "released")
 
     assert await face.together([lambda n=n: worker(n) for n in range(8)]) == [None] * 8
-    assert len(told) == 120 and {"robbed", "released"} == set(told)
+    assert len(outcomes) == 120 and {"lost", "released"} == set(outcomes)
 
 
-async def test_what_one_owner_holds_the_others_can_neither_see_nor_free(
+async def test_lease_of_one_owner_is_neither_seen_nor_released_by_others(
     face: Face, server: Server, probe: redis.Redis
 ) -> None:
     lock = face.client(server.unix_url).lock("a")
@@ -154,7 +154,7 @@ async def test_what_one_owner_holds_the_others_can_neither_see_nor_free(
     await face.get(lock.release())
 
 
-async def test_without_thread_local_one_owner_lets_go_of_what_another_acquired(face: Face, server: Server) -> None:
+async def test_without_thread_local_another_owner_may_release(face: Face, server: Server) -> None:
     lock = face.client(server.unix_url).lock("a", thread_local=False)
     await face.start(lock.acquire).get()
     assert lock.lease is not None and await face.get(lock.owned())
@@ -165,38 +165,38 @@ async def test_without_thread_local_one_owner_lets_go_of_what_another_acquired(f
         await face.get(lock.release())
 
 
-def test_a_new_thread_never_inherits_the_lease_of_one_that_ended(impl: str, server: Server, probe: redis.Redis) -> None:
-    """Systems give the number of an ended thread to one of the next. Those stay, or the second would have that of the
-    first of them for ever."""
+def test_new_thread_never_inherits_the_lease_of_an_ended_one(impl: str, server: Server, probe: redis.Redis) -> None:
+    """Systems reuse the identifier of an ended thread. The new threads stay alive, or the second of them could always
+    get the identifier of the first."""
     with fastlock.Client.from_url(server.unix_url) as client:
         lock, numbers, seen = client.lock("a"), [], []
-        looked, enough = threading.Semaphore(0), threading.Event()
+        checked, enough = threading.Semaphore(0), threading.Event()
 
         def acquire() -> None:
             numbers.append(threading.get_ident())
             assert lock.acquire(blocking=False)
 
-        def look() -> None:
+        def check() -> None:
             numbers.append(threading.get_ident())
             seen.append((lock.lease, lock.owned()))
             with pytest.raises(fastlock.LockError):
                 lock.release()
             seen.append("refused")
-            looked.release()
+            checked.release()
             enough.wait()
 
         first = threading.Thread(target=acquire)
         first.start()
         first.join()
-        others = [threading.Thread(target=look, daemon=True) for _ in range(100)]
+        others = [threading.Thread(target=check, daemon=True) for _ in range(100)]
         try:
             for thread in others:
                 thread.start()
-                assert looked.acquire(timeout=10)
+                assert checked.acquire(timeout=10)
                 if numbers[0] in numbers[1:]:
                     break
             else:
-                pytest.fail("this test needs a system that gives numbers again")
+                pytest.fail("this test needs a system that reuses thread identifiers")
         finally:
             enough.set()
         for thread in others[: len(numbers) - 1]:
@@ -205,10 +205,8 @@ def test_a_new_thread_never_inherits_the_lease_of_one_that_ended(impl: str, serv
         probe.delete("a")
 
 
-async def test_a_task_made_for_the_acquire_alone_leaves_its_lease_to_who_waited_for_it(
-    face: Face, server: Server
-) -> None:
-    """`asyncio.wait_for` makes one before Python 3.12."""
+async def test_task_made_for_an_acquire_leaves_the_lease_to_its_awaiter(face: Face, server: Server) -> None:
+    """`asyncio.wait_for` makes such a task before Python 3.12."""
     if not face.is_async:
         return
     lock = face.client(server.unix_url).lock("a")
@@ -224,7 +222,7 @@ async def test_a_task_made_for_the_acquire_alone_leaves_its_lease_to_who_waited_
             await lock.release()
 
 
-async def test_what_the_owner_calls_is_the_owners_whoever_awaits_it(
+async def test_call_belongs_to_the_owner_whichever_task_awaits_it(
     face: Face, server: Server, probe: redis.Redis
 ) -> None:
     """`shield`, `gather`, `create_task` and, before Python 3.12, `wait_for` await in tasks of their own."""
@@ -237,16 +235,16 @@ async def test_what_the_owner_calls_is_the_owners_whoever_awaits_it(
         assert await await_(lock.owned()) in (True, [True])
         assert await await_(lock.extend(60)) in (True, [True]) and probe.pttl("a") > 60_000
         assert await await_(lock.reacquire()) in (True, [True]) and probe.pttl("a") <= 60_000
-        assert lock.lease.valid and await lock.owned(), "it is the caller's still"
+        assert lock.lease.valid and await lock.owned(), "the lease is no longer the caller's"
         await await_(lock.release())
         assert lock.lease is None and not probe.exists("a")
-        for verb in (lock.release, lock.reacquire, lambda lock=lock: lock.extend(5)):
+        for call in (lock.release, lock.reacquire, lambda lock=lock: lock.extend(5)):
             with pytest.raises(fastlock.LockError):
-                await await_(verb())
+                await await_(call())
         assert await await_(lock.owned()) in (False, [False])
 
 
-# ------------------------------------------------------------------------------------------------ mutual exclusion
+# ----------------------------------------------------------------------------------------------------- mutual exclusion
 
 
 async def test_never_two_holders(face: Face, server: Server) -> None:
@@ -265,7 +263,7 @@ async def test_never_two_holders(face: Face, server: Server) -> None:
 
 
 async def test_never_two_holders_though_some_give_up(face: Face, server: Server, probe: redis.Redis) -> None:
-    """Waiters run out of time after nothing, a little, or while the lock is on its way to them; tasks are cancelled."""
+    """Waiters time out at once, soon, or while the grant is on its way to them; tasks are cancelled."""
     client, judge = face.client(server.unix_url), Judge(face, server)
     entered: list[int] = []
 
@@ -288,13 +286,13 @@ async def test_never_two_holders_though_some_give_up(face: Face, server: Server,
                 await asyncio.sleep(0)
             task.cancel()
             if not isinstance((await asyncio.gather(task, return_exceptions=True))[0], BaseException):
-                probe.delete("a")  # it was faster than the cancel: it holds, and nobody else does
+                probe.delete("a")  # the acquire was faster than the cancel: this task alone holds the lock
 
     calls: list[Any] = [lambda n=n: worker(n) for n in range(8)]
     results = await face.together(calls + [canceller] * face.is_async)
     assert results == [None] * len(results)
     assert await judge.verdict() == len(entered) > 8
-    assert await face.get(client.lock("a").acquire(blocking_timeout=5)), "a lock was left to nobody"
+    assert await face.get(client.lock("a").acquire(blocking_timeout=5)), "the lock is held by a caller that is gone"
     probe.delete("a")
 
 
@@ -324,27 +322,27 @@ client.close()
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_who_gives_up_what_it_was_granted_gives_it_to_the_next(server: Server, probe: redis.Redis, again: bool) -> None:
-    """By an undo, which may come before what it says to the queue: nobody has marked a token that was just granted."""
+def test_undo_of_a_grant_hands_the_lock_to_the_next_waiter(server: Server, probe: redis.Redis, again: bool) -> None:
+    """The undo may come before the waiter leaves the queue, while the granted token is not marked as contended yet."""
     holder, first, second = (b"fl:" + letter * 32 for letter in (b"a", b"b", b"c"))
     channel = b"fastlock:" + b"d" * 32
     for script in commands.SCRIPTS:
         probe.execute_command(*script.load)
     with probe.pubsub() as messages:
         messages.subscribe(channel)
-        assert messages.get_message(timeout=10) is not None, "both can be told"
+        assert messages.get_message(timeout=10) is not None, "the channel of both waiters needs a subscriber"
         probe.set("sku", holder)
         for entry in (first, second):
             probe.execute_command(*commands.enter(b"sku", channel, False, entry, b"10000"))
         assert probe.execute_command(*commands.hand_over(b"sku", holder)) == 1
-        assert probe.get("sku") == first, "for a moment"
+        assert probe.get("sku") == first, "the first holds until its undo"
         for call in commands.undo_commands([b"sku"], [first], frozenset(), again):
             probe.execute_command(*call)
         assert probe.get("sku") == second
         probe.execute_command(*commands.leave(b"sku", second, channel))
 
 
-def test_never_two_holders_over_processes(impl: str, server: Server, probe: redis.Redis) -> None:
+def test_never_two_holders_across_processes(impl: str, server: Server, probe: redis.Redis) -> None:
     command = [sys.executable, "-c", WORKER, server.unix_url, server.path, impl]
     streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     processes = [subprocess.Popen([*command, str(number)], **streams) for number in range(2)]
@@ -365,29 +363,29 @@ def test_never_two_holders_over_processes(impl: str, server: Server, probe: redi
     assert outputs == [[1] * 60] * 2 and int(probe.getdel("sum")) == 120 and int(probe.getdel("inside")) == 0
 
 
-# ----------------------------------------------------------------------------------- few connections, many owners
+# ----------------------------------------------------------------------------------------- few connections, many owners
 
 
 @pytest.mark.parametrize("limit", [1, 2, 16])
 async def test_every_reply_reaches_its_caller(face: Face, server: Server, limit: int) -> None:
-    """Many owners on few connections: a reply that shifts by one place shows as a wrong token, owner or answer."""
+    """Many owners on few connections: a reply that is off by one shows as a wrong token, owner or result."""
     client = face.client(server.unix_url, max_connections=limit)
-    rounds, owners = (40, 16) if server.kind == "redis" else (80, 16)
+    repeats, owners = (40, 16) if server.kind == "redis" else (80, 16)
 
     async def owner(number: int) -> int:
         chance = random.Random(number)
         mine, other = client.lock(f"mine:{number}"), client.lock(f"mine:{(number + 1) % owners}")
         checked = 0
-        for turn in range(rounds):
-            token = f"{number}/{turn}".ljust(chance.choice([8, 40, 3000]), ".")
+        for repeat in range(repeats):
+            token = f"{number}/{repeat}".ljust(chance.choice([8, 40, 3000]), ".")
             assert await face.get(mine.acquire(blocking=False, token=token)) is True
             for _ in range(chance.randrange(1, 5)):
-                question = chance.randrange(4)
-                if question == 0:
+                kind = chance.randrange(4)
+                if kind == 0:
                     assert await face.get(mine.owned()) is True
-                elif question == 1:
+                elif kind == 1:
                     assert await face.get(mine.locked()) is True
-                elif question == 2:
+                elif kind == 2:
                     assert await face.get(other.owned()) is False
                 else:
                     assert await face.get(mine.extend(5)) is True
@@ -400,10 +398,10 @@ async def test_every_reply_reaches_its_caller(face: Face, server: Server, limit:
 
     results = await face.together([lambda n=n: owner(n) for n in range(owners)])
     assert all(type(result) is int for result in results), results
-    assert sum(results) > rounds * owners * 4
+    assert sum(results) > repeats * owners * 4
 
 
-async def test_no_waiter_is_lost_when_all_share_one_connection(face: Face, server: Server) -> None:
+async def test_no_waiter_is_lost_on_one_shared_connection(face: Face, server: Server) -> None:
     client, judge = face.client(server.unix_url, max_connections=1), Judge(face, server)
 
     async def worker(number: int) -> None:
@@ -419,7 +417,7 @@ async def test_no_waiter_is_lost_when_all_share_one_connection(face: Face, serve
     assert await judge.verdict() == 96
 
 
-async def test_waiters_that_sleep_long_leave_the_connection_to_the_others(face: Face, server: Server) -> None:
+async def test_waiters_leave_the_connection_to_others(face: Face, server: Server) -> None:
     client = face.client(server.unix_url, max_connections=1)
     holder = face.client(server.unix_url).lock("a")
     await face.get(holder.acquire())
@@ -432,25 +430,25 @@ async def test_waiters_that_sleep_long_leave_the_connection_to_the_others(face: 
     await face.get(holder.release())
 
 
-async def test_leases_of_owners_that_are_gone_do_not_pile_up(face: Face, server: Server, probe: redis.Redis) -> None:
-    """A lock kept for the life of a service, used by short-lived owners who lose their lease."""
+async def test_leases_of_ended_owners_do_not_pile_up(face: Face, server: Server, probe: redis.Redis) -> None:
+    """A lock that lives as long as a service is used by short-lived owners, which lose their leases."""
     lock = face.client(server.unix_url).lock("a", timeout=0.002)
     for _ in range(300):
         await face.start(lambda: lock.acquire(blocking=False)).get()
         probe.delete("a")
-    kept = [getattr(lock, name, None) for name in dir(lock)]  # what is declared in Cython is in no __dict__
+    kept = [getattr(lock, name, None) for name in dir(lock)]  # attributes declared in Cython are in no __dict__
     assert lock._leases and max(len(each) for each in kept if hasattr(each, "keys")) <= 100
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_threads_that_come_and_go_never_lose_each_others_leases(
+def test_short_lived_threads_keep_the_leases_of_others_intact(
     impl: str, server: Server, probe: redis.Redis, request: pytest.FixtureRequest
 ) -> None:
-    """One lock object keeps the leases of all its threads; here they are put down and taken away all the time."""
+    """One lock object stores the leases of all its threads; here leases are added and removed all the time."""
     interval = sys.getswitchinterval()
     request.addfinalizer(lambda: sys.setswitchinterval(interval))
     with fastlock.Client.from_url(server.unix_url) as client:
-        lock = client.lock("a", timeout=30, fair=True)  # else it passes on without asking the server
+        lock = client.lock("a", timeout=30, fair=True)  # otherwise it is handed over without the server
         problems: list[BaseException] = []
 
         def acquire_and_end() -> None:
@@ -459,9 +457,9 @@ def test_threads_that_come_and_go_never_lose_each_others_leases(
 
         def work() -> None:
             try:
-                for turn in range(250):
+                for repeat in range(250):
                     assert lock.acquire(blocking_timeout=20)
-                    if turn % 3:
+                    if repeat % 3:
                         lock.release()
                     else:
                         assert token_matches(probe.execute_command("GETDEL", "a"), lock.lease.token)

@@ -1,4 +1,4 @@
-"""The abandonment storm in small, in every cell; and that the program which runs it by the hundred thousand works."""
+"""A small storm of abandoned acquires in every cell, and the program that runs it a hundred thousand times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_storm_of_abandoned_acquires(face: Face, server: Server, probe: redis.Re
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_pairs_leave_no_memory_behind(face: Face, server: Server) -> None:
-    """A small run finds a leak of some bytes a pair: 20,000 times 64 bytes are more than a MiB."""
+    """A small run detects a leak of some bytes per pair: 20,000 times 64 bytes are more than a MiB."""
     assert Pairs(server.unix_url, face.name).run(20_000) < 1 << 20
 
 
@@ -37,5 +37,5 @@ def test_program(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "asyncio python valkey" in done.stdout  # whatever this session has chosen
+    assert "asyncio python valkey" in done.stdout  # whichever implementation this test run uses
     assert "500 acquires" in done.stdout and "10000 to go" in done.stdout and "WRONG" not in done.stdout

@@ -1,4 +1,4 @@
-"""What a client counts of its own work, on real servers: each count says what its name does, and no more."""
+"""What a client counts of its own work, on real servers: each counter counts what its name says, and no more."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fastlock._protocol import local_queue
 from fastlock._protocol.stats import COUNTED
 from fastlock.embedded import Server
 
-NAME, MARK = "sku", b"\r\nsku\r\n"
+NAME, NAME_IN_COMMAND = "sku", b"\r\nsku\r\n"
 NOTHING = {name: 0 for name in COUNTED if name not in ("commands", "flushes")}
 
 
 def counted(client: Any) -> dict[str, int]:
-    """What is counted, but for commands and flushes, which depend on the server."""
+    """All counters but commands and flushes, which depend on the server."""
     stats: dict[str, int] = client.get_stats()
     assert 0 <= stats["flushes"] <= stats["commands"]
     return {name: count for name, count in stats.items() if name not in ("commands", "flushes")}
 
 
 async def wait_for(face: Face, client: Any, what: str, count: int) -> None:
-    """Until so many are counted."""
+    """Return when the counter `what` has reached `count`."""
     end = time.monotonic() + 10
     while client.get_stats()[what] < count:
         assert time.monotonic() < end, f"never: {count} {what}"
@@ -35,11 +35,11 @@ async def wait_for(face: Face, client: Any, what: str, count: int) -> None:
         time.sleep(0.0005)
 
 
-async def test_a_client_that_did_nothing_has_counted_nothing(face: Face, server: Server) -> None:
+async def test_new_client_has_counted_nothing(face: Face, server: Server) -> None:
     assert face.client(server.url).get_stats() == {**NOTHING, "commands": 0, "flushes": 0}
 
 
-async def test_acquire_and_release_are_a_lease_and_two_flushes(face: Face, server: Server) -> None:
+async def test_acquire_and_release_count_one_acquire_and_two_flushes(face: Face, server: Server) -> None:
     client = face.client(server.url)
     lock = client.lock(NAME)
     await face.get(lock.acquire())
@@ -56,7 +56,7 @@ async def test_acquire_and_release_are_a_lease_and_two_flushes(face: Face, serve
     }
 
 
-async def test_a_batch_is_as_many_leases_in_one_flush(face: Face, server: Server) -> None:
+async def test_batch_counts_many_acquires_and_one_flush(face: Face, server: Server) -> None:
     client = face.client(server.url)
     other = client.lock("b7")
     await face.get(other.acquire())
@@ -69,17 +69,15 @@ async def test_a_batch_is_as_many_leases_in_one_flush(face: Face, server: Server
     await face.get(other.release())
 
 
-async def test_a_lease_goes_round_within_the_client(
-    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three wait behind a holder: the server gives it to the first of them, who passes it on."""
+async def test_local_handovers_are_counted(face: Face, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three waiters behind a holder: the server grants the lock to the first of them, which hands it over locally."""
     monkeypatch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)  # however slow the machine
     client, other = face.client(server.url), face.client(server.url)
     holder = other.lock(NAME)
     await face.get(holder.acquire())
     order: list[int] = []
 
-    async def in_turn(number: int) -> None:
+    async def wait_and_release(number: int) -> None:
         lock = client.lock(NAME)
         await face.get(lock.acquire())
         order.append(number)
@@ -87,7 +85,7 @@ async def test_a_lease_goes_round_within_the_client(
 
     jobs = []
     for number in range(3):
-        jobs.append(face.start(lambda number=number: in_turn(number)))
+        jobs.append(face.start(lambda number=number: wait_and_release(number)))
         await wait_for(face, client, "waits", number + 1)
     await face.get(holder.release())
     for job in jobs:
@@ -97,17 +95,17 @@ async def test_a_lease_goes_round_within_the_client(
     assert counted(other) == {**NOTHING, "acquires": 1}
 
 
-async def test_strict_order_asks_the_server_for_each(face: Face, server: Server) -> None:
+async def test_strict_order_counts_a_remote_handover_for_each_waiter(face: Face, server: Server) -> None:
     client, other = face.client(server.url), face.client(server.url)
     holder = other.lock(NAME)
     await face.get(holder.acquire())
 
-    async def in_turn() -> None:
+    async def wait_and_release() -> None:
         lock = client.lock(NAME, fair=True)
         await face.get(lock.acquire())
         await face.get(lock.release())
 
-    jobs = [face.start(in_turn) for _ in range(3)]
+    jobs = [face.start(wait_and_release) for _ in range(3)]
     await wait_for(face, client, "waits", 3)
     await face.get(holder.release())
     for job in jobs:
@@ -115,7 +113,7 @@ async def test_strict_order_asks_the_server_for_each(face: Face, server: Server)
     assert counted(client) == {**NOTHING, "acquires": 3, "waits": 3, "remote_handovers": 3}
 
 
-async def test_who_finds_the_queue_empty_has_not_waited(face: Face, server: Server) -> None:
+async def test_acquire_of_a_free_fair_lock_counts_no_wait(face: Face, server: Server) -> None:
     client = face.client(server.url)
     lock = client.lock(NAME, fair=True)
     for _ in range(5):
@@ -124,7 +122,7 @@ async def test_who_finds_the_queue_empty_has_not_waited(face: Face, server: Serv
     assert counted(client) == {**NOTHING, "acquires": 5}
 
 
-async def test_what_a_batch_finds_lost_is_a_loss(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_batch_counts_lost_leases(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.url)
     leases = await face.get(client.acquire_many(["b1", "b2", "b3"]))
     probe.delete("b1", "b3")
@@ -132,11 +130,13 @@ async def test_what_a_batch_finds_lost_is_a_loss(face: Face, server: Server, pro
     assert counted(client) == {**NOTHING, "acquires": 3, "losses": 2}
 
 
-async def test_who_waits_in_vain_is_a_timeout(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_wait_that_ends_without_the_lock_counts_as_a_timeout(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
     client = face.client(server.url)
     probe.set(NAME, "somebody else", px=10_000)
     assert not await face.get(client.lock(NAME).acquire(blocking=False))
-    assert counted(client) == NOTHING, "who does not wait cannot do so in vain"
+    assert counted(client) == NOTHING, "an acquire that does not wait is no timeout"
     assert not await face.get(client.lock(NAME, blocking_timeout=0.03).acquire())
     assert counted(client) == {**NOTHING, "waits": 1, "timeouts": 1}
     assert not await face.get(client.lock(NAME).acquire(blocking_timeout=0.03, token="given"))
@@ -144,27 +144,27 @@ async def test_who_waits_in_vain_is_a_timeout(face: Face, server: Server, probe:
     probe.delete(NAME)
 
 
-async def test_a_lease_that_was_lost_is_a_loss(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_lost_lease_is_counted_once(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.url)
     lock = client.lock(NAME)
-    for verb in (lock.release, lambda: lock.extend(5), lock.reacquire):
+    for call in (lock.release, lambda: lock.extend(5), lock.reacquire):
         await face.get(lock.acquire())
         probe.delete(NAME)
         with pytest.raises(fastlock.LockNotOwnedError):
-            await face.get(verb())
+            await face.get(call())
     assert counted(client) == {**NOTHING, "acquires": 3, "losses": 3}
 
 
-async def test_an_outcome_that_was_found_out_is_counted_with_the_new_connection(
+async def test_resolved_outcome_and_its_new_connection_are_counted(
     face: Face, proxy: FaultProxy, no_leaks: Any
 ) -> None:
     client = face.client(proxy.url)
     lock = client.lock(NAME)
     await face.get(client.server_info())
-    proxy.arm(swallow(), after=MARK, times=1)
+    proxy.arm(swallow(), after=NAME_IN_COMMAND, times=1)
     assert await face.get(lock.acquire())
     assert counted(client) == {**NOTHING, "acquires": 1, "recovered": 1, "reconnects": 1}
-    proxy.arm(swallow(), after=MARK, times=1)
+    proxy.arm(swallow(), after=NAME_IN_COMMAND, times=1)
     await face.get(lock.release())
     assert counted(client) == {**NOTHING, "acquires": 1, "recovered": 2, "reconnects": 2}
-    assert client.get_stats()["commands"] > 4, "those of the connections that are gone count"
+    assert client.get_stats()["commands"] > 4, "commands of connections that are gone count too"

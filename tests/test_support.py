@@ -1,6 +1,6 @@
-"""The rest of what the tests stand on: frames, fake server, faces, leak check, crash latch, the session itself.
+"""The other helpers of the tests: frames, fake server, both APIs, leak check, crash latch, the test session itself.
 
-A helper that has gone blind would make every test that uses it green, so each is shown something it must object to.
+A helper that detects nothing would make every test that uses it pass, so each helper is given a mistake to detect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TESTS = Path(__file__).parent
 PACKAGE = str(Path(embedded.__file__).parent.parent)
 
 
-# --------------------------------------------------------------------------------------------------------- frames
+# --------------------------------------------------------------------------------------------------------------- frames
 
 
 FRAMES = [
@@ -41,45 +41,45 @@ FRAMES = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_frames_whole_and_in_crumbs(size: int) -> None:
+def test_frames_whole_and_in_pieces(size: int) -> None:
     stream, framer = b"".join(FRAMES), resp.Framer(resp.frame_end)
     cut = [frame for at in range(0, len(stream), size) for frame in framer.feed(stream[at : at + size])]
     assert cut == FRAMES and framer.take() == b"" and not framer.opaque
 
 
-def test_garbage_turns_a_stream_opaque() -> None:
+def test_garbage_makes_a_stream_opaque() -> None:
     framer = resp.Framer(resp.frame_end)
     assert framer.feed(b"+OK\r\nwhat\r\n+O") == [b"+OK\r\n", b"what\r\n+O"]
     assert framer.opaque and framer.feed(b"K") == [b"K"]
 
 
 def test_commands_are_read_back() -> None:
-    words = [b"SET", b"a\r\nb", b"", b"7"]
-    assert resp.words(encode(*words)) == words and resp.words(b"PING  x\r\n") == [b"PING", b"x"]
+    args = [b"SET", b"a\r\nb", b"", b"7"]
+    assert resp.words(encode(*args)) == args and resp.words(b"PING  x\r\n") == [b"PING", b"x"]
     assert resp.command_end(b"PING\r\nPING\r\n") == 6 and resp.command_end(b"PIN") == -1
 
 
-# ------------------------------------------------------------------------------------------------------ fake server
+# ---------------------------------------------------------------------------------------------------------- fake server
 
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
-def test_fake_server_shakes_hands_as_the_real_one(server: Server) -> None:
-    talk = [
-        encode(*words.split())
-        for words in ("HELLO 3", "CLIENT SETNAME x", "SELECT 0", "SUBSCRIBE a b", "CONFIG GET maxmemory-policy",
+def test_fake_server_answers_a_handshake_like_a_real_one(server: Server) -> None:
+    commands = [
+        encode(*line.split())
+        for line in ("HELLO 3", "CLIENT SETNAME x", "SELECT 0", "SUBSCRIBE a b", "CONFIG GET maxmemory-policy",
                       "SCRIPT LOAD return", "COMMAND INFO nope", "PING")
     ]  # fmt: skip
-    heard = []
+    received = []
     with FakeServer(kind="redis", version=server.version) as fake:
         for url in (server.unix_url, fake.url):
             client = RawClient(url)
             with client.socket:
-                client.send(*talk)
+                client.send(*commands)
                 text = b""
                 while b"+PONG\r\n" not in text:
                     text += client.socket.recv(4096)
-                heard.append(text.partition(b"+PONG\r\n")[0])
-    theirs, ours = [resp.Framer(resp.frame_end).feed(text) for text in heard]
+                received.append(text.partition(b"+PONG\r\n")[0])
+    theirs, ours = [resp.Framer(resp.frame_end).feed(text) for text in received]
     assert [without_id(frame) for frame in ours] == [without_id(frame) for frame in theirs]
 
 
@@ -89,7 +89,7 @@ def without_id(frame: bytes) -> bytes:
 
 
 def test_fake_server_follows_its_script() -> None:
-    script: list[Reply] = [b"+ONE\r\n", (b"+T", b"WO\r\n"), SILENCE, lambda words: b"+%b\r\n" % words[1], CLOSE]
+    script: list[Reply] = [b"+ONE\r\n", (b"+T", b"WO\r\n"), SILENCE, lambda args: b"+%b\r\n" % args[1], CLOSE]
     with FakeServer(script, handshake={"CLIENT ID": b":77\r\n"}) as fake:
         client = RawClient(fake.url)
         with client.socket:
@@ -108,10 +108,10 @@ def test_fake_server_follows_its_script() -> None:
         assert fake.accepted == 2
 
 
-# ------------------------------------------------------------------------------------------------------------ faces
+# -------------------------------------------------------------------------------------------------- threads and asyncio
 
 
-async def test_a_body_runs_on_both_faces(face: Face) -> None:
+async def test_body_runs_for_threads_and_for_asyncio(face: Face) -> None:
     async def three() -> int:
         return int(await face.get(3))
 
@@ -128,12 +128,12 @@ async def test_a_body_runs_on_both_faces(face: Face) -> None:
         await face.start(fails).get()
 
 
-def test_a_body_that_suspends_is_no_body_for_threads() -> None:
+def test_body_that_suspends_fails_for_threads() -> None:
     with pytest.raises(AssertionError, match="awaited something of asyncio"):
         drive(asyncio.sleep(0))
 
 
-def test_a_task_left_behind_fails_the_test() -> None:
+def test_task_left_behind_fails_the_test() -> None:
     async def forgetful() -> None:
         forgetful.task = asyncio.get_running_loop().create_task(asyncio.Event().wait())  # type: ignore[attr-defined]
 
@@ -141,7 +141,7 @@ def test_a_task_left_behind_fails_the_test() -> None:
         Face("asyncio").run(forgetful())
 
 
-def test_an_error_that_nobody_hears_fails_the_test() -> None:
+def test_error_that_only_the_loop_reports_fails_the_test() -> None:
     async def careless() -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(0)
@@ -150,7 +150,7 @@ def test_an_error_that_nobody_hears_fails_the_test() -> None:
         Face("asyncio").run(careless())
 
 
-def test_the_other_loop() -> None:
+def test_bodies_can_run_under_uvloop() -> None:
     pytest.importorskip("uvloop")
 
     async def which() -> str:
@@ -160,7 +160,7 @@ def test_the_other_loop() -> None:
     assert "uvloop" not in Face("asyncio").run(which())
 
 
-# ------------------------------------------------------------------------------------------------------- cleanliness
+# -------------------------------------------------------------------------------------------------------- clean servers
 
 
 def test_each_test_gets_an_empty_server(server: Server, probe: redis.Redis, servers: Any) -> None:
@@ -175,7 +175,7 @@ def test_each_test_gets_an_empty_server(server: Server, probe: redis.Redis, serv
     assert probe.dbsize() == 0 and probe.script_exists(sha) == [False]
 
 
-def test_no_leaks_finds_what_is_left(no_leaks: Any, probe: redis.Redis, server: Server) -> None:
+def test_no_leaks_detects_keys_that_are_left(no_leaks: Any, probe: redis.Redis, server: Server) -> None:
     with RawClient(server.unix_url).socket as client:
         client.sendall(encode("SELECT", "3") + encode("SET", "other", "1"))
     probe.set("left", "1", px=60_000)
@@ -187,11 +187,11 @@ def test_no_leaks_finds_what_is_left(no_leaks: Any, probe: redis.Redis, server: 
     no_leaks.allow("other*")
 
 
-# --------------------------------------------------------------------------------------------------------- the session
+# -------------------------------------------------------------------------------------------------------- test sessions
 
 
 def session(folder: Path, *arguments: str, prelude: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """A pytest of its own in `folder`; `prelude` is run before it."""
+    """Run pytest in a process of its own in `folder`; `prelude` is run before it."""
     code = f"import sys, pytest\nsys.path.insert(0, {str(TESTS)!r})\n{prelude}\nsys.exit(pytest.main(sys.argv[1:]))"
     plain = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:hypothesispytest", "-q"]
     return subprocess.run(
@@ -200,7 +200,7 @@ def session(folder: Path, *arguments: str, prelude: str = "", **environment: str
     )  # fmt: skip
 
 
-def test_a_crash_latches_the_next_sessions(tmp_path: Path) -> None:
+def test_crash_makes_the_next_sessions_fail(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\nfrom support.latch import Latch\n"
         "def pytest_configure(config): config.pluginmanager.register(Latch(Path('notes')))\n"
@@ -226,7 +226,7 @@ support.servers.binaries = lambda: {**found, "floor": "missing: for this test"}
 
 
 @pytest.mark.parametrize("in_ci", [True, False])
-def test_a_missing_server_fails_in_ci_and_is_told_elsewhere(in_ci: bool) -> None:
+def test_missing_server_fails_in_ci_and_is_reported_locally(in_ci: bool) -> None:
     this = f"{Path(__file__).name}::test_each_test_gets_an_empty_server"
     environment = {"CI": "true" if in_ci else "", "PYTHONPATH": PACKAGE}
     ended = session(TESTS, this, "-rs", "-v", prelude=NO_FLOOR, **environment)
@@ -237,7 +237,7 @@ def test_a_missing_server_fails_in_ci_and_is_told_elsewhere(in_ci: bool) -> None
         assert "2 passed, 1 skipped" in ended.stdout
 
 
-def test_the_cells_can_be_chosen() -> None:
+def test_cells_can_be_chosen() -> None:
     this = f"{Path(__file__).name}::test_each_test_gets_an_empty_server"
     ended = session(TESTS, this, "--servers=redis", "-v", CI="", PYTHONPATH=PACKAGE)
     assert ended.returncode == 0 and "1 passed, 2 deselected" in ended.stdout
@@ -253,10 +253,10 @@ import fastlock
 """
 
 
-@pytest.mark.parametrize("asked", ["cython", None], ids=["asked for", "nothing said"])
-@pytest.mark.parametrize("in_ci", [True, False], ids=["in CI", "elsewhere"])
-def test_an_implementation_that_was_not_asked_for_fails_the_session(asked: str | None, in_ci: bool) -> None:
-    """As where nothing could be compiled: in CI that is no reason to test something else."""
+@pytest.mark.parametrize("asked", ["cython", None], ids=["asked for", "default"])
+@pytest.mark.parametrize("in_ci", [True, False], ids=["in CI", "locally"])
+def test_other_implementation_than_asked_for_fails_the_session(asked: str | None, in_ci: bool) -> None:
+    """Nothing could be compiled, for example: CI must not test the other implementation instead."""
     this = f"{Path(__file__).name}::test_commands_are_read_back"
     then = 'del os.environ["FASTLOCK_IMPL"]' if asked is None else f'os.environ["FASTLOCK_IMPL"] = "{asked}"'
     ended = session(TESTS, this, prelude=OTHER + then, CI="true" if in_ci else "", PYTHONPATH=PACKAGE)
@@ -267,15 +267,17 @@ def test_an_implementation_that_was_not_asked_for_fails_the_session(asked: str |
         assert "the implementation is 'python', 'cython' was asked for" in ended.stderr
 
 
-def test_what_depends_on_the_implementation_can_be_run_alone() -> None:
-    both = f"{Path(__file__).name}::test_a_body_runs_on_both_faces"
+def test_only_impl_runs_what_depends_on_the_implementation() -> None:
+    both = f"{Path(__file__).name}::test_body_runs_for_threads_and_for_asyncio"
     neither = f"{Path(__file__).name}::test_each_test_gets_an_empty_server"
-    said = {"CI": "", "PYTHONPATH": PACKAGE, "FASTLOCK_IMPL": "python"}
-    ended = session(TESTS, both, neither, "--only-impl", "-v", **said)
+    environment = {"CI": "", "PYTHONPATH": PACKAGE, "FASTLOCK_IMPL": "python"}
+    ended = session(TESTS, both, neither, "--only-impl", "-v", **environment)
     assert ended.returncode == 0 and "2 passed, 3 deselected" in ended.stdout
     assert "cells: valkey/redis/floor x threads/asyncio x python, only what depends on" in ended.stdout
     assert "threads x python" in ended.stdout and "asyncio x python" in ended.stdout
-    ended = session(TESTS, neither, "--only-impl", **said)
-    assert ended.returncode == 0 and "3 deselected" in ended.stdout, "that the other session runs all of it is no fault"
-    ended = session(TESTS, both, "-k", "nothing_of_the_kind", **said)
+    ended = session(TESTS, neither, "--only-impl", **environment)
+    assert ended.returncode == 0 and "3 deselected" in ended.stdout, (
+        "no error if all tests are left to the other session"
+    )
+    ended = session(TESTS, both, "-k", "nothing_of_the_kind", **environment)
     assert ended.returncode == pytest.ExitCode.NO_TESTS_COLLECTED

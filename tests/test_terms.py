@@ -1,6 +1,6 @@
-"""Names reach the server as the bytes they are; terms that make no sense are refused by name, before anything is sent.
+"""Names reach the server unchanged; invalid settings are refused with the argument's name, before anything is sent.
 
-What was sent is counted by the server itself.
+The server itself counts what was sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-# ------------------------------------------------------------------------------------------------------------ names
+# ---------------------------------------------------------------------------------------------------------------- names
 
 NAMES = {
     "text": ("sku:42", b"sku:42"),
@@ -44,7 +44,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("name", "key"), NAMES.values(), ids=NAMES)
-async def test_a_name_is_exactly_its_bytes_in_every_command(
+async def test_name_reaches_the_server_unchanged_in_every_command(
     face: Face, server: Server, probe: redis.Redis, name: Any, key: bytes
 ) -> None:
     client = face.client(server.unix_url)
@@ -52,7 +52,9 @@ async def test_a_name_is_exactly_its_bytes_in_every_command(
     assert await face.get(lock.acquire())
     assert probe.keys() == [key] and probe.get(key) == lock.lease.token
     assert lock.lease.name is name and lock.name is name
-    assert await face.get(client.lock(key).acquire(blocking=False)) is False, "bytes and text of one name are two locks"
+    assert await face.get(client.lock(key).acquire(blocking=False)) is False, (
+        "bytes and text of one name are the same lock"
+    )
     assert await face.get(lock.owned()) and await face.get(lock.locked()) and await face.get(lock.extend(10))
     assert probe.pttl(key) > 10_000 and probe.keys() == [key]
     await face.get(lock.release())
@@ -64,16 +66,16 @@ async def test_a_name_is_exactly_its_bytes_in_every_command(
 
 
 @pytest.mark.parametrize(("name", "key"), NAMES.values(), ids=NAMES)
-async def test_a_name_is_exactly_its_bytes_where_others_wait(
+async def test_name_reaches_the_server_unchanged_where_others_wait(
     face: Face, server: Server, probe: redis.Redis, name: Any, key: bytes
 ) -> None:
-    """The queue beside it has the same bytes, in a tag of its own where the name has none."""
+    """The key of the queue has the same bytes, in a hash tag if the name has none."""
     lock, other = face.client(server.unix_url).lock(name), face.client(server.unix_url).lock(name)
     await face.get(lock.acquire())
     waiting = face.start(other.acquire)
     end = time.monotonic() + 20
     while len(probe.keys()) < 2:
-        assert time.monotonic() < end, "nobody waits"
+        assert time.monotonic() < end, "no queue"
         await face.checkpoint()
     assert sorted(probe.keys()) == sorted([key, commands.queue_key(key)]) and probe.zcard(commands.queue_key(key)) == 1
     assert await face.get(lock.owned()) and await face.get(lock.extend(10))
@@ -83,20 +85,20 @@ async def test_a_name_is_exactly_its_bytes_where_others_wait(
 
 
 @pytest.mark.parametrize(
-    ("terms", "given"),
+    ("settings", "given"),
     [({}, {}), ({"fair": True}, {}), ({}, {"token": b"given"}), ({"fair": True}, {"token": b"given"})],
 )
-async def test_who_is_fair_waits_alone_and_who_brings_a_token_in_no_queue(
-    face: Face, server: Server, terms: dict[str, Any], given: dict[str, Any]
+async def test_fair_waiter_has_its_own_entry_and_a_given_token_polls(
+    face: Face, server: Server, settings: dict[str, Any], given: dict[str, Any]
 ) -> None:
-    lock = face.client(server.unix_url).lock("a", **terms)
+    lock = face.client(server.unix_url).lock("a", **settings)
     arguments = {"sleep": None, "blocking": None, "blocking_timeout": None, "token": None}
-    taking = lock._acquire_with(**{**arguments, **given})
-    assert (taking.alone, taking.polls) == (bool(terms), bool(given))
-    assert (lock._new_acquire().alone, lock._new_acquire().polls) == (bool(terms), False)
+    acquire = lock.acquire_with(**{**arguments, **given})
+    assert (acquire.alone, acquire.polls) == (bool(settings), bool(given))
+    assert (lock.new_acquire().alone, lock.new_acquire().polls) == (bool(settings), False)
 
 
-async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_name_is_copied_from_a_mutable_buffer(face: Face, server: Server, probe: redis.Redis) -> None:
     name = bytearray(b"before")
     lock = face.client(server.unix_url).lock(name)
     name[:] = b"after!"
@@ -105,7 +107,7 @@ async def test_a_name_that_changes_afterwards_changes_nothing(face: Face, server
     await face.get(lock.release())
 
 
-async def test_settings_that_are_changed_hold_from_then_on(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_changed_settings_apply_from_then_on(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("before")
     lock.name, lock.timeout, lock.sleep, lock.blocking_timeout = "after", 60, 1.5, 30
     assert await face.get(lock.acquire())
@@ -126,26 +128,26 @@ async def test_settings_that_are_changed_hold_from_then_on(face: Face, server: S
         assert getattr(lock, name) == before
 
 
-# ------------------------------------------------------------------------------------------------------------ terms
+# ------------------------------------------------------------------------------------------------------------- settings
 
 
 def commands_sent(probe: redis.Redis) -> int:
-    """How many commands the server has executed; the question itself is one."""
+    """How many commands the server has executed, with this one."""
     return int(probe.info("stats")["total_commands_processed"])
 
 
 class Bad:
-    """A call that must be refused, the exception it must raise, and the argument that this must name."""
+    """A call that must be refused, the exception it must raise, and the argument that its message must name."""
 
     def __init__(self, call: Callable[[Any], Any], error: type[Exception], named: str) -> None:
         self.call, self.error, self.named = call, error, named
 
 
-def lock_terms(argument: str, values: list[Any], error: type[Exception]) -> list[Bad]:
+def lock_settings(argument: str, values: list[Any], error: type[Exception]) -> list[Bad]:
     return [Bad(lambda client, v=v: client.lock("a", **{argument: v}), error, argument) for v in values]
 
 
-def acquire_terms(argument: str, values: list[Any], error: type[Exception]) -> list[Bad]:
+def acquire_settings(argument: str, values: list[Any], error: type[Exception]) -> list[Bad]:
     return [Bad(lambda client, v=v: client.lock("a").acquire(**{argument: v}), error, argument) for v in values]
 
 
@@ -168,18 +170,18 @@ NO_NAME = [
 NO_BYTES = [None, 5, 1.5, ["a"], object()]
 
 BAD = [
-    *lock_terms("timeout", NO_LEASE, ValueError),
-    *lock_terms("timeout", NO_NUMBER, TypeError),
-    *lock_terms("sleep", NO_WAIT, ValueError),
-    *lock_terms("sleep", [None, *NO_NUMBER], TypeError),
-    *lock_terms("blocking_timeout", NO_WAIT, ValueError),
-    *lock_terms("blocking_timeout", NO_NUMBER, TypeError),
-    *acquire_terms("sleep", NO_WAIT, ValueError),
-    *acquire_terms("sleep", NO_NUMBER, TypeError),
-    *acquire_terms("blocking_timeout", NO_WAIT, ValueError),
-    *acquire_terms("blocking_timeout", NO_NUMBER, TypeError),
-    *acquire_terms("token", ["", b"", "t" * 65537, "\udcff"], ValueError),
-    *acquire_terms("token", [5, ["t"], True], TypeError),
+    *lock_settings("timeout", NO_LEASE, ValueError),
+    *lock_settings("timeout", NO_NUMBER, TypeError),
+    *lock_settings("sleep", NO_WAIT, ValueError),
+    *lock_settings("sleep", [None, *NO_NUMBER], TypeError),
+    *lock_settings("blocking_timeout", NO_WAIT, ValueError),
+    *lock_settings("blocking_timeout", NO_NUMBER, TypeError),
+    *acquire_settings("sleep", NO_WAIT, ValueError),
+    *acquire_settings("sleep", NO_NUMBER, TypeError),
+    *acquire_settings("blocking_timeout", NO_WAIT, ValueError),
+    *acquire_settings("blocking_timeout", NO_NUMBER, TypeError),
+    *acquire_settings("token", ["", b"", "t" * 65537, "\udcff"], ValueError),
+    *acquire_settings("token", [5, ["t"], True], TypeError),
     *[Bad(lambda client, v=v: client.lock(v), ValueError, "name") for v in NO_NAME],
     *[Bad(lambda client, v=v: client.lock(v), TypeError, "name") for v in NO_BYTES],
     *[Bad(lambda client, v=v: client.acquire_many(["ok", v]), ValueError, "name") for v in NO_NAME],
@@ -204,27 +206,23 @@ BAD = [
 ]
 
 
-async def test_what_makes_no_sense_is_refused_by_name_and_nothing_is_sent(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_invalid_argument_is_named_and_nothing_is_sent(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
-    for name in ("a", "b"):  # connected, and what the handshake leaves behind is sent
+    for name in ("a", "b"):  # connect, and send what follows the handshake
         assert await face.get(client.lock(name).locked()) is False
     before = commands_sent(probe)
     for number, bad in enumerate(BAD):
         with pytest.raises(bad.error) as caught:
             await face.get(bad.call(client))
         assert bad.named in str(caught.value), f"number {number} of BAD"
-        assert len(str(caught.value)) < 1000, "a message is no place for the whole of a bad value"
+        assert len(str(caught.value)) < 1000, "the message must not repeat a long value"
     assert commands_sent(probe) == before + 1
 
 
 EXTENSIONS = [*[(v, ValueError) for v in NO_LEASE], *[(v, TypeError) for v in (None, *NO_NUMBER)]]
 
 
-async def test_an_extension_that_makes_no_sense_leaves_the_lease_as_it_is(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_invalid_extension_leaves_the_lease_unchanged(face: Face, server: Server, probe: redis.Redis) -> None:
     lock = face.client(server.unix_url).lock("a")
     await face.get(lock.acquire())
     before, deadline = commands_sent(probe), lock.lease._deadline
@@ -237,24 +235,24 @@ async def test_an_extension_that_makes_no_sense_leaves_the_lease_as_it_is(
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.0015, 0.29, 1, 1.0, 3600, 86_400 * 365, 2**53 / 1000], ids=str)
-async def test_a_lease_is_as_long_as_asked_never_a_millisecond_more(
+async def test_lease_is_never_a_millisecond_longer_than_asked(
     face: Face, server: Server, probe: redis.Redis, seconds: float
 ) -> None:
     """0.29 * 1000 is 289.99..., 2**53 ms has to survive scripts."""
     lock = face.client(server.unix_url).lock("a", timeout=seconds)
     with probe.monitor() as monitor:
-        acquired = await face.get(lock.acquire(blocking=False))  # False: 1 ms was over before the reply came
-        for heard in monitor.listen():
-            words = heard["command"].split()
-            if words[0].upper() == "SET":
+        acquired = await face.get(lock.acquire(blocking=False))  # False: the lease of 1 ms ended before the reply
+        for event in monitor.listen():
+            args = event["command"].split()
+            if args[0].upper() == "SET":
                 break
-    assert int(words[words.index("PX") + 1]) == int(seconds * 1000 + 1e-6)
+    assert int(args[args.index("PX") + 1]) == int(seconds * 1000 + 1e-6)
     if acquired:
-        with contextlib.suppress(fastlock.LockNotOwnedError):  # over by now
+        with contextlib.suppress(fastlock.LockNotOwnedError):  # it may have ended by now
             await face.get(lock.release())
 
 
-async def test_the_extremes_that_make_sense_work(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_extreme_valid_settings_work(face: Face, server: Server, probe: redis.Redis) -> None:
     client = face.client(server.unix_url)
     longest = client.lock("a", timeout=2**53 / 1000, sleep=0, blocking_timeout=0)
     assert await face.get(longest.acquire())

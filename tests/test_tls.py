@@ -1,4 +1,4 @@
-"""Over TLS: a real handshake, certificates that hold and that do not, records that cut replies, shared connections."""
+"""TLS: a real handshake, valid and invalid certificates, records that cut replies, shared connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"), "localhost", "127.0.0.1")
 
 
-@pytest.fixture(params=[65536, 7], ids=["whole", "crumbs"])
+@pytest.fixture(params=[65536, 7], ids=["whole", "in pieces"])
 def front(request: pytest.FixtureRequest, authority: Authority, server: Server) -> Iterator[TlsFront]:
     with TlsFront(authority, server.path, records=request.param) as front:
         yield front
@@ -60,14 +60,14 @@ async def test_threads_and_tasks_share_connections_over_tls(
     assert await face.together([worker(number) for number in range(8)]) == list(range(8))
 
 
-async def test_a_certificate_of_nobody_known_is_refused(face: Face, authority: Authority, server: Server) -> None:
+async def test_certificate_of_an_unknown_authority_is_refused(face: Face, authority: Authority, server: Server) -> None:
     with TlsFront(authority, server.path) as front:
         client = face.client(f"rediss://localhost:{front.port}/0")
         with pytest.raises(redis.exceptions.ConnectionError, match=r"(?i)certificate"):
             await face.get(client.lock("a").acquire())
 
 
-async def test_a_certificate_of_another_host_is_refused(face: Face, tmp_path: Path, server: Server) -> None:
+async def test_certificate_of_another_host_is_refused(face: Face, tmp_path: Path, server: Server) -> None:
     elsewhere = Authority(tmp_path, "elsewhere.example")
     with TlsFront(elsewhere, server.path) as front:
         client = face.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=elsewhere.file)
@@ -79,15 +79,15 @@ async def test_a_certificate_of_another_host_is_refused(face: Face, tmp_path: Pa
         assert await face.get(trusting.lock("a").acquire())
 
 
-async def test_a_plain_server_is_no_tls_server(face: Face, server: Server) -> None:
+async def test_tls_to_a_server_without_tls_raises_a_connection_error(face: Face, server: Server) -> None:
     port = server.tcp_url.rpartition(":")[2].partition("/")[0]
     client = face.client(f"rediss://127.0.0.1:{port}/0", ssl_cert_reqs="none", connect_timeout=0.5)
     with pytest.raises((redis.exceptions.ConnectionError, redis.exceptions.TimeoutError), match=r"127.0.0.1:\d+: \w"):
         await face.get(client.lock("a").acquire())
 
 
-async def test_the_lowest_version_is_what_was_asked_for(face: Face, tmp_path: Path, server: Server) -> None:
-    """771, as a URL has it, is TLS 1.2; 772 is 1.3, which this server does not speak."""
+async def test_minimum_tls_version_is_honoured(face: Face, tmp_path: Path, server: Server) -> None:
+    """771 in a URL means TLS 1.2; 772 means 1.3, which this server does not support."""
     authority = Authority(tmp_path, "localhost")
     authority.context.maximum_version = ssl.TLSVersion.TLSv1_2
     with TlsFront(authority, server.path) as front:

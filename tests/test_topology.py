@@ -1,6 +1,6 @@
-"""Where a server is and how to get in: URLs, options, redis-py's pools, TLS; and that no secret is ever shown.
+"""Server addresses and credentials: URLs, options, redis-py's pools, TLS; and that no secret is ever shown.
 
-Values only: nothing connects here. What redis-py makes of a URL is what fastlock makes of it, wherever both take it.
+Values only: nothing connects here. fastlock reads a URL as redis-py does, wherever both accept it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastlock._transport.settings import Settings, settings_from_options, settin
 
 SECRET = "s3cr3t-pa55"
 
-# ---------------------------------------------------------------------------------------------------------------- URLs
+# ----------------------------------------------------------------------------------------------------------------- URLs
 
 URLS: list[tuple[str, dict[str, Any]]] = [
     ("redis://", {"host": "localhost", "port": 6379, "db": 0, "path": None, "tls": None}),
@@ -51,7 +51,7 @@ URLS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("url", "expected"), URLS, ids=[url for url, _ in URLS])
-def test_a_url_says_what_it_says_to_redis_py(url: str, expected: dict[str, Any]) -> None:
+def test_url_means_the_same_as_in_redis_py(url: str, expected: dict[str, Any]) -> None:
     found = settings_from_url(url)
     assert {name: getattr(found, name) for name in expected} == expected
     theirs = parse_url(url.replace("valkey://", "redis://"))
@@ -66,11 +66,11 @@ IGNORED = (
 
 
 @pytest.mark.parametrize("option", IGNORED.split())
-def test_options_that_mean_nothing_here_are_taken(option: str) -> None:
+def test_options_without_meaning_here_are_accepted(option: str) -> None:
     assert settings_from_url(f"redis://h?{option}") == settings_from_url("redis://h")
 
 
-def test_keywords_win_over_the_url() -> None:
+def test_keywords_override_the_url() -> None:
     found = settings_from_url(
         "redis://u:p@h:1/2?socket_timeout=3", db=9, password="other", reply_timeout=1, max_connections=2
     )
@@ -101,20 +101,20 @@ BAD_URLS: list[tuple[Any, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("url", "kind", "words"), BAD_URLS, ids=[repr(url) for url, _, _ in BAD_URLS])
+@pytest.mark.parametrize(("url", "kind", "message"), BAD_URLS, ids=[repr(url) for url, _, _ in BAD_URLS])
 @pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
-def test_a_url_that_cannot_be_right_is_refused_in_words(url: Any, kind: Any, words: str, module: Any) -> None:
-    with pytest.raises(kind, match=words):
+def test_invalid_url_is_refused_with_a_message(url: Any, kind: Any, message: str, module: Any) -> None:
+    with pytest.raises(kind, match=message):
         module.Client.from_url(url)
 
 
 @pytest.mark.parametrize("url", ["rediss://h?ssl_cert_reqs=wat", "rediss://h?ssl_ca_certs=/no/such/file"])
-def test_tls_options_that_cannot_be_right_are_a_value_error_that_names_them(url: str) -> None:
+def test_invalid_tls_option_of_a_url_is_named_in_a_value_error(url: str) -> None:
     with pytest.raises(ValueError, match="ssl"):
         settings_from_url(url)
 
 
-# ------------------------------------------------------------------------------------------------------------- secrets
+# -------------------------------------------------------------------------------------------------------------- secrets
 
 
 def texts_of(error: BaseException) -> str:
@@ -157,7 +157,7 @@ def test_no_error_repeats_a_password(url: str, caplog: pytest.LogCaptureFixture)
 
 
 class Provider(redis.CredentialProvider):
-    """Knows the password when it is asked."""
+    """A credential provider with fixed credentials."""
 
     def __init__(self, *found: str) -> None:
         self.found = found
@@ -171,19 +171,19 @@ class Provider(redis.CredentialProvider):
 
 @pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
 def test_no_repr_shows_a_secret(module: Any) -> None:
-    made = [
+    secretive = [
         settings_from_url(f"redis://user:{SECRET}@h"),
         settings_from_url("redis://h", password=SECRET),
         settings_from_options({"credential_provider": Provider("u", SECRET)}),
         settings_from_url(f"rediss://:{SECRET}@h", ssl_password=SECRET),
     ]
-    for each in made:
+    for each in secretive:
         client = module.Client(_settings=each)
-        for thing in (each, each.endpoint, client, client.lock("x"), client._transport):
-            assert SECRET not in repr(thing) + str(thing) + f"{thing}"
+        for shown in (each, each.endpoint, client, client.lock("x"), client._transport):
+            assert SECRET not in repr(shown) + str(shown) + f"{shown}"
 
 
-def test_credentials_are_asked_for_each_time() -> None:
+def test_credential_provider_is_called_each_time() -> None:
     assert settings_from_url("redis://u:p@h").credentials() == ("u", "p")
     assert settings_from_url("redis://h").credentials() == (None, None)
     provider = Provider(SECRET)
@@ -193,7 +193,7 @@ def test_credentials_are_asked_for_each_time() -> None:
     assert found.credentials() == ("u", "next")
 
 
-# ------------------------------------------------------------------------------------------------------------- options
+# -------------------------------------------------------------------------------------------------------------- options
 
 BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception]]] = [
     *(({name: value}, TypeError) for name in ("connect_timeout", "reply_timeout") for value in ("1", True, [])),
@@ -210,13 +210,13 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("options", "kind"), BAD_OPTIONS, ids=[repr(options) for options, _ in BAD_OPTIONS])
-def test_an_option_that_cannot_be_right_is_refused_by_name(options: dict[str, Any], kind: type[Exception]) -> None:
+def test_invalid_option_is_named(options: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=next(iter(options))):
         settings_from_options(options)
     assert settings_from_options({}) == Settings()
 
 
-def test_an_option_that_is_none_is_not_given() -> None:
+def test_option_that_is_none_counts_as_not_given() -> None:
     names = (
         "host",
         "port",
@@ -237,13 +237,13 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"socket_keepalive_options": {}}])
-def test_silence_is_probed_unless_told_otherwise(given: dict[str, Any]) -> None:
+def test_tcp_keepalive_is_on_by_default(given: dict[str, Any]) -> None:
     assert dict(settings_from_options(given).socket_options()) == settings._KEEPALIVE
-    told = settings_from_options({"socket_keepalive_options": {4: 10}, "socket_keepalive": True})
-    assert told.socket_options() == [(4, 10)]
+    other = settings_from_options({"socket_keepalive_options": {4: 10}, "socket_keepalive": True})
+    assert other.socket_options() == [(4, 10)]
 
 
-# ----------------------------------------------------------------------------------------------------------------- TLS
+# ------------------------------------------------------------------------------------------------------------------ TLS
 
 
 @pytest.mark.parametrize("url", ["rediss://h", "valkeys://h", "rediss://h:1/2?ssl_min_version=771"])
@@ -279,14 +279,14 @@ def test_tls_by_keyword_and_its_versions() -> None:
 
 
 def lowered(purpose: Any = ssl.Purpose.SERVER_AUTH) -> ssl.SSLContext:
-    """A context as OpenSSL's configuration makes it on some systems."""
+    """A context with a low minimum version, as OpenSSL's configuration sets it on some systems."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_default_certs(purpose)
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     return context
 
 
-def test_tls_is_1_2_at_least_whatever_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_at_least_1_2_whatever_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "create_default_context", lowered)
     for options in ({}, {"ssl_min_version": None}):
         context = settings_from_options({"ssl": True, **options}).tls
@@ -294,7 +294,7 @@ def test_tls_is_1_2_at_least_whatever_the_system_says(monkeypatch: pytest.Monkey
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
-def test_a_higher_floor_of_the_system_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_higher_minimum_version_of_the_system_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def raised() -> ssl.SSLContext:
         context = lowered()
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -306,7 +306,7 @@ def test_a_higher_floor_of_the_system_stays(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("given", ["771", 771, ssl.TLSVersion.TLSv1_2])
-def test_a_floor_that_is_given_holds(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_minimum_version_is_used(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "create_default_context", lowered)
     for one in (
         settings_from_options({"ssl": True, "ssl_min_version": given}),
@@ -318,7 +318,7 @@ def test_a_floor_that_is_given_holds(given: Any, monkeypatch: pytest.MonkeyPatch
     assert lower is not None and lower.minimum_version == ssl.TLSVersion.TLSv1
 
 
-def test_verify_flags_are_taken_as_values_and_as_names() -> None:
+def test_verify_flags_may_be_values_or_names() -> None:
     strict, partial = ssl.VerifyFlags.VERIFY_X509_STRICT, ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     for given in (
         [strict, partial],
@@ -346,19 +346,19 @@ WRONG_TLS: list[tuple[dict[str, Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("options", "kind"), WRONG_TLS, ids=lambda value: str(value))
-def test_a_tls_option_that_cannot_be_right_is_refused_by_name(options: dict[str, Any], kind: type[Exception]) -> None:
+def test_invalid_tls_option_is_named(options: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=next(iter(options))):
         settings_from_options({"ssl": True, **options})
 
 
-def test_verification_turned_off_by_a_url_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_url_that_turns_verification_off_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     settings_from_url("rediss://h?ssl_cert_reqs=required")
     assert not caplog.records
     settings_from_url("rediss://h?ssl_cert_reqs=none")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-# --------------------------------------------------------------------------------------------------------------- pools
+# ---------------------------------------------------------------------------------------------------------------- pools
 
 
 def pools(**options: Any) -> list[Any]:
@@ -372,7 +372,7 @@ def pools(**options: Any) -> list[Any]:
     ]
 
 
-def test_a_plain_pool_says_where_and_who() -> None:
+def test_plain_pool_gives_address_and_credentials() -> None:
     options = {
         "host": "h",
         "port": 1,
@@ -389,14 +389,14 @@ def test_a_plain_pool_says_where_and_who() -> None:
         assert (found.tls, found.path, found.keepalive) == (None, None, True)
 
 
-def test_a_default_pool_is_a_default_client() -> None:
+def test_default_pool_gives_default_settings() -> None:
     for pool in pools():
         found = settings_from_pool(pool)
         assert (found.host, found.port, found.db, found.password) == ("localhost", 6379, 0, None)
         assert found.max_connections == Settings().max_connections
 
 
-def test_the_size_of_their_pool_is_not_the_size_of_ours() -> None:
+def test_max_connections_of_a_pool_is_not_adopted() -> None:
     assert settings_from_pool(redis.ConnectionPool(max_connections=1)).max_connections == Settings().max_connections
 
 
@@ -409,11 +409,11 @@ def test_pools_of_urls(module: Any) -> None:
     found = settings_from_pool(module.Redis.from_url("rediss://:p@h:5/1").connection_pool)
     assert found.tls is not None
     assert (found.host, found.port, found.db, found.password) == ("h", 5, 1, "p")
-    compares = int(redis.__version__.split(".")[0]) >= 6  # names, where it is not told whether to
+    compares = int(redis.__version__.split(".")[0]) >= 6  # redis-py compares host names by default
     assert (found.tls.verify_mode, found.tls.check_hostname) == (ssl.CERT_REQUIRED, compares)
-    for told in (True, False):
-        known = settings_from_pool(module.Redis.from_url(f"rediss://h?ssl_check_hostname={told}").connection_pool).tls
-        assert known is not None and known.check_hostname is told
+    for check in (True, False):
+        known = settings_from_pool(module.Redis.from_url(f"rediss://h?ssl_check_hostname={check}").connection_pool).tls
+        assert known is not None and known.check_hostname is check
     found = settings_from_pool(module.Redis(ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False).connection_pool)
     assert found.tls is not None
     assert found.tls.verify_mode == ssl.CERT_NONE
@@ -421,8 +421,8 @@ def test_pools_of_urls(module: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
-def test_what_redis_py_puts_in_for_nothing_is_nothing(module: Any) -> None:
-    """Versions differ in which options have a sentinel, and in what it is."""
+def test_sentinels_of_redis_py_count_as_not_given(module: Any) -> None:
+    """Versions of redis-py differ in which options have a sentinel, and in its value."""
     assert settings._SENTINELS, "redis-py has moved its sentinel"
     for sentinel in filter(None, settings._SENTINELS):
         names = ("socket_keepalive_options", "socket_timeout", "ssl_ca_certs", "ssl_min_version", "username")
@@ -434,8 +434,8 @@ def test_what_redis_py_puts_in_for_nothing_is_nothing(module: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
-def test_every_option_that_redis_py_has_is_taken(module: Any) -> None:
-    """A drop-in takes whatever client it is given; an option that redis-py adds later must not break it."""
+def test_every_option_of_redis_py_is_accepted(module: Any) -> None:
+    """A drop-in accepts any client; an option that redis-py adds later must not break it."""
     given = {"socket_timeout": 7, "health_check_interval": 3, "protocol": 3}
     own = {"retry_on_error": [OSError], "encoding": "latin-1", "single_connection_client": False, "client_name": "c"}
     known = inspect.signature(module.Redis.__init__).parameters
@@ -447,13 +447,13 @@ def test_every_option_that_redis_py_has_is_taken(module: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [redis, redis.asyncio], ids=["threads", "asyncio"])
-def test_a_pools_credential_provider_is_asked(module: Any) -> None:
+def test_credential_provider_of_a_pool_is_used(module: Any) -> None:
     found = settings_from_pool(module.Redis(credential_provider=Provider("u", SECRET)).connection_pool)
     assert found.credentials() == ("u", SECRET)
     assert SECRET not in repr(found)
 
 
-def test_a_sentinels_pool_is_refused_in_words() -> None:
+def test_pool_of_sentinel_is_refused_with_a_message() -> None:
     from redis.sentinel import Sentinel
 
     pool = Sentinel([("h", 1)]).master_for("m").connection_pool

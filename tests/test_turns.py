@@ -1,5 +1,5 @@
-"""What tasks wait for, and in which iteration of their loop they are woken. On both loops, with both kinds of asyncio's
-tasks: the compiled one, and the one in Python that debuggers put in its place."""
+"""The wakeups of tasks: their results, and in which iteration of the loop tasks are woken. On both loops, with both
+kinds of asyncio's tasks: the compiled one, and the one in Python that debuggers use instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastlock._transport.wakeups import MAX_WAKEUPS, Wakeup, WakeupQueue
 
 pytestmark = pytest.mark.usefixtures("impl")
 TASKS: dict[str, Any] = {"C": asyncio.Task, "Python": asyncio.tasks._PyTask}  # type: ignore[attr-defined]
-MARK = contextvars.ContextVar("MARK", default="nobody")
+USER = contextvars.ContextVar("USER", default="nobody")
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -30,12 +30,12 @@ def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture(params=TASKS)
 def task(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Makes a task of a coroutine."""
+    """A function that makes a task of a coroutine."""
     return lambda work: TASKS[request.param](work, loop=loop)
 
 
 class Counter:
-    """How many iterations a loop has made."""
+    """Counts the iterations of a loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.number, self.going = loop, 0, True
@@ -56,47 +56,47 @@ async def idle(iterations: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_task_waits_and_gets_the_answer_in_its_own_context(loop: asyncio.AbstractEventLoop, task: Any) -> None:
+def test_task_waits_and_gets_the_answer_in_its_own_context(loop: asyncio.AbstractEventLoop, task: Any) -> None:
     async def work() -> None:
         wakeup, seen = Wakeup().arm(WakeupQueue(loop)), list[str]()
 
         async def wait() -> Any:
-            MARK.set("the one who waits")
+            USER.set("the waiter")
             answer = await wakeup
-            seen.append(MARK.get())
+            seen.append(USER.get())
             return answer
 
         waiting = task(wait())
         await idle()
         assert not waiting.done() and not wakeup.done()
         wakeup.set_result("the answer")
-        assert wakeup.done() and not waiting.done(), "not before the loop comes to it"
-        assert await waiting == "the answer" and seen == ["the one who waits"] and MARK.get() == "nobody"
-        assert await task(waits(wakeup)) == "the answer", "which is there at once, the second time"
+        assert wakeup.done() and not waiting.done(), "the task runs only when the loop runs it"
+        assert await waiting == "the answer" and seen == ["the waiter"] and USER.get() == "nobody"
+        assert await task(waits(wakeup)) == "the answer", "a second await returns at once"
         wakeup("another answer")
-        assert wakeup.result() == "the answer", "one is enough"
+        assert wakeup.result() == "the answer", "only the first answer counts"
 
     loop.run_until_complete(work())
 
 
-def test_a_task_is_told_whenever_it_asks(loop: asyncio.AbstractEventLoop) -> None:
-    """Of what was there before it asked, too."""
+def test_done_callback_is_called_whenever_it_is_added(loop: asyncio.AbstractEventLoop) -> None:
+    """Also if the answer was there before the callback was added."""
 
     async def work() -> None:
-        wakeup, heard = Wakeup().arm(WakeupQueue(loop)), list[Any]()
+        wakeup, called = Wakeup().arm(WakeupQueue(loop)), list[Any]()
         wakeup.set_result(5)
-        wakeup.add_done_callback(heard.append)
-        assert heard == []
+        wakeup.add_done_callback(called.append)
+        assert called == []
         await idle(1)
-        assert [each.result() for each in heard] == [None] and wakeup.result() == 5
+        assert [each.result() for each in called] == [None] and wakeup.result() == 5
         wakeup.arm(wakeup.wakeups)
         assert not wakeup.done() and wakeup.result() is None and wakeup.get_loop() is loop
 
     loop.run_until_complete(work())
 
 
-@pytest.mark.parametrize("message", [None, "a word"])
-def test_a_task_that_is_cancelled_wakes_with_that(loop: asyncio.AbstractEventLoop, task: Any, message: Any) -> None:
+@pytest.mark.parametrize("message", [None, "a message"])
+def test_cancelled_task_wakes_with_the_cancellation(loop: asyncio.AbstractEventLoop, task: Any, message: Any) -> None:
     async def work() -> None:
         wakeup = Wakeup().arm(WakeupQueue(loop))
         waiting = task(waits(wakeup))
@@ -105,38 +105,36 @@ def test_a_task_that_is_cancelled_wakes_with_that(loop: asyncio.AbstractEventLoo
         wakeup("too late")
         with pytest.raises(asyncio.CancelledError) as caught:
             await waiting
-        assert wakeup.answer.__traceback__ is None, "which would keep all who were in it"
+        assert wakeup.answer.__traceback__ is None, "a traceback would keep its frames alive"
         assert caught.value.args == (() if message is None else (message,)) and waiting.cancelled()
 
     loop.run_until_complete(work())
 
 
-def test_who_is_cancelled_with_its_answer_on_the_way_is_cancelled_once(
-    loop: asyncio.AbstractEventLoop, task: Any
-) -> None:
+def test_task_cancelled_with_its_answer_set_is_cancelled_once(loop: asyncio.AbstractEventLoop, task: Any) -> None:
     async def work() -> None:
-        wakeup, heard = Wakeup().arm(WakeupQueue(loop)), list[Any]()
+        wakeup, events = Wakeup().arm(WakeupQueue(loop)), list[Any]()
 
         async def wait() -> None:
             try:
                 await wakeup
             except asyncio.CancelledError:
-                heard.append(wakeup.result())
+                events.append(wakeup.result())
                 await asyncio.sleep(0)
-                heard.append("goes on")
+                events.append("goes on")
 
         waiting = task(wait())
         await idle()
         wakeup.set_result("the answer")
         waiting.cancel()
         await waiting
-        assert heard == ["the answer", "goes on"]
+        assert events == ["the answer", "goes on"]
 
     loop.run_until_complete(work())
 
 
-def test_it_is_a_future_only_for_whom_it_was_given_to(loop: asyncio.AbstractEventLoop) -> None:
-    """Else asyncio would take it for one that is under way already, and begin nothing."""
+def test_wakeup_is_a_future_only_for_the_task_that_awaits_it(loop: asyncio.AbstractEventLoop) -> None:
+    """Otherwise asyncio would take it for a future that is pending already, and would not start a task for it."""
 
     async def work() -> None:
         wakeup = Wakeup().arm(WakeupQueue(loop))
@@ -157,7 +155,7 @@ def test_it_is_a_future_only_for_whom_it_was_given_to(loop: asyncio.AbstractEven
     loop.run_until_complete(work())
 
 
-def test_all_who_are_ready_wake_in_one_iteration_and_in_order(loop: asyncio.AbstractEventLoop, task: Any) -> None:
+def test_all_ready_tasks_wake_in_one_iteration_and_in_order(loop: asyncio.AbstractEventLoop, task: Any) -> None:
     async def work() -> None:
         wakeups, order = WakeupQueue(loop), list[tuple[int, int]]()
         mine = [Wakeup().arm(wakeups) for _ in range(5 * MAX_WAKEUPS)]
@@ -179,10 +177,8 @@ def test_all_who_are_ready_wake_in_one_iteration_and_in_order(loop: asyncio.Abst
     loop.run_until_complete(work())
 
 
-def test_each_who_wakes_the_next_does_so_in_the_same_iteration_up_to_a_crowd(
-    loop: asyncio.AbstractEventLoop, task: Any
-) -> None:
-    """More would keep the loop from all else: for ever, if each comes again."""
+def test_chain_of_wakeups_runs_in_one_iteration_up_to_a_limit(loop: asyncio.AbstractEventLoop, task: Any) -> None:
+    """Without the limit the loop could do nothing else: for ever, if each task waits again."""
 
     async def work() -> None:
         wakeups, at = WakeupQueue(loop), list[int]()
@@ -211,7 +207,7 @@ def test_each_who_wakes_the_next_does_so_in_the_same_iteration_up_to_a_crowd(
 
 
 class Queue:
-    """As much of an event loop, run by hand."""
+    """The part of an event loop that WakeupQueue needs, run by hand."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.handles = loop, list[asyncio.Handle]()
@@ -233,8 +229,8 @@ class Queue:
             self.run_one()
 
 
-def turns_by_hand(loop: asyncio.AbstractEventLoop, *callbacks: Callable[[Any], object]) -> tuple[Queue, list[Wakeup]]:
-    """One for each callback, which is called when it is woken."""
+def run_by_hand(loop: asyncio.AbstractEventLoop, *callbacks: Callable[[Any], object]) -> tuple[Queue, list[Wakeup]]:
+    """A loop that is run by hand, and a wakeup for each callback."""
     queue: Any = Queue(loop)
     wakeups = WakeupQueue(queue)
     mine = [Wakeup().arm(wakeups) for _ in callbacks]
@@ -243,8 +239,8 @@ def turns_by_hand(loop: asyncio.AbstractEventLoop, *callbacks: Callable[[Any], o
     return queue, mine
 
 
-def test_who_comes_next_is_woken_after_what_the_others_left_to_be_done(loop: asyncio.AbstractEventLoop) -> None:
-    """Else what they queued would wait for the end of the next batch, and client and server would work by turns."""
+def test_later_wakeup_runs_after_callbacks_that_were_queued_before(loop: asyncio.AbstractEventLoop) -> None:
+    """Otherwise a flush would wait for the end of the next batch of wakeups, and client and server would alternate."""
     order: list[str] = []
 
     def first(_: Any) -> None:
@@ -252,28 +248,28 @@ def test_who_comes_next_is_woken_after_what_the_others_left_to_be_done(loop: asy
         queue.call_soon(order.append, "flush")
         mine[2].set_result(None)
 
-    queue, mine = turns_by_hand(loop, first, *(lambda _, n=n: order.append(n) for n in ("second", "third", "next")))
+    queue, mine = run_by_hand(loop, first, *(lambda _, n=n: order.append(n) for n in ("second", "third", "next")))
     for wakeup in mine[:2]:
         wakeup.set_result(None)
     queue.run_one()
-    mine[3].set_result(None)  # its reply is read, in the same iteration
+    mine[3].set_result(None)  # its reply is read in the same iteration
     queue.run_all()
     assert order == ["first", "second", "third", "flush", "next"]
 
 
-def test_who_is_added_while_the_next_run_is_called_off_is_woken(loop: asyncio.AbstractEventLoop) -> None:
-    """By a handler of signals, as that of asyncio's Ctrl-C is: it cancels a task."""
+def test_wakeup_added_while_the_next_run_is_cancelled_is_woken(loop: asyncio.AbstractEventLoop) -> None:
+    """A signal handler adds it: asyncio's handler of Ctrl-C, for one, cancels a task."""
     order: list[str] = []
-    queue, mine = turns_by_hand(loop, *(lambda _, n=n: order.append(n) for n in ("first", "second", "third")))
+    queue, mine = run_by_hand(loop, *(lambda _, n=n: order.append(n) for n in ("first", "second", "third")))
 
-    class Interrupted(asyncio.Handle):
+    class InterruptedHandle(asyncio.Handle):
         def cancel(self) -> None:
             super().cancel()
             if not mine[2].done():
                 mine[2].set_result(None)
 
     def call_soon(callback: Callable[..., object], *args: Any) -> asyncio.Handle:
-        queue.handles.append(Interrupted(callback, args, loop))
+        queue.handles.append(InterruptedHandle(callback, args, loop))
         return queue.handles[-1]
 
     queue.call_soon = call_soon  # type: ignore[method-assign]
@@ -283,35 +279,37 @@ def test_who_is_added_while_the_next_run_is_called_off_is_woken(loop: asyncio.Ab
     assert order == ["first", "second", "third"]
 
 
-class Struck(KeyboardInterrupt):
-    """What a handler of signals raises."""
+class Interrupted(KeyboardInterrupt):
+    """The exception of a signal handler."""
 
 
-@pytest.mark.parametrize("error", [Struck, ZeroDivisionError])
-def test_what_one_callback_raises_the_others_wake(loop: asyncio.AbstractEventLoop, error: type[BaseException]) -> None:
-    wakeups, heard, told = WakeupQueue(loop), list[Any](), list[Any]()
-    loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
+@pytest.mark.parametrize("error", [Interrupted, ZeroDivisionError])
+def test_callback_that_raises_keeps_no_other_from_waking(
+    loop: asyncio.AbstractEventLoop, error: type[BaseException]
+) -> None:
+    wakeups, called, raised = WakeupQueue(loop), list[Any](), list[Any]()
+    loop.set_exception_handler(lambda _, context: raised.append(type(context["exception"])))
 
-    def struck(wakeup: Wakeup) -> None:
+    def failing(wakeup: Wakeup) -> None:
         raise error
 
     async def work() -> None:
         mine = [Wakeup().arm(wakeups) for _ in range(4)]
-        for wakeup, callback in zip(mine, [heard.append, struck, heard.append, heard.append], strict=True):
+        for wakeup, callback in zip(mine, [called.append, failing, called.append, called.append], strict=True):
             wakeup.add_done_callback(callback)
             wakeup.set_result(None)
         await idle()
 
     try:
         loop.run_until_complete(work())
-    except Struck:
-        told.append(Struck)
+    except Interrupted:
+        raised.append(Interrupted)
     loop.run_until_complete(idle())
-    assert told == [error] and len(heard) == 3
+    assert raised == [error] and len(called) == 3
 
 
-def test_a_loop_within_the_loop_wakes_those_who_come_next(loop: asyncio.AbstractEventLoop) -> None:
-    """As in notebooks: a callback runs what is ready before it returns."""
+def test_nested_loop_wakes_the_remaining_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """As in notebooks: a callback runs the ready callbacks before it returns."""
     order: list[str] = []
 
     def nests(_: Any) -> None:
@@ -319,7 +317,7 @@ def test_a_loop_within_the_loop_wakes_those_who_come_next(loop: asyncio.Abstract
         queue.run_all()
         order.append("the first goes on")
 
-    queue, mine = turns_by_hand(loop, nests, *(lambda _, n=n: order.append(n) for n in ("second", "third")))
+    queue, mine = run_by_hand(loop, nests, *(lambda _, n=n: order.append(n) for n in ("second", "third")))
     for wakeup in mine:
         wakeup.set_result(None)
     queue.run_all()

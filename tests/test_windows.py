@@ -1,4 +1,4 @@
-"""Where the platform lacks what POSIX has: nothing is compiled, and all of it works in Python."""
+"""On platforms without POSIX nothing is compiled, and everything works in pure Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ runpy.run_path("setup.py")
 
 
 @pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
-def test_both_faces_work_without_what_windows_lacks(server: Server) -> None:
+def test_threads_and_asyncio_work_without_posix_functions(server: Server) -> None:
     env = {**os.environ, "FASTLOCK_IMPL": "python", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", str(ROOT / "tests" / "support" / "windows.py"), server.tcp_url]
     done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=50)
@@ -29,7 +29,7 @@ def test_both_faces_work_without_what_windows_lacks(server: Server) -> None:
     assert done.stdout.split() == ["threads", "tasks"]
 
 
-def test_nothing_is_compiled_there() -> None:
+def test_nothing_is_compiled_on_windows() -> None:
     modes = ("FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_NO_EXTENSIONS")
     env = {name: value for name, value in os.environ.items() if name not in modes}
     done = subprocess.run([sys.executable, "-c", SETUP], cwd=ROOT, env=env, text=True, capture_output=True, timeout=50)

@@ -1,5 +1,5 @@
-"""Workers that limit a task's time by an exception out of a signal's handler, with tasks that do nothing but lock: real
-ones, of RQ and Celery. However they are struck, no lock without end may stay behind.
+"""Real workers of RQ and Celery, which limit a task's time by an exception of a signal handler, with tasks that do
+nothing but lock. Whenever they are interrupted, no lock without timeout may stay behind.
 """
 
 from __future__ import annotations
@@ -65,22 +65,22 @@ def task(number):
             with client.lock(f"task:{number}", timeout=None):
                 pass
     except SoftTimeLimitExceeded:
-        return "struck"
+        return "interrupted"
 """
-ASK = """
+SUBMIT = """
 import program
 results = [program.task.delay(number) for number in range(8)]
-assert [result.get(timeout=40) for result in results] == ["struck"] * 8
+assert [result.get(timeout=40) for result in results] == ["interrupted"] * 8
 """
 
 
 def broker(server: Server) -> str:
-    """Another database, for the queues of the workers themselves."""
+    """The URL of another database, for the workers' own queues."""
     return server.url.removesuffix("0") + "1"
 
 
 def run(folder: Path, server: Server, *command: str) -> subprocess.Popen[str]:
-    """A Python program beside `program.py` of that folder, in a process group of its own."""
+    """Start a Python program in that folder, beside `program.py`, in a process group of its own."""
     paths = os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "LOCKS": server.unix_url, "BROKER": broker(server)}
     with (folder / "output").open("a") as output:
@@ -104,7 +104,7 @@ def left_by_tasks(server: Server, probe: redis.Redis) -> list[bytes]:
 def test_time_limits_of_rq_leave_no_lock(server: Server, probe: redis.Redis, impl: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(RQ)
     assert run(tmp_path, server, "program.py").wait(50) == 0, (tmp_path / "output").read_text()
-    # In Python, a signal can strike as the method that leaves a `with` is entered: that is 1 of 40 strikes.
+    # In pure Python a signal can interrupt `__exit__` at its entry: 1 of 40 signals does.
     assert len(left_by_tasks(server, probe)) <= (impl == "python")
 
 
@@ -113,10 +113,10 @@ def test_soft_time_limits_of_celery_leave_no_lock(
     server: Server, probe: redis.Redis, impl: str, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(CELERY)
-    (tmp_path / "ask.py").write_text(ASK)
+    (tmp_path / "submit.py").write_text(SUBMIT)
     worker = run(tmp_path, server, "-m", "celery", "-A", "program", "worker", "-P", "prefork", "-c", "4")
     try:
-        assert run(tmp_path, server, "ask.py").wait(45) == 0, (tmp_path / "output").read_text()
+        assert run(tmp_path, server, "submit.py").wait(45) == 0, (tmp_path / "output").read_text()
         worker.terminate()
         worker.wait(20)
     finally:

@@ -1,4 +1,4 @@
-"""What a type checker knows of a user's code. `make lint` checks it; it is never run."""
+"""What a type checker infers in a user's code. `make lint` checks this file; it is never run."""
 
 from __future__ import annotations
 
