@@ -1,7 +1,7 @@
-"""Who waits, and who gets it: order among clients and processes, handover, and what a waiter that goes leaves behind.
+"""Waiters: their order among clients and processes, handover, and that a waiter which leaves does so cleanly.
 
-The regular look of a waiter (every second) is taken away where a message has to do: what was forgotten then stays so,
-and the test ends with an error instead of a second later.
+Where a message has to wake a waiter, its recheck of every second is turned off: a waiter that is forgotten then makes
+the test fail, instead of acquiring a second later.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from fastlock._transport.sync_connection import Connection
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
-# For what takes long, since it has to wait: a server with commands of its own for it all, and one with scripts.
+# For slow tests, which have to wait: a server with a command for each operation, and one that needs scripts.
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 PUSH = b"$7\r\nmessage\r\n"  # in each message to a waiter
 
 
-# --------------------------------------------------------------------------------------------------------------- order
+# ---------------------------------------------------------------------------------------------------------------- order
 
 
-async def test_strict_order_over_clients_and_processes(
+async def test_strict_order_across_clients_and_processes(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """All of them one after the other as they came, whosever process they live in."""
+    """Fair waiters are served in order of arrival, whichever process they are in."""
     with ChildClient(face, server.unix_url, fair=True) as one, ChildClient(face, server.unix_url, fair=True) as two:
         clients = [face.client(server.unix_url) for _ in range(2)]
         holder = await held(face, face.client(server.unix_url))
@@ -56,11 +56,13 @@ async def test_strict_order_over_clients_and_processes(
             await child.hears("ready")
         arrivals: list[Any] = [clients[0], one, clients[1], clients[0], two, clients[1], clients[0]]
         jobs = []
-        for number, who in enumerate(arrivals):
-            if isinstance(who, ChildClient):
-                who.tell(f"turn {number}")
+        for number, client in enumerate(arrivals):
+            if isinstance(client, ChildClient):
+                client.tell(f"turn {number}")
             else:
-                jobs.append(face.start(lambda who=who, number=number: wakeup(face, who, probe, number, fair=True)))
+                jobs.append(
+                    face.start(lambda client=client, number=number: use(face, client, probe, number, fair=True))
+                )
             await queued(face, probe, number + 1)
         await face.get(holder.release())
         for job in jobs:
@@ -72,24 +74,24 @@ async def test_strict_order_over_clients_and_processes(
         probe.delete(ORDER)
 
 
-async def wakeup(face: Face, client: Any, probe: redis.Redis, number: int, **terms: Any) -> None:
-    lock = client.lock(NAME, timeout=LONG, sleep=LONG, **terms)
+async def use(face: Face, client: Any, probe: redis.Redis, number: int, **settings: Any) -> None:
+    lock = client.lock(NAME, timeout=LONG, sleep=LONG, **settings)
     await face.get(lock.acquire())
     probe.rpush(ORDER, number)
     await face.checkpoint()
     await face.get(lock.release())
 
 
-async def test_within_a_process_who_came_first_is_served_first(
+async def test_waiters_of_one_process_are_served_in_order_of_arrival(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """Also where the lease passes on without the server, and where two processes take turns."""
+    """Also if the lease is handed over locally, and if two clients alternate."""
     clients = [face.client(server.unix_url) for _ in range(2)]
     holder = await held(face, face.client(server.unix_url))
     jobs = []
     for number in range(12):
         client = clients[number % 2]
-        jobs.append(face.start(lambda client=client, number=number: wakeup(face, client, probe, number)))
+        jobs.append(face.start(lambda client=client, number=number: use(face, client, probe, number)))
         await waits(face, client, number // 2 + 1)
     await queued(face, probe, 2)
     await face.get(holder.release())
@@ -102,16 +104,16 @@ async def test_within_a_process_who_came_first_is_served_first(
     probe.delete(ORDER)
 
 
-async def test_who_comes_again_waits_behind_those_of_other_processes(
+async def test_caller_that_returns_waits_behind_other_processes(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """A process whose callers come again and again lets the others in."""
+    """A process whose callers acquire again and again does not shut out other processes."""
     busy, other = face.client(server.unix_url), face.client(server.unix_url)
-    over: list[bool] = []
+    finished: list[bool] = []
 
     async def again() -> None:
         lock = busy.lock(NAME, timeout=LONG)
-        while not over:
+        while not finished:
             await face.get(lock.acquire())
             await face.checkpoint()
             await face.get(lock.release())
@@ -120,17 +122,17 @@ async def test_who_comes_again_waits_behind_those_of_other_processes(
     await waits(face, busy, 3)
     for count in range(5):
         lock, job = wait_with(face, other)
-        assert await job.get(SOON) is True, f"round {count}"
+        assert await job.get(SOON) is True, f"try {count}"
         await face.get(lock.release())
-    over.append(True)
+    finished.append(True)
     for job in jobs:
         await job.get(SOON)
 
 
-async def test_who_finds_a_name_free_leaves_it_to_who_came_first(
+async def test_newcomer_to_a_free_lock_leaves_it_to_the_first_waiter(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """Nobody was told that it is free, as nobody let go of it: the next who comes sees to it."""
+    """The key was deleted, so no release woke a waiter: the next acquire makes the server grant to the first waiter."""
     await held(face, face.client(server.unix_url))
     waiting = []
     for number in range(2):
@@ -149,12 +151,12 @@ async def test_who_finds_a_name_free_leaves_it_to_who_came_first(
 
 @pytest.fixture
 def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop does not look every second for those who were forgotten."""
+    """The loop does not check every second for waiters that were forgotten."""
     monkeypatch.setattr(aio, "RECHECK_SECONDS", LONG)
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_one_iteration_of_the_loop_serves_many_who_hold_for_none(
+async def test_one_iteration_serves_many_tasks_that_await_nothing(
     face: Face, server: Server, probe: redis.Redis, no_ticks: None
 ) -> None:
     client = face.client(server.unix_url)
@@ -180,24 +182,24 @@ async def test_one_iteration_of_the_loop_serves_many_who_hold_for_none(
         await job.get(SOON)
     going = False
     assert [number for number, _ in order] == list(range(300))
-    served = len({iteration for _, iteration in order})  # others go by while the server is asked
-    assert served < 100, f"{served} iterations, where one for each would be 300"
+    served = len({iteration for _, iteration in order})  # some iterations pass while the server is asked
+    assert served < 100, f"{served} iterations; one for each task would be 300"
     await face.checkpoint()
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_who_holds_for_no_iteration_or_some_goes_in_time_or_is_cancelled(
+async def test_tasks_that_hold_time_out_or_are_cancelled_at_random(
     face: Face, server: Server, probe: redis.Redis, no_ticks: None, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Holders that await nothing, and some that do: in order, one at a time, nobody lost; also where a lease goes back
-    to the server meanwhile, which it does ever so often."""
+    """Some holders await, most do not: they are served in order, one at a time, and none is lost; also when the lease
+    goes back to the server meanwhile, as it does from time to time."""
     chance = random.Random(seed)
     monkeypatch.setattr(local_queue, "LOCAL_SECONDS", chance.choice([0.0001, 0.001, local_queue.LOCAL_SECONDS]))
     client = face.client(server.unix_url)
     order: list[int] = []
     holders, late = 0, 0
-    long = chance.sample(range(200), 12)  # who hold for some iterations of the loop, the others for none
+    long = chance.sample(range(200), 12)  # these hold for some iterations of the loop, the others for none
 
     async def caller(number: int) -> None:
         nonlocal holders, late
@@ -218,10 +220,9 @@ async def test_who_holds_for_no_iteration_or_some_goes_in_time_or_is_cancelled(
 
     holder = await held(face, client)
     jobs = [face.start(lambda number=number: caller(number)) for number in range(200)]
-    await until(face, lambda: client.get_stats()["waits"] + late >= 200, "all of them")
+    await until(face, lambda: client.get_stats()["waits"] + late >= 200, "all callers waiting or too late")
     await face.get(holder.release())
-    gone = chance.sample(range(200), 20)
-    for number in gone:
+    for number in chance.sample(range(200), 20):
         await asyncio.sleep(0)
         jobs[number].cancel()
     cancelled = 0
@@ -230,37 +231,37 @@ async def test_who_holds_for_no_iteration_or_some_goes_in_time_or_is_cancelled(
             await job.get(SOON)
         except asyncio.CancelledError:
             cancelled += 1
-    assert order == sorted(order), "who came first is served first"
+    assert order == sorted(order), "waiters are served in order of arrival"
     assert len(order) + late >= 200 - cancelled and waiting_now(client) == 0 and probe.exists(NAME) == 0
-    assert await face.get(client.lock(NAME).acquire(blocking=False)), "all of it was given back"
+    assert await face.get(client.lock(NAME).acquire(blocking=False)), "the lock is free again"
     probe.delete(NAME)
 
 
-# --------------------------------------------------------------------------------- who goes at the moment of its grant
+# ---------------------------------------------------------------------------- waiters that leave as they are granted it
 
 WAYS = [("timeout", "threads"), ("timeout", "asyncio"), ("cancel", "asyncio")]
 
 
 @two_servers
-@pytest.mark.parametrize("behind", ["elsewhere", "same client"])
+@pytest.mark.parametrize("behind", ["another client", "same client"])
 @pytest.mark.parametrize("late", ["message", "reply"])
 @pytest.mark.parametrize(("way", "face"), WAYS, indirect=["face"], ids=["-".join(way) for way in WAYS])
-async def test_who_goes_while_the_lock_is_on_its_way_passes_it_on(
+async def test_waiter_that_leaves_during_its_grant_hands_it_over(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, way: str, late: str, behind: str
 ) -> None:
-    """The grant is made, and the message about it, or the reply that confirms it, comes when the waiter has gone."""
+    """The server has granted the lock, but the grant message or the confirming reply comes when the waiter has left."""
     going = face.client(proxy.url, reply_timeout=LONG)
     others = face.client(server.unix_url)
-    for limit in (0.15, 0.4, 0.8):  # seconds: as long as it takes to come so far, and shorter than a grant's moment
+    for limit in (0.15, 0.4, 0.8):  # seconds: long enough to get this far, and shorter than the grant is held back
         holder = await held(face, others)
         _, gone = wait_with(face, going, blocking_timeout=limit if way == "timeout" else None)
-        await until(face, lambda gone=gone: probe.zcard(QUEUE) == 1 or gone.finished.is_set(), "the first")
+        await until(face, lambda gone=gone: probe.zcard(QUEUE) == 1 or gone.finished.is_set(), "the first waiter")
         following, next_one = wait_with(face, going if behind == "same client" else others)
         both = (lambda: waiting_now(going) == 2) if behind == "same client" else (lambda: probe.zcard(QUEUE) == 2)
-        await until(face, lambda gone=gone, both=both: both() or gone.finished.is_set(), "the second")
+        await until(face, lambda gone=gone, both=both: both() or gone.finished.is_set(), "the second waiter")
         armed = proxy.arm(stall(), on_push=PUSH) if late == "message" else proxy.arm(stall(), command="EVALSHA")
         await face.get(holder.release())
-        await until(face, lambda gone=gone, armed=armed: armed.fired or gone.finished.is_set(), "the moment")
+        await until(face, lambda gone=gone, armed=armed: armed.fired or gone.finished.is_set(), "the grant")
         hit = bool(armed.fired)
         if way == "cancel":
             gone.cancel()
@@ -273,11 +274,11 @@ async def test_who_goes_while_the_lock_is_on_its_way_passes_it_on(
         await face.get(following.release())
         if hit:
             return
-    pytest.fail("a machine that is too slow for this test")
+    pytest.fail("the machine is too slow for this test")
 
 
 def waiting_now(client: Any) -> int:
-    """How many callers of this client wait."""
+    """The number of callers of this client that wait."""
     return sum(len(queue.waiters) for queue in client._transport.queues.by_key.values())
 
 
@@ -291,10 +292,10 @@ async def is_gone(job: Any, way: str) -> None:
 
 @two_servers
 @pytest.mark.parametrize("late", ["message", "reply"])
-async def test_who_is_interrupted_while_the_lock_is_on_its_way_passes_it_on(
+async def test_waiter_interrupted_during_its_grant_hands_it_over(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, late: str
 ) -> None:
-    """By Ctrl-C, in the main thread of a process."""
+    """The interrupt is Ctrl-C, in the main thread of a process."""
     with ChildClient(face, proxy.url, timeout=LONG) as child:
         await child.hears("ready")
         holder = await held(face, face.client(server.unix_url))
@@ -304,7 +305,7 @@ async def test_who_is_interrupted_while_the_lock_is_on_its_way_passes_it_on(
         await queued(face, probe, 2)
         armed = proxy.arm(stall(), on_push=PUSH) if late == "message" else proxy.arm(stall(), command="EVALSHA")
         await face.get(holder.release())
-        await until(face, lambda: armed.fired, "the moment")
+        await until(face, lambda: armed.fired, "the grant")
         child.interrupt()
         await child.hears("interrupted")
         assert await next_one.get(SOON) is True
@@ -315,10 +316,10 @@ async def test_who_is_interrupted_while_the_lock_is_on_its_way_passes_it_on(
 
 @two_servers
 @pytest.mark.parametrize("fair", [False, True], ids=["any", "fair"])
-async def test_whenever_waiters_go_nobody_is_forgotten(
+async def test_no_waiter_is_forgotten_whenever_others_leave(
     face: Face, server: Server, probe: redis.Redis, no_look: None, fair: bool
 ) -> None:
-    """Three clients whose callers run out of time, are cancelled, hold for nothing or for a while, at random."""
+    """Callers of three clients time out, are cancelled, and hold for no time or for a while, at random."""
     clients = [face.client(server.unix_url) for _ in range(3)]
     got: list[int] = []
 
@@ -333,7 +334,7 @@ async def test_whenever_waiters_go_nobody_is_forgotten(
                     await face.checkpoint()
                 await face.get(lock.release())
 
-    async def fickle(number: int) -> None:
+    async def canceller(number: int) -> None:
         chance = random.Random(number)
         for _ in range(60):
             lock = clients[number % 3].lock(NAME, timeout=LONG, fair=fair, thread_local=False)
@@ -346,10 +347,10 @@ async def test_whenever_waiters_go_nobody_is_forgotten(
                 await lock.release()
 
     calls: list[Callable[[], Any]] = [lambda n=n: caller(n) for n in range(9)]
-    calls += [lambda n=n: fickle(n) for n in range(9, 12)] * face.is_async
+    calls += [lambda n=n: canceller(n) for n in range(9, 12)] * face.is_async
     results = await face.together(calls)
     assert results == [None] * len(calls) and len(got) >= 9
-    assert await face.get(clients[0].lock(NAME).acquire(blocking=False)), "all of it was given back"
+    assert await face.get(clients[0].lock(NAME).acquire(blocking=False)), "the lock is free again"
     assert probe.zcard(QUEUE) == 0
     probe.delete(NAME)
 
@@ -358,9 +359,9 @@ async def test_whenever_waiters_go_nobody_is_forgotten(
 
 
 @two_servers
-@pytest.mark.parametrize("strict", [0, 1], ids=["alone", "strict too"])
+@pytest.mark.parametrize("strict", [0, 1], ids=["without fair", "with fair"])
 @pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
-async def test_a_client_that_closes_leaves_the_queue_to_the_others(
+async def test_client_that_closes_leaves_the_queue(
     face: Face,
     proxy: FaultProxy,
     server: Server,
@@ -370,7 +371,7 @@ async def test_a_client_that_closes_leaves_the_queue_to_the_others(
     granted: bool,
     strict: int,
 ) -> None:
-    """At once, and not when its time to part is over; also with a grant on its way, of which it never hears."""
+    """It leaves at once, not when CLOSE_SECONDS are over; also if a grant message for it is lost."""
     for module in (sync, aio):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * SOON)
     closing, staying = face.client(proxy.url), face.client(server.unix_url)
@@ -383,27 +384,27 @@ async def test_a_client_that_closes_leaves_the_queue_to_the_others(
     if granted:
         armed = proxy.arm(swallow(pushes=1, close=False), on_push=PUSH)
         await face.get(holder.release())
-        await until(face, lambda: armed.fired, "the moment")
+        await until(face, lambda: armed.fired, "the grant")
     await face.start(closing.close).get(SOON)
     for each in jobs:
         with pytest.raises(fastlock.ClientClosedError):
             await each.get(SOON)
     if not granted:
-        assert len(await queued(face, probe, 1)) == 1, "the one who stays"
+        assert len(await queued(face, probe, 1)) == 1, "only the other client waits"
         await face.get(holder.release())
     assert await job.get(SOON) is True
     await face.get(lock.release())
 
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
-async def test_two_who_come_at_once_share_the_connection_for_messages(
+async def test_two_waiters_at_once_share_the_push_connection(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """One of them is still connecting when the other has found a connection: only one of these is taken away."""
+    """One of them still connects when the other has found a connection: only one becomes the push connection."""
     client = face.client(proxy.url)
     holder = await held(face, face.client(server.unix_url))
     client.server_info()
-    busy = client._transport.idle.pop()  # as if another thread had it for now
+    busy = client._transport.idle.pop()  # as if another thread used it
     armed = proxy.arm(stall(), command="HELLO", times=1)
     strict, last = wait_with(face, client, fair=True)
     armed.wait()
@@ -419,60 +420,61 @@ async def test_two_who_come_at_once_share_the_connection_for_messages(
         assert await job.get(SOON) is True
         each.release()
     assert client._transport.push_connection_lent + len(client._transport.idle) == len(client._transport.connections), (
-        "none is lost"
+        "no connection is lost"
     )
 
 
 @two_servers
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
-async def test_who_is_called_asks_at_once_where_it_listens_unless_another_does(
+async def test_woken_waiter_asks_at_once_unless_another_reads_there(
     face: Face, server: Server, probe: redis.Redis, no_look: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two names, one connection for messages, read by who came first: the other cannot ask there on its own."""
+    """Two names share a push connection, read by the thread that came first: the other cannot use it directly."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
-    transport, asked, share = client._transport, list[Any](), Connection._share
-    monkeypatch.setattr(Connection, "_share", lambda self, *args: asked.append(args) or share(self, *args))
+    transport, requests = client._transport, list[Any]()
+    ask = transport._ask
+    monkeypatch.setattr(transport, "_ask", lambda step: requests.append(step) or ask(step))
     holders, jobs = [], []
     for name in ("one", "two"):
         holders.append(other.lock(name, timeout=LONG))
         holders[-1].acquire()
         lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False)
         jobs.append((lock, face.start(lock.acquire)))
-        await until(face, lambda name=name: asleep(transport, name.encode()), "somebody who listens")
-    for holder, (lock, job), looks in zip(holders[::-1], jobs[::-1], (1, 0), strict=True):
-        asked.clear()
+        await until(face, lambda name=name: asleep(transport, name.encode()), "a waiter that is parked")
+    for holder, (lock, job), expected in zip(holders[::-1], jobs[::-1], (1, 0), strict=True):
+        requests.clear()
         holder.release()
         assert await job.get(SOON) is True
-        assert len([args for args in asked if args[0].needs_push]) == looks
+        assert len(requests) == expected
         lock.release()
 
 
 def asleep(transport: Any, key: bytes) -> bool:
-    """Whether the first of those who wait for it sleeps until it is called."""
+    """Whether the first waiter for the key sleeps until it is woken."""
     queue = transport.queues.by_key.get(key)
     return queue is not None and queue.was_queued and queue.first().on_wake is not None
 
 
-# -------------------------------------------------------------------------------------------------- all sorts of terms
+# --------------------------------------------------------------------------------------------------- different settings
 
 
-async def test_a_lock_without_end_goes_from_waiter_to_waiter(
+async def test_lock_without_timeout_goes_from_waiter_to_waiter(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """Endless ones and others, of the same and of another client: each has the lease it asked for."""
+    """Waiters with and without timeout, of the same and of another client: each gets the lease it asked for."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
     holder = await held(face, other, timeout=None)
     assert probe.pttl(NAME) == -1
-    asked: list[Any] = [(client, None), (client, None), (client, LONG), (other, None), (client, LONG), (other, LONG)]
+    wanted: list[Any] = [(client, None), (client, None), (client, LONG), (other, None), (client, LONG), (other, LONG)]
 
-    async def user(who: Any, timeout: float | None) -> None:
-        lock = who.lock(NAME, timeout=timeout)
+    async def user(client: Any, timeout: float | None) -> None:
+        lock = client.lock(NAME, timeout=timeout)
         await face.get(lock.acquire())
         assert (probe.pttl(NAME) == -1) == (timeout is None)
         await face.checkpoint()
         await face.get(lock.release())
 
-    jobs = [face.start(lambda who=who, timeout=timeout: user(who, timeout)) for who, timeout in asked]
+    jobs = [face.start(lambda each=each: user(*each)) for each in wanted]
     await waits(face, client, 4)
     await waits(face, other, 2)
     await queued(face, probe, 2)
@@ -481,17 +483,17 @@ async def test_a_lock_without_end_goes_from_waiter_to_waiter(
         await job.get(SOON)
 
 
-@pytest.mark.parametrize("token", ["mine", "fl:" + 32 * "0"], ids=["plain", "as ours"])
-async def test_tokens_that_were_given_wait_and_are_waited_for(
+@pytest.mark.parametrize("token", ["mine", "fl:" + 32 * "0"], ids=["plain", "like fastlock's"])
+async def test_locks_with_given_tokens_wait_and_are_waited_for(
     face: Face, server: Server, probe: redis.Redis, no_look: None, token: str
 ) -> None:
-    """Their holder may not be told that somebody waits: then whoever does looks every `sleep` seconds."""
+    """The token may not be marked as contended: then a waiter asks the server every `sleep` seconds."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
-    first, given, last = (who.lock(NAME, LONG, sleep=0.01, thread_local=False) for who in (client, other, client))
+    first, given, last = (each.lock(NAME, LONG, sleep=0.01, thread_local=False) for each in (client, other, client))
     assert await face.get(first.acquire())
     jobs = [face.start(lambda: given.acquire(token=token))]
-    await until(face, lambda: probe.info("commandstats").get("cmdstat_pttl"), "a look")
-    assert not jobs[0].finished.is_set() and probe.zcard(QUEUE) == 0, "two may give the same one"
+    await until(face, lambda: probe.info("commandstats").get("cmdstat_pttl"), "a poll of the waiter")
+    assert not jobs[0].finished.is_set() and probe.zcard(QUEUE) == 0, "no queue, as two callers may give the same token"
     await face.get(first.release())
     assert await jobs[0].get(SOON) is True and probe.get(NAME) == token.encode() == given.lease._raw_token
     jobs.append(face.start(last.acquire))
@@ -502,10 +504,10 @@ async def test_tokens_that_were_given_wait_and_are_waited_for(
     await face.get(last.release())
 
 
-async def test_who_waits_shortly_goes_in_time_and_leaves_nothing(
+async def test_short_blocking_timeout_ends_in_time_and_leaves_nothing(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """No look is due before its time is over, so it has to go by itself; what comes in time, it gets."""
+    """No recheck is due before the timeout, so the waiter has to leave by itself; a grant that comes in time counts."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
     holder = await held(face, other)
     for fair in (False, True):
@@ -514,7 +516,7 @@ async def test_who_waits_shortly_goes_in_time_and_leaves_nothing(
     lock, job = wait_with(face, client, blocking_timeout=LONG / 3)
     await queued(face, probe, 1)
     assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.03)) is False
-    assert probe.zcard(QUEUE) == 1, "the one before it still waits"
+    assert probe.zcard(QUEUE) == 1, "the waiter before it still waits"
     await face.get(holder.release())
     assert await job.get(SOON) is True
     await face.get(lock.release())
@@ -523,18 +525,18 @@ async def test_who_waits_shortly_goes_in_time_and_leaves_nothing(
 # -------------------------------------------------------------------------------------------------------------- batches
 
 
-async def test_a_batch_that_is_let_go_reaches_all_who_wait(
+async def test_release_of_a_batch_wakes_all_waiters(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """Those of the same client and of others, in strict order or not."""
+    """Waiters of the same client and of others, fair or not."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
     names = [f"n{number}" for number in range(8)]
     leases = await face.get(client.acquire_many(names, timeout=LONG))
     waiters = [(client, 0, False), (other, 1, False), (client, 2, True), (other, 3, True), (client, 4, False)]
     waiters.append((other, 4, False))
 
-    async def user(who: Any, number: int, fair: bool) -> int:
-        lock = who.lock(names[number], timeout=LONG, fair=fair)
+    async def user(client: Any, number: int, fair: bool) -> int:
+        lock = client.lock(names[number], timeout=LONG, fair=fair)
         await face.get(lock.acquire())
         await face.get(lock.release())
         return number
@@ -544,17 +546,19 @@ async def test_a_batch_that_is_let_go_reaches_all_who_wait(
     for number, count in ((0, 1), (1, 1), (2, 1), (3, 1), (4, 2)):
         await until(face, lambda n=number, c=count: probe.zcard(queue % n) == c, f"{count} for {number}")
     again = await face.get(other.acquire_many([*names, "free"], timeout=LONG))
-    assert [lease is not None for lease in again] == [False] * 8 + [True], "a batch waits for nobody, and takes nothing"
+    assert [lease is not None for lease in again] == [False] * 8 + [True], (
+        "a batch does not wait, and acquires no held name"
+    )
     assert await face.get(client.release_many(leases)) == [True] * 8
     assert [await job.get(SOON) for job in jobs] == [0, 1, 2, 3, 4, 4]
     assert await face.get(other.release_many([again[-1]])) == [True]
     assert await face.get(client.release_many(leases)) == [False] * 8
 
 
-async def test_a_lease_that_goes_round_may_be_let_go_in_a_batch(
+async def test_lease_handed_over_locally_may_be_released_in_a_batch(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """The next of the client has it then, as after any release."""
+    """The next waiter of the client gets it, as after any release."""
     client = face.client(server.unix_url)
     holder = await held(face, face.client(server.unix_url))
     pairs = []
@@ -568,15 +572,15 @@ async def test_a_lease_that_goes_round_may_be_let_go_in_a_batch(
         assert await face.get(client.release_many([lock.lease])) == [True]
 
 
-# ------------------------------------------------------------------------------------------ with redis-py's lock
+# ------------------------------------------------------------------------------------------------- with redis-py's lock
 
 
 class Theirs:
-    """redis-py's lock, in whichever thread uses it."""
+    """redis-py's lock, usable in any thread."""
 
-    def __init__(self, server: Server, **terms: Any) -> None:
+    def __init__(self, server: Server, **settings: Any) -> None:
         self.raw = redis.Redis(unix_socket_path=server.path)
-        self.lock = self.raw.lock(NAME, **{"timeout": LONG, "thread_local": False, **terms})
+        self.lock = self.raw.lock(NAME, **{"timeout": LONG, "thread_local": False, **settings})
 
     def __enter__(self) -> Any:
         return self.lock
@@ -585,10 +589,10 @@ class Theirs:
         self.raw.close()
 
 
-async def test_their_holder_tells_nobody_and_is_followed_all_the_same(
+async def test_waiters_follow_a_redis_py_holder_that_wakes_nobody(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """It cannot be told that somebody waits, so these look every `sleep` seconds."""
+    """A holder of redis-py cannot be told that a waiter waits, so waiters ask the server every `sleep` seconds."""
     with Theirs(server) as theirs:
         assert theirs.acquire(blocking=False)
         token = probe.get(NAME)
@@ -606,7 +610,7 @@ async def test_their_holder_tells_nobody_and_is_followed_all_the_same(
                 await face.get(lock.release())
 
 
-async def test_their_lost_lock_frees_nothing_of_ours(
+async def test_lost_lock_of_redis_py_releases_nothing_of_fastlock(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     with Theirs(server) as theirs:
@@ -625,8 +629,10 @@ async def test_their_lost_lock_frees_nothing_of_ours(
         await face.get((behind if first is lock else lock).release())
 
 
-async def test_their_locks_and_ours_exclude_each_other(face: Face, server: Server, probe: redis.Redis) -> None:
-    """Many rounds of both kinds, in threads of their own: never two holders, and nobody is told a lie."""
+async def test_locks_of_redis_py_and_fastlock_exclude_each_other(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    """Many repeats of both kinds, in threads of their own: never two holders, and every result is true."""
     overlaps: list[int] = []
     clients = [face.client(server.unix_url) for _ in range(2)]
 
@@ -643,7 +649,7 @@ async def test_their_locks_and_ours_exclude_each_other(face: Face, server: Serve
             assert await face.get(lock.owned())
             await face.get(lock.release())
 
-    def their_rounds() -> None:
+    def use_theirs() -> None:
         with Theirs(server, sleep=0.001) as theirs:
             for _ in range(20):
                 assert theirs.acquire()
@@ -652,7 +658,7 @@ async def test_their_locks_and_ours_exclude_each_other(face: Face, server: Serve
                 theirs.release()
 
     async def beside() -> None:
-        await (asyncio.to_thread(their_rounds) if face.is_async else face.get(their_rounds()))
+        await (asyncio.to_thread(use_theirs) if face.is_async else face.get(use_theirs()))
 
     results = await face.together([*(lambda n=n: ours(n) for n in range(4)), beside, beside])
     assert results == [None] * 6

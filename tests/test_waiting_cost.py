@@ -1,4 +1,4 @@
-"""What waiting may cost at most: looks at the server, gates that are kept, a thread that would wait for itself."""
+"""What waiting may cost at most: requests to the server, local queues that are kept, a thread that would deadlock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def join(queues: LocalQueues, count: int, ms: int = MS, sleep: float = 0.1) -> l
 
 
 def grant(queues: LocalQueues, waiter: Waiter, clock: Clock, remote_waiters: int = 0) -> Lease:
-    """The server grants the name to the first."""
+    """The server grants the name to this waiter, the first."""
     assert queues.may_enter_now(waiter, clock())
     end = clock() + waiter.ms / 1000 if waiter.ms else math.inf
     lease = Lease(waiter.name, waiter.queue.key, waiter.queue.entry, end)
@@ -54,54 +54,54 @@ def empty(queues: LocalQueues) -> bool:
     return not queues.by_key and not queues.by_entry
 
 
-# --------------------------------------------------------------------------------------------- by a clock of the test
+# -------------------------------------------------------------------------------------------------- by the test's clock
 
 
-def look(queues: LocalQueues, first: Waiter, clock: Clock, told: bool) -> float:
-    """The server says to wait, for long; in how many seconds to look again."""
+def recheck_after(queues: LocalQueues, first: Waiter, clock: Clock, told: bool) -> float:
+    """The server tells the first waiter to wait, for long; in how many seconds the waiter asks again."""
     assert queues.may_enter_now(first, clock())
     first.queue.note_queued(math.inf, told, clock())
     return first.queue.recheck_time(first) - clock()
 
 
-def test_the_least_patient_of_a_client_decides_how_often_its_first_looks(queues: LocalQueues, clock: Clock) -> None:
+def test_shortest_sleep_of_a_client_sets_the_recheck_of_the_first(queues: LocalQueues, clock: Clock) -> None:
     (first,) = join(queues, 1, sleep=5.0)
-    assert look(queues, first, clock, told=False) == pytest.approx(5.0)
+    assert recheck_after(queues, first, clock, told=False) == pytest.approx(5.0)
     (patient,) = join(queues, 1, sleep=7.0)
     assert not first.woken
     (hasty,) = join(queues, 1, sleep=0.25)
-    assert [each.woken for each in (first, patient, hasty)] == [True, False, False], "its sleep is longer than that"
-    assert look(queues, first, clock, told=False) == pytest.approx(0.25)
+    assert [each.woken for each in (first, patient, hasty)] == [True, False, False], (
+        "only the first is woken, as its sleep is longer"
+    )
+    assert recheck_after(queues, first, clock, told=False) == pytest.approx(0.25)
     join(queues, 1, sleep=0.25)
-    assert not first.woken, "it looks as often already"
+    assert not first.woken, "the first rechecks as often already"
     for waiter in list(first.queue.waiters)[2:]:
         queues.dequeue(waiter, clock())
-    assert look(queues, first, clock, told=False) == pytest.approx(5.0), "who is gone asks for nothing"
-    assert look(queues, first, clock, told=True) == pytest.approx(RECHECK_SECONDS)
+    assert recheck_after(queues, first, clock, told=False) == pytest.approx(5.0), "a waiter that left has no influence"
+    assert recheck_after(queues, first, clock, told=True) == pytest.approx(RECHECK_SECONDS)
     join(queues, 1, sleep=0.25)
-    assert not first.woken, "who is told need not look"
+    assert not first.woken, "a waiter that gets messages need not poll"
 
 
 @pytest.mark.parametrize("ms", [0, MS, 3_600_000])
 @pytest.mark.parametrize("remote_waiters", [0, 1])
-def test_a_lease_that_nobody_lets_go_of_keeps_no_gate(
+def test_lease_that_is_not_released_keeps_no_local_queue(
     queues: LocalQueues, clock: Clock, ms: int, remote_waiters: int
 ) -> None:
-    """Who comes then asks the server; the release that comes after all is one that knows of nobody."""
+    """Later callers ask the server; a release that comes after all knows of no waiter."""
     (one,) = join(queues, 1, ms)
     lease = grant(queues, one, clock, remote_waiters)
     queues.expire(clock())
-    assert not empty(queues), "others may come as long as it can pass on to them"
+    assert not empty(queues), "the queue stays while the lease can be handed over locally"
     clock.go(RECHECK_SECONDS)
     queues.expire(clock())
     assert empty(queues)
     assert queues.release(lease, clock()) == ReleaseRoute.DELETE
-    assert lease._contended == (remote_waiters > 0), (
-        "which is for the server all the same, who waited when it was granted"
-    )
+    assert lease._contended == (remote_waiters > 0), "the server still has to hear of it if clients waited at the grant"
 
 
-def test_a_lease_that_somebody_waits_for_keeps_its_gate(queues: LocalQueues, clock: Clock) -> None:
+def test_lease_with_a_waiter_keeps_its_local_queue(queues: LocalQueues, clock: Clock) -> None:
     one, two = join(queues, 2, 0)
     lease = grant(queues, one, clock)
     clock.go(10 * RECHECK_SECONDS)
@@ -110,11 +110,11 @@ def test_a_lease_that_somebody_waits_for_keeps_its_gate(queues: LocalQueues, clo
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT
 
 
-# ------------------------------------------------------------------------------------------------ on a real server
+# ----------------------------------------------------------------------------------------------------- on a real server
 
 
-async def test_no_sleep_makes_a_busy_loop(face: Face, server: Server, probe: redis.Redis, no_look: None) -> None:
-    """However short it is, the looks of a wait take a millisecond each, with what else is said to the server."""
+async def test_zero_sleep_makes_no_busy_loop(face: Face, server: Server, probe: redis.Redis, no_look: None) -> None:
+    """However short `sleep` is, a waiter asks at most once per millisecond, with every other command counted."""
     client = face.client(server.unix_url)
     await face.get(client.server_info())
     before = client.get_stats()["commands"]
@@ -126,10 +126,10 @@ async def test_no_sleep_makes_a_busy_loop(face: Face, server: Server, probe: red
 
 
 @pytest.mark.parametrize("sleep", [0.01, 0])
-async def test_the_least_patient_is_not_bound_by_who_came_before_it(
+async def test_short_sleep_is_not_delayed_by_an_earlier_waiter(
     face: Face, server: Server, probe: redis.Redis, sleep: float
 ) -> None:
-    """Not for longer than a second, after which a thread that listens looks in any case."""
+    """Not for longer than a second, after which a thread that listens rechecks in any case."""
     client = face.client(server.unix_url)
     probe.set(NAME, "somebody else")
     first = wait_with(face, client, sleep=LONG)
@@ -137,7 +137,7 @@ async def test_the_least_patient_is_not_bound_by_who_came_before_it(
     second = wait_with(face, client, sleep=sleep)
     await waits(face, client, 2)
     enough = client.get_stats()["commands"] + 30
-    await until(face, lambda: client.get_stats()["commands"] >= enough, "30 looks")
+    await until(face, lambda: client.get_stats()["commands"] >= enough, "30 commands")
     probe.delete(NAME)
     for lock, job in (first, second):
         assert await job.get(SOON) is True
@@ -145,9 +145,11 @@ async def test_the_least_patient_is_not_bound_by_who_came_before_it(
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_an_endless_lease_is_no_burden_to_its_client(face: Face, server: Server, probe: redis.Redis) -> None:
-    """Whom it was handed over to keeps it; the client soon knows no more of it than of any lock. Who waits elsewhere
-    gets it nonetheless, once it is let go."""
+async def test_lease_without_timeout_keeps_no_state_in_its_client(
+    face: Face, server: Server, probe: redis.Redis
+) -> None:
+    """A waiter that was handed the lease keeps it; soon its client has no local queue for it any more. A waiter of
+    another client gets the lock nonetheless, once it is released."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
     holder = await held(face, other)
     lock, job = wait_with(face, client, timeout=None)
@@ -157,7 +159,7 @@ async def test_an_endless_lease_is_no_burden_to_its_client(face: Face, server: S
 
     end = time.monotonic() + SOON
     while client._transport.queued_keys:
-        assert time.monotonic() < end, "the lease still has its gate"
+        assert time.monotonic() < end, "the lease still has its local queue"
         free = client.lock("another name")
         assert await face.get(free.acquire())
         await face.get(free.release())
@@ -168,16 +170,17 @@ async def test_an_endless_lease_is_no_burden_to_its_client(face: Face, server: S
     await face.get(behind.release())
 
 
-# ---------------------------------------------------------------------------- a thread that is in the pipe already
+# -------------------------------------------------------------------------------- a thread that uses the stream already
 
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
 @pytest.mark.parametrize("connections", [1, 2])
 @pytest.mark.parametrize("what", ["acquire", "release", "wait", "many"])
-async def test_a_handler_of_signals_does_not_wait_for_the_thread_that_it_interrupts(
+async def test_signal_handler_does_not_wait_for_the_interrupted_thread(
     face: Face, proxy: FaultProxy, probe: redis.Redis, connections: int, what: str, no_leaks: Any
 ) -> None:
-    """Its reply would be read by that thread, which cannot go on. With another connection it works, else it is told."""
+    """The interrupted thread would have to read the reply, but cannot go on. With another connection the call works,
+    otherwise it raises an error."""
     client = face.client(proxy.url, max_connections=connections, reply_timeout=LONG / 2)
     main, mine, contended = client.lock(NAME), client.lock("mine"), client.lock("held", sleep=0.01)
     outcome: list[Any] = []
@@ -198,27 +201,27 @@ async def test_a_handler_of_signals_does_not_wait_for_the_thread_that_it_interru
             outcome.append(f"{type(error).__name__}: {error}")
         armed.resume()
 
-    def strike() -> None:
+    def send_signal() -> None:
         with contextlib.suppress(Exception):
             while not armed.fired:
                 time.sleep(0.001)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handler)
-    striking = threading.Thread(target=strike)
+    sender = threading.Thread(target=send_signal)
     try:
         armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
-        striking.start()
-        assert main.acquire(), "it goes on behind the handler"
+        sender.start()
+        assert main.acquire(), "the acquire goes on after the handler"
     finally:
-        striking.join()
+        sender.join()
         signal.signal(signal.SIGUSR1, before)
     main.release()
     found = outcome.pop()
-    gc.collect()  # of the error: the frames in which it was raised, and the one that the handler interrupted
+    gc.collect()  # frees the frames of the error, and with them the one that the handler interrupted
     if connections == 1:
         assert str(found).startswith("RuntimeError: ") and "max_connections" in found
-        assert mine.lease.valid, "what could not be released is still held"
+        assert mine.lease.valid, "a lock that could not be released is still held"
         mine.release()
     else:
         assert type(found) is not str, found
@@ -232,8 +235,8 @@ async def test_a_handler_of_signals_does_not_wait_for_the_thread_that_it_interru
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("connections", [1, 16])
-def test_nobody_stalls_as_handlers_of_signals_use_locks(server: Server, impl: str, connections: int) -> None:
-    """At random moments of their own thread, also while it keeps what those want who read their replies."""
+def test_no_thread_stalls_while_signal_handlers_use_locks(server: Server, impl: str, connections: int) -> None:
+    """Handlers run at random moments of their thread, also while it holds a mutex that a reader of replies needs."""
     program = Path(nested.__file__)
     paths = os.pathsep.join([str(program.parents[2]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -250,10 +253,10 @@ def test_nobody_stalls_as_handlers_of_signals_use_locks(server: Server, impl: st
 
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
-async def test_a_handler_of_signals_may_wait_and_give_up_again_and_again(
+async def test_signal_handler_may_wait_and_give_up_repeatedly(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """The connection on which it listened is then the one that its thread uses, and another one listens."""
+    """The connection on which the handler listened may then be the one that its thread uses; so another one listens."""
     client, found = face.client(proxy.url, reply_timeout=LONG / 2), []
     main, contended = client.lock(NAME), client.lock("held")
     holder = face.client(proxy.url).lock("held", thread_local=False)
@@ -266,7 +269,7 @@ async def test_a_handler_of_signals_may_wait_and_give_up_again_and_again(
             found.append(repr(error))
         armed.resume()
 
-    def strike() -> None:
+    def send_signal() -> None:
         armed.wait()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
@@ -274,10 +277,10 @@ async def test_a_handler_of_signals_may_wait_and_give_up_again_and_again(
     try:
         for count in range(5):
             armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
-            striking = threading.Thread(target=strike)
-            striking.start()
-            assert main.acquire(), "it goes on behind the handler"
-            striking.join()
+            sender = threading.Thread(target=send_signal)
+            sender.start()
+            assert main.acquire(), "the acquire goes on after the handler"
+            sender.join()
             main.release()
             assert found == [False] * (count + 1)
     finally:
