@@ -88,24 +88,24 @@ def test_compiled_modules_are_used_on_request_and_by_default(asked: str | None) 
 
 
 def test_unknown_implementation_is_refused() -> None:
-    found, said = imported("rust")
-    assert not found and "ValueError" in said and "'rust'" in said and "FASTLOCK_IMPL" in said
+    found, stderr = imported("rust")
+    assert not found and "ValueError" in stderr and "'rust'" in stderr and "FASTLOCK_IMPL" in stderr
 
 
 @pytest.mark.parametrize("missing", EXTENSIONS)
 def test_one_module_not_compiled_means_fallback_or_an_error(copy: Path, missing: str) -> None:
     """Every module is Python then by default; it is an error where the compiled ones were asked for."""
     extension(copy, missing).unlink()
-    found, said = imported("cython", copy.parent)
-    assert not found and "ModuleNotFoundError" in said and f"fastlock.{missing}" in said
+    found, stderr = imported("cython", copy.parent)
+    assert not found and "ModuleNotFoundError" in stderr and f"fastlock.{missing}" in stderr
     for asked in (None, "python"):
         assert_whole(imported(asked, copy.parent)[0], "python")
 
 
 def test_falling_back_to_python_is_logged_as_info(copy: Path) -> None:
-    extension(copy, "_fastpath.tasks").unlink()
-    found, said = imported(None, copy.parent, "import logging\nlogging.basicConfig(level=logging.INFO)\n" + REPORT)
-    assert found and "fastlock._fastpath.tasks is not compiled" in said
+    extension(copy, "_fastpath.fastpath").unlink()
+    found, stderr = imported(None, copy.parent, "import logging\nlogging.basicConfig(level=logging.INFO)\n" + REPORT)
+    assert found and "fastlock._fastpath.fastpath is not compiled" in stderr
     assert imported(None, copy.parent)[1] == ""
 
 
@@ -125,8 +125,8 @@ def test_build_of_other_sources_is_refused(copy: Path, asked: str | None, change
     """The modules were compiled before the last change of a source: to fall back silently would hide that for ever."""
     source = copy / changed
     source.write_text(source.read_text() + "\n")
-    found, said = imported(asked, copy.parent)
-    assert not found and "ImportError" in said and "stale" in said and "build fastlock again" in said
+    found, stderr = imported(asked, copy.parent)
+    assert not found and "ImportError" in stderr and "stale" in stderr and "build fastlock again" in stderr
     assert_whole(imported("python", copy.parent)[0], "python")
 
 

@@ -176,7 +176,7 @@ def test_task_interrupted_at_any_point_of_its_release(
             ):
                 await asyncio.sleep(0.001)
             strike = StruckIn(lock.release() if how == "release" else lock.__aexit__(None, None, None), step, point)
-            entered = (step, point) == (0, 1)  # the coroutine has not begun, as if it had not been called
+            entered = (step, point) == (0, 1)  # interrupted before the coroutine had begun: nothing was done
             async with asyncio.timeout(20):
                 await strike
                 if lock.lease is not None and (how == "release" or entered):
@@ -336,14 +336,14 @@ def test_buffered_requests_are_sent_though_a_handler_raises(
     """The handler raises as the flush of a tick begins: the loop logs the exception and flushes no more by itself."""
 
     async def work() -> None:
-        heard: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context["exception"]))
+        errors: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
             await client.server_info()
             connection: Any = client._transport.connection
             monkeypatch.setattr(connection, "flush", Struck(TimeoutError, connection.flush))
             async with asyncio.timeout(20), client.lock(NAME):
-                assert [type(error) for error in heard] == [TimeoutError]
+                assert [type(error) for error in errors] == [TimeoutError]
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if kind == "uvloop" else None) as runner:
         runner.run(work())
@@ -456,7 +456,7 @@ def test_task_whose_wait_has_ended_is_woken_though_a_handler_raises(impl: str, m
     asyncio.run(work())
 
 
-def test_task_can_be_cancelled_though_a_handler_raised_as_its_wait_ended(impl: str) -> None:
+def test_task_is_cancellable_though_a_handler_raised_as_its_wait_ended(impl: str) -> None:
     """Its wakeup is marked as ready but is not queued, as if a handler had raised in between."""
 
     async def work() -> None:
@@ -490,7 +490,7 @@ def test_task_that_is_woken_twice_goes_on_waiting(
             holder = another.lock(NAME, timeout=None)
             await holder.acquire()
             connection: Any = client._transport.connection
-            real, heard, waiting = connection.received, itertools.count(1), []
+            real, replies, waiting = connection.received, itertools.count(1), []
             struck = Struck(TimeoutError, loop.call_soon)
 
             async def use() -> None:
@@ -498,7 +498,7 @@ def test_task_that_is_woken_twice_goes_on_waiting(
                     pass
 
             def received(data: bytes) -> None:
-                if (number := next(heard)) == 1:  # the client does not know yet that the name is held
+                if (number := next(replies)) == 1:  # the client does not know yet that the name is held
                     waiting.append(loop.create_task(use()))
                 with monkeypatch.context() as patch:
                     if number == 2:

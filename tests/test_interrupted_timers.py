@@ -36,7 +36,7 @@ async def until(true: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("method", ["call_soon", "call_later"])
-def test_expired_waiters_are_woken_though_the_first_wakeup_is_interrupted(
+def test_expired_waiters_are_woken_though_a_wakeup_is_interrupted(
     server: Server, probe: redis.Redis, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """The compiled implementation has one timer for all waiters with the same blocking_timeout."""
@@ -60,13 +60,13 @@ def test_expired_waiters_are_woken_though_the_first_wakeup_is_interrupted(
             ours = [transport.wakeups.run, *transport.shared_timeouts.values()]
             with monkeypatch.context() as patch:
                 real = getattr(loop, method)
-                struck = Struck(TimeoutError, real, lambda *args: any(each in ours for each in args))
-                patch.setattr(loop, method, struck)
+                raised = Struck(TimeoutError, real, lambda *args: any(each in ours for each in args))
+                patch.setattr(loop, method, raised)
                 await until(lambda: all(task.done() for task in waiting))
             assert [task.result() for task in waiting] == [False] * 4
             first.cancel()
             await asyncio.wait([first])
-            return struck.calls
+            return raised.calls
 
     # If the machine stalls, all timeouts end at once, and no further timer is set: try again with longer pauses
     assert any(run(lambda apart=apart: work(apart)) for apart in (0.005, 0.02, 0.08, 0.2))
@@ -77,7 +77,7 @@ def test_check_that_the_server_answers_may_be_interrupted(
 ) -> None:
     """A server that has stopped answering is detected all the same."""
 
-    async def attempt(strike: Strike) -> bool:
+    async def attempt(interrupt: Interrupt) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url, reply_timeout=0.5) as client:
             await client.server_info()
             connection: Any = client._transport.connection
@@ -86,42 +86,42 @@ def test_check_that_the_server_answers_may_be_interrupted(
                 asked = asyncio.create_task(client.lock(NAME).acquire(blocking=False))
                 await until(lambda: connection.stream.pending and not connection._quiet)
                 connection._watch.cancel()
-                struck = strike(connection._check_progress)
+                raised = interrupt(connection._check_progress)
                 await until(lambda: connection.error is not None)
             finally:
                 probe.execute_command("CLIENT", "UNPAUSE")
             if await asyncio.wait_for(asked, 20):
                 probe.delete(NAME)
-            return struck
+            return raised
 
-    strike_in_turn(attempt)
+    interrupt_in_turn(attempt)
 
 
 def test_check_for_expired_leases_may_be_interrupted(server: Server, impl: str, no_leaks: Any) -> None:
-    async def attempt(strike: Strike) -> bool:
+    async def attempt(interrupt: Interrupt) -> bool:
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client, client.lock(NAME, timeout=None):
             transport: Any = client._transport
             waiting = asyncio.create_task(client.lock(NAME, thread_local=False).acquire())
             await until(lambda: transport.sweep_timer is not None)
             before = transport.sweep_timer
             before.cancel()
-            struck = strike(lambda: transport.tick(True))
+            raised = interrupt(lambda: transport.tick(True))
             assert transport.sweep_timer not in (None, before) and not transport.sweep_timer.cancelled()
             waiting.cancel()
             await asyncio.wait([waiting])
-            return struck
+            return raised
 
-    strike_in_turn(attempt)
-
-
-Strike = Callable[[Callable[[], Any]], bool]
+    interrupt_in_turn(attempt)
 
 
-def strike_in_turn(attempt: Callable[[Strike], Any]) -> None:
+Interrupt = Callable[[Callable[[], Any]], bool]
+
+
+def interrupt_in_turn(attempt: Callable[[Interrupt], Any]) -> None:
     """Interrupt a timer's callback at each point of it in turn, and as it sets the next timer. Point 1, the call
     itself, is asyncio's code."""
 
-    def at(point: int) -> Strike:
+    def at(point: int) -> Interrupt:
         return lambda call: raise_at(point, STACK, call)
 
     def setting_timer(call: Callable[[], Any]) -> bool:

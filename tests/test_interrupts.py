@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "sku"
 NAME_IN_COMMAND = b"\r\nsku\r\n"
 HITS = 200
-STEPS = 60  # of the event loop; an uncontended operation over a unix socket is over before
+STEPS = 60  # of the event loop; an uncontended operation over a unix socket needs fewer
 asyncio_only = pytest.mark.parametrize("face", ["asyncio"], indirect=True)
 both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
 
@@ -62,7 +62,7 @@ def no_unheard_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not bad
 
 
-# -------------------------------------------------------------------------------------------------------------- Ctrl-C
+# --------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
@@ -90,7 +90,7 @@ async def test_ctrl_c_on_the_way_into_the_queue_leaves_no_waiter(
     lock.release()
 
 
-def strike(server: Server, mode: str, hits: int, mistake: str = "") -> dict[str, Any]:
+def run_program(server: Server, mode: str, hits: int, mistake: str = "") -> dict[str, Any]:
     """The report of support/interrupted.py; `mistake` is code that changes some of fastlock first."""
     call = f"from support import interrupted\n{mistake}\ninterrupted.main()"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
@@ -110,7 +110,7 @@ def strike(server: Server, mode: str, hits: int, mistake: str = "") -> dict[str,
 @pytest.mark.parametrize("mode", interrupted.MODES)
 def test_interrupted_threads_leave_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
     """For the modes see support/interrupted.py. The handler's exception reaches the caller, even an OSError."""
-    report = strike(server, mode, HITS)
+    report = run_program(server, mode, HITS)
     assert report["implementation"] == impl and report["hits"] == HITS, report
     assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, report
     # In pure Python, a signal can interrupt `__exit__` at its entry: that lease runs out.
@@ -122,7 +122,7 @@ def test_interrupted_threads_leave_no_key(server: Server, probe: redis.Redis, im
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
 @pytest.mark.parametrize("mode", ["wait", "many"])
 def test_interrupted_threads_leave_no_key_where_scripts_release(server: Server, impl: str, mode: str) -> None:
-    report = strike(server, mode, HITS)
+    report = run_program(server, mode, HITS)
     assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, report
 
 
@@ -134,7 +134,7 @@ def test_interrupt_as_the_grant_comes_undoes_the_grant(impl: str) -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGALRM)
         return b"_\r\n"
 
-    def strike(*_: Any) -> None:
+    def handler(*_: Any) -> None:
         raise interrupted.Soft
 
     def dropped(*_: Any) -> bytes:
@@ -143,7 +143,7 @@ def test_interrupt_as_the_grant_comes_undoes_the_grant(impl: str) -> None:
     with FakeServer([granted, *[dropped] * 4]) as fake, fastlock.Client.from_url(fake.url) as client:
         client.server_info()
         lock = client.lock(NAME)
-        with handled_by(strike), pytest.raises(interrupted.Soft):
+        with handled_by(handler), pytest.raises(interrupted.Soft):
             lock.acquire()
         assert lock.lease is None
 
@@ -188,7 +188,7 @@ def test_program_detects_a_mistake(server: Server, impl: str, mistake: str) -> N
     mode, program = MISTAKES[mistake]
     if mistake == "a release is not carried out" and impl == "python":
         pytest.skip("pure Python leaves some releases undone anyway, and the program cannot tell the two apart")
-    report = strike(server, mode, 1500, f"{IMPORTS}\n{program}\ninterrupted.PATIENCE = 0.3")
+    report = run_program(server, mode, 1500, f"{IMPORTS}\n{program}\ninterrupted.PATIENCE = 0.3")
     allowed = report["hits"] // 10 if impl == "python" else 0
     assert report["wrong"] or report["leaks"] or report["lost"] or report["unleft"] > allowed, report
 
@@ -232,7 +232,7 @@ def test_thread_interrupted_at_any_point(
             else:
                 client.server_info()
             borrowed = client._transport.idle.pop() if shared else None  # as if another thread used it
-            struck = raise_at(step, STACK, calls.get(operation, lock.acquire), kind)
+            raised = raise_at(step, STACK, calls.get(operation, lock.acquire), kind)
             if borrowed is not None and borrowed.error is None:
                 client._transport.idle.append(borrowed)
             assert all(nobody_reads(each) for each in client._transport.connections), f"point {step}"
@@ -246,7 +246,7 @@ def test_thread_interrupted_at_any_point(
             if step == 1 or operation == "release an iterator":  # it had not begun, or had not read the iterator
                 late = client.release_many(given)
             assert not client.lock("barrier").locked()
-            if not struck:
+            if not raised:
                 probe.delete(NAME)
                 break
             assert not probe.exists(NAME), f"point {step}"
@@ -261,11 +261,11 @@ def test_wait_for_a_connection_interrupted_at_any_point(impl: str, server: Serve
         with fastlock.Client.from_url(server.unix_url, max_connections=1, connect_timeout=0.001) as client:
             transport: Any = client._transport
             transport._opening.add("another")
-            struck = False
+            raised = False
             with contextlib.suppress(Broken):
-                struck = raise_at(step, STACK, transport._get_connection)
+                raised = raise_at(step, STACK, transport._get_connection)
             assert not transport._mutex._is_owned() and transport._opening == {"another"}, f"point {step}"
-        if not struck:
+        if not raised:
             break
     assert step > 10
 
@@ -385,7 +385,7 @@ def nobody_reads(connection: Any) -> bool:
     return free
 
 
-# ---------------------------------------------------------------------------------------------- cancelled at any step
+# ------------------------------------------------------------------------------------------------ cancelled at any step
 
 
 class Subject:
@@ -489,7 +489,7 @@ async def test_cancelled_at_any_step_of_connecting(
 @both_loops
 @pytest.mark.parametrize("ends", ["loop goes on", "client is closed"])
 @pytest.mark.parametrize("operation", ["leave", "release", "release many"])
-async def test_a_release_that_is_cancelled_as_it_connects_is_carried_out(
+async def test_release_cancelled_as_it_connects_is_carried_out(
     face: Face,
     server: Server,
     probe: redis.Redis,
@@ -581,7 +581,7 @@ async def test_release_that_was_cancelled_can_be_repeated(
         assert not probe.exists(NAME) and lock.lease is None
 
 
-# ------------------------------------------------------------------------------------------ how asyncio cancels tasks
+# -------------------------------------------------------------------------------------------- how asyncio cancels tasks
 
 
 @both_loops

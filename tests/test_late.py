@@ -43,16 +43,16 @@ def alone() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def busy_until(over: Callable[[], object]) -> None:
+def busy_until(condition: Callable[[], object]) -> None:
     with alone():
-        while not over():
+        while not condition():
             pass
 
 
 # -------------------------------------------------------------------------- handed over, expired before its caller runs
 
 
-async def test_lease_that_expires_before_its_taker_runs_is_not_acquired(
+async def test_lease_that_expires_before_its_waiter_runs_is_not_acquired(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The lease was handed over within the client; then the process computes, and another client gets the name."""
@@ -62,20 +62,20 @@ async def test_lease_that_expires_before_its_taker_runs_is_not_acquired(
         assert now() < end, "no lease was granted late: the test shows nothing"
         tries += 1
         holder = client.lock(NAME, timeout=SHORT, thread_local=False)
-        taker = client.lock(NAME, timeout=SHORT, thread_local=False)
+        waiter = client.lock(NAME, timeout=SHORT, thread_local=False)
         valid: list[bool] = []
 
-        async def take(taker: Any = taker, valid: list[bool] = valid) -> None:
-            assert await face.get(taker.acquire())
-            valid.append(taker.lease.valid)
+        async def acquire(waiter: Any = waiter, valid: list[bool] = valid) -> None:
+            assert await face.get(waiter.acquire())
+            valid.append(waiter.lease.valid)
 
         await wait_as_two(face, client, holder)
-        job = face.start(take)
+        job = face.start(acquire)
         await joined(face, client)
         deadline = holder.lease._deadline
         for queue in client._transport.queued_keys.values():
             queue.handed_over_at = now() + 1  # as if handed over a moment ago: the holder does not yield
-        with alone():  # before the taker runs
+        with alone():  # before the waiter runs
             await face.get(holder.release())
             while now() < deadline + 0.005:
                 pass
@@ -84,7 +84,7 @@ async def test_lease_that_expires_before_its_taker_runs_is_not_acquired(
         await job.get()
         assert valid == [True]
         with contextlib.suppress(fastlock.LockNotOwnedError):  # the server may have granted it before the busy wait
-            await face.get(taker.release())
+            await face.get(waiter.release())
 
 
 async def pause(face: Face, seconds: float) -> None:
@@ -122,8 +122,8 @@ async def test_acquire_executed_long_after_it_was_abandoned_is_undone(
     with standstill(server):
         with pytest.raises(redis.exceptions.TimeoutError):
             await face.get(lock.acquire(blocking=False))
-        over = now() + 0.31
-        while now() < over:
+        end = now() + 0.31
+        while now() < end:
             await pause(face, 0.01)
     while True:
         with contextlib.suppress(redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
@@ -196,7 +196,7 @@ async def test_release_by_a_foreign_token_recognises_its_own_effect(
 ) -> None:
     """Only the server knows when such a lease ends: a key that is gone after a lost reply counts as released by it."""
     client = face.client(proxy.url, reply_timeout=HASTY)
-    r = face_redis(face, probe)
+    r = redis_client(face, probe)
     lock = face.module.Lock(r, NAME, timeout=30, thread_local=False)
     lock._transport = client._transport
     for how in (swallow(), stall()):
@@ -211,7 +211,7 @@ async def test_release_by_a_foreign_token_recognises_its_own_effect(
         await face.get(lock.release())
 
 
-def face_redis(face: Face, probe: redis.Redis) -> Any:
+def redis_client(face: Face, probe: redis.Redis) -> Any:
     path = probe.connection_pool.connection_kwargs["path"]
     return (redis.asyncio.Redis if face.is_async else redis.Redis)(unix_socket_path=path)
 
@@ -343,9 +343,9 @@ async def test_batch_released_again_after_an_error_reports_both_results(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(server.unix_url)
-    handed_over, taker = (client.lock(NAME, thread_local=False) for _ in range(2))
+    handed_over, waiter = (client.lock(NAME, thread_local=False) for _ in range(2))
     await wait_as_two(face, client, handed_over)
-    job = face.start(taker.acquire)
+    job = face.start(waiter.acquire)
     await joined(face, client)
     batch = [handed_over.lease, *await face.get(client.acquire_many(["a", "b", "c"]))]
     probe.set("b", b"fl+" + batch[2].token[3:])  # contended: its release takes a script
@@ -357,5 +357,5 @@ async def test_batch_released_again_after_an_error_reports_both_results(
     probe.delete("fastlock:queue:{b}")
     assert await face.get(client.release_many(batch)) == [True] * 4
     assert await face.get(client.release_many(batch)) == [False] * 4
-    assert await face.get(taker.owned())
-    await face.get(taker.release())
+    assert await face.get(waiter.owned())
+    await face.get(waiter.release())

@@ -42,7 +42,7 @@ def until(holds: Callable[[], object], what: str) -> None:
 
 
 def assert_ours(lock: Any, probe: redis.Redis, longest: float = 10) -> None:
-    """The server says that the lock is the caller's, for at least as long as the lease claims."""
+    """Assert that the lock is the caller's on the server, for at least as long as the lease claims."""
     assert probe.get(NAME) == lock.lease.token
     left = probe.pttl(NAME) / 1000
     assert 0 < lock.lease.remaining <= left + ROUNDING and left <= longest

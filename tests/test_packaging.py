@@ -142,8 +142,8 @@ def test_pure_wheel_needs_no_compiler_and_fits_every_interpreter(source: Path, t
     assert done.returncode == 0, done.stdout
     assert "fastlock: pure Python" in done.stdout
     wheel = only(tmp_path, "*-py3-none-any.whl")
-    made = (".so", ".pyd", ".c", *CYTHON)
-    assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(made)] == []
+    compiled_suffixes = (".so", ".pyd", ".c", *CYTHON)
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(compiled_suffixes)] == []
     (where, implementation, version), compiled = imported_from(wheel, tmp_path / "installed")
     assert Path(where).is_relative_to(tmp_path)
     assert (implementation, compiled) == ("python", set())

@@ -39,7 +39,7 @@ async def test_fences_reserved_but_not_used_are_detected(face: Face, server: Ser
         await test_fence.test_fences_do_not_run_ahead_of_the_clock(face, server, probe, fair=True)
 
 
-async def test_batch_that_sends_a_lease_released_by_another_thread_is_detected(
+async def test_batch_that_sends_an_already_released_lease_is_detected(
     face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with planted(lambda patch: patch.setattr(batch, "unended", lambda _, at: at)):

@@ -56,13 +56,13 @@ async def test_fake_client_is_refused_also_with_the_address_of_a_server(
 
 def connections(face: Face) -> tuple[Any, Any]:
     """A connection class that only adds to redis-py's, and one that connects through a tunnel."""
-    made: list[Any] = []
+    connected: list[Any] = []
 
     if face.is_async:
 
         class Counting(redis.asyncio.Connection):
             async def disconnect(self, *args: Any, **kwargs: Any) -> None:
-                made.append(self)
+                connected.append(self)
                 await super().disconnect(*args, **kwargs)
 
         class Tunnel(redis.asyncio.Connection):
@@ -73,7 +73,7 @@ def connections(face: Face) -> tuple[Any, Any]:
 
     class CountingToo(redis.Connection):
         def connect(self, *args: Any, **kwargs: Any) -> None:
-            made.append(self)
+            connected.append(self)
             super().connect(*args, **kwargs)
 
     class TunnelToo(redis.Connection):

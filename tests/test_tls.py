@@ -48,8 +48,8 @@ async def test_threads_and_tasks_share_connections_over_tls(
 
     def worker(number: int) -> object:
         async def work() -> int:
-            for lap in range(20):
-                lock = client.lock(f"lock:{number}:{lap % 3}", timeout=10)
+            for repeat in range(20):
+                lock = client.lock(f"lock:{number}:{repeat % 3}", timeout=10)
                 lease = await face.enter(lock)
                 assert lease.valid, lease
                 await face.leave(lock)

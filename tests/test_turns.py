@@ -21,11 +21,11 @@ USER = contextvars.ContextVar("USER", default="nobody")
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop() if request.param == "asyncio" else uvloop.new_event_loop()
-    asyncio.set_event_loop(made)
-    yield made
+    event_loop = asyncio.new_event_loop() if request.param == "asyncio" else uvloop.new_event_loop()
+    asyncio.set_event_loop(event_loop)
+    yield event_loop
     asyncio.set_event_loop(None)
-    made.close()
+    event_loop.close()
 
 
 @pytest.fixture(params=TASKS)
