@@ -103,9 +103,9 @@ def test_one_module_not_compiled_means_fallback_or_an_error(copy: Path, missing:
 
 
 def test_falling_back_to_python_is_logged_as_info(copy: Path) -> None:
-    extension(copy, "_fastpath.fastpath").unlink()
+    extension(copy, "_fastpath.tasks").unlink()
     found, stderr = imported(None, copy.parent, "import logging\nlogging.basicConfig(level=logging.INFO)\n" + REPORT)
-    assert found and "fastlock._fastpath.fastpath is not compiled" in stderr
+    assert found and "fastlock._fastpath.tasks is not compiled" in stderr
     assert imported(None, copy.parent)[1] == ""
 
 

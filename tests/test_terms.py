@@ -93,9 +93,9 @@ async def test_fair_waiter_has_its_own_entry_and_a_given_token_polls(
 ) -> None:
     lock = face.client(server.unix_url).lock("a", **settings)
     arguments = {"sleep": None, "blocking": None, "blocking_timeout": None, "token": None}
-    acquire = lock.acquire_with(**{**arguments, **given})
+    acquire = lock._acquire_with(**{**arguments, **given})
     assert (acquire.alone, acquire.polls) == (bool(settings), bool(given))
-    assert (lock.new_acquire().alone, lock.new_acquire().polls) == (bool(settings), False)
+    assert (lock._new_acquire().alone, lock._new_acquire().polls) == (bool(settings), False)
 
 
 async def test_name_is_copied_from_a_mutable_buffer(face: Face, server: Server, probe: redis.Redis) -> None:

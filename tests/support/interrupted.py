@@ -3,13 +3,11 @@
     python interrupted.py URL MODE SEED HITS [SECONDS]
 
 The handler raises one kind of exception after the other, as Ctrl-C, time limits and alarms do. After an interrupt the
-attempt releases what it owns, as a `finally` would, unless a `with` has to. The signal comes from the kernel, at
-whatever instruction: a thread that sent it would need the interpreter, and interrupt only where the interpreter is
-given away.
+attempt releases what it owns, unless a `with` has to. The signal comes from the kernel, at whatever instruction: a
+thread that sent it would need the interpreter, and interrupt only where the interpreter is given away.
 
-Prints a JSON object: implementation, attempts, hits, leaks (keys that stay although nobody owns them), unleft (leaks of
-a `with` whose body had ended), lost (connections that nobody will use again), wrong (everything else that must never
-happen).
+Prints JSON: implementation, attempts, hits, leaks (keys that stay although nobody owns them), unleft (leaks of a `with`
+whose body had ended), lost (connections that nobody will use again), wrong (all else that must never happen).
 """
 
 from __future__ import annotations
