@@ -1,5 +1,5 @@
-"""Wire: what the hot path looks at in a wire, at each acquire and release: compiled, looks cost nothing; and what
-both wires do alike.
+"""The attributes of a transport that the fast path reads at each acquire and release (compiled, such a read costs
+nothing), and what both transports do alike.
 
 Never here: how to wait, decisions.
 """
@@ -17,7 +17,7 @@ from fastlock._protocol.steps import Undo
 
 
 class Transport:
-    """Of a wire of either face. Each sets what it has, and says there what that is."""
+    """Base of the transports for threads and for asyncio. Each sets the attributes that it has, and documents them."""
 
     __slots__ = (
         *("closed", "queued_keys", "pending_undos", "queues", "stats"),
@@ -41,26 +41,26 @@ class Transport:
     sweep_timer: Any
 
     def undo(self, undo: Undo) -> None:
-        """Have something said that nobody waits for; over the next connection, when there is none."""
+        """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
         raise NotImplementedError
 
     def flush_pending_undos(self) -> None:
-        """Say now what is owed, where nobody else would."""
+        """Send the pending undos now, where nothing else would send them."""
 
     def was_interrupted(self, error: BaseException | None) -> bool:
-        """Whether an operation ends by what it has not raised itself, nor left anything for."""
+        """Whether an operation ended by an error that it did not raise itself, so that it has left no undo."""
         return error is not None and not is_own(error)
 
     def undo_interrupted(self, op: Any, error: BaseException) -> None:
-        """What a signal's handler raises may strike anywhere, also between the grant and its being kept: nobody is left
-        to release it. Whoever is struck once more in here calls again."""
+        """Undo an operation that was interrupted. A signal handler may raise anywhere, also between the grant and the
+        keeping of the lease, which nobody could release then. A caller that is interrupted in here calls this again."""
         if self.was_interrupted(error):
             for undo in op.abandon(self.queues, now):
                 self.undo(undo)
             self.flush_pending_undos()
 
     def undo_interrupted_batch(self, leases: Any, released: list[Any], error: BaseException) -> None:
-        """As `interrupted`, of a release of many."""
+        """As `undo_interrupted`, for a release of many leases."""
         op = InterruptedRelease(leases, released)
         try:
             self.undo_interrupted(op, error)
@@ -69,12 +69,10 @@ class Transport:
             raise
 
     def cancel_wait(self, op: Any, waiter: Waiter, error: BaseException | None = None) -> None:
-        """Who slept is interrupted, cancelled, or the client closed: what was handed to it goes on. May be called
-        again, as `interrupted`."""
+        """The waiter slept and was interrupted or cancelled, or the client was closed: a lease that was handed to it
+        goes on to the next waiter. May be called again, as `undo_interrupted`."""
         op.waiting = waiter
         if error is not None and self.was_interrupted(error):
             self.undo_interrupted(op, error)
-        elif (
-            waiter.given_back is None and (left := op.leave(waiter, None, now)) is not None
-        ):  # else the law has seen to it
-            self.undo(left)
+        elif waiter.given_back is None and (left := op.leave(waiter, None, now)) is not None:
+            self.undo(left)  # where `given_back` is set, the operation has done this itself

@@ -1,6 +1,6 @@
-"""Wire: how a thread waits. A small set of connections to one server, shared by the threads of a process.
+"""The transport for threads: a small set of connections to one server, shared by the threads of a process.
 
-A caller takes an idle connection, or a new one, for itself; when all are busy it shares one of them
+A caller gets an idle connection, or a new one, for itself; when all are busy it shares one of them
 (`sync_connection.py`). There is no background thread. Never here: decisions about locks, the content of frames.
 """
 
@@ -63,11 +63,10 @@ class SyncTransport(Transport):
         self.settings = settings
         self.impl = impl
         self.closed = False
-        self.warned = False  # that something was refused which nobody waits for
-        self._ended = False  # whether all connections of a client that was closed are
-        self.ever_connected = (
-            False  # whether there ever was a connection: before that an error is a wrong setting, not an outage
-        )
+        self.warned = False  # whether it was logged that the server refused an undo
+        self._ended = False  # whether the client was closed and all its connections were ended
+        # Whether there ever was a connection: before the first one an error is a wrong setting, not an outage
+        self.ever_connected = False
         self._start()
         _TRANSPORTS.add(self)
 
@@ -75,26 +74,26 @@ class SyncTransport(Transport):
         self.pending_undos: list[Undo] = []
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
-        self._opening: set[object] = set()  # those who connect now
+        self._opening: set[object] = set()  # one mark for each thread that opens a connection now
         self._turn = 0
-        self._broken = 0  # connections that have had no successor yet
+        self._broken = 0  # broken connections that no new one has replaced yet
         self._mutex = native.RLock()
-        self._changed = native.Changes()  # for those who wait for a connection
+        self._changed = native.Changes()  # wakes threads that wait for a connection
         self._closing = native.allocate_lock()  # held until the client is closed
         self._closing.acquire()
         self.stats = Stats()
         self.queues = LocalQueues(self.impl.Mutex(), self.stats)
-        self.queued_keys = self.queues.by_key  # names for which somebody waits
-        self.push_connection: Connection | None = None  # on which messages come
-        self.push_connection_lent = 0  # 1: it is missing among the idle ones
+        self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
+        self.push_connection: Connection | None = None  # on which push messages come
+        self.push_connection_lent = 0  # 1: the push connection is not in `idle`, as somebody waits
 
     def begin(self) -> None:
-        """Before anything is done: all that is kept here is this process's."""
+        """Called before anything else is done: in a forked child, forget what was the parent's."""
         check()
 
     def run(self, op: Any, answer: Any = None) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
-        Waiter; BEHIND: those who wait were asked already."""
+        Waiter; or WAIT_LOCALLY: the local queue was asked already."""
         check()
         try:
             if answer is None:
@@ -111,7 +110,7 @@ class SyncTransport(Transport):
             raise
 
     def drive(self, steps: Steps) -> Any:
-        """Carry out an operation of the law; returns its outcome, raises its errors."""
+        """Carry out the steps of an operation; returns its outcome, raises its errors."""
         check()
         answer = None
         try:
@@ -121,13 +120,13 @@ class SyncTransport(Transport):
                 except StopIteration as end:
                     return end.value
                 answer = self._perform(step)
-        except BaseException as error:  # also what strikes between a step and the next
-            # It raises this again: at once if it is over, else after what it leaves to be undone
+        except BaseException as error:  # also what a signal handler raises between two steps
+            # The operation raises the error again: at once if it has ended, else after the undos that it yields
             undo = steps.throw(error)
             while True:
                 try:
                     self._perform(undo)
-                except BaseException:  # struck once more
+                except BaseException:  # interrupted again
                     self._perform(undo)
                     raise
                 undo = steps.send(None)
@@ -136,7 +135,8 @@ class SyncTransport(Transport):
                 self._back_among_the_idle()
 
     def _back_among_the_idle(self) -> None:
-        """Nobody waits any more, but what was left to be undone there may be refused: whoever asks next reads that."""
+        """Return the push connection to the idle ones, where nobody waits any more but replies to undos are pending
+        there: one may be a refusal, and the next caller of the connection reads it."""
         with self._mutex:
             push_connection = self.push_connection
             if (
@@ -177,12 +177,13 @@ class SyncTransport(Transport):
             self._closing.release()  # for the next one
 
     def wait(self, waiter: Any, until: float | None) -> None:
-        """Sleep until the waiter is woken, or its time has come."""
+        """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
         native.refuse_greenlet(f"{waiter.name!r} is held")
         waiting.wait(self, waiter, math.inf if until is None else until)
 
     def _listening(self, until: float | None) -> Connection:
-        """The connection on which messages come: nobody's own while somebody waits."""
+        """The push connection, a new one where there is none that this thread may use. It is not among the idle ones
+        from now on: while somebody waits, no caller has it for itself."""
         push_connection = self.push_connection
         if (
             push_connection is None
@@ -201,7 +202,7 @@ class SyncTransport(Transport):
                         self.push_connection = push_connection = fresh
                         self.push_connection_lent, owner = int(owner), False
             finally:
-                if owner:  # meanwhile another thread has found one
+                if owner:  # another thread has set a push connection meanwhile
                     self.idle.append(fresh)
         with self._mutex:
             if removed(self.idle, push_connection):
@@ -209,11 +210,13 @@ class SyncTransport(Transport):
         return push_connection
 
     def _would_deadlock(self, connection: Connection) -> bool:
-        """Whether this thread would wait there for itself, as in a signal handler: see `Stream.in_use_by_caller`."""
+        """Whether this thread would wait for itself on the connection, as a signal handler may: see
+        `Stream.in_use_by_caller`."""
         return bool(connection.stream.in_use_by_caller(self.queues.mutex.mine()))
 
     def _enter(self, request: Enter) -> Any:
-        """Send an enter as the fast path does, where no other thread uses the push connection; else as any request."""
+        """Send an enter as the fast path does, where no other thread uses the push connection; else like any other
+        request."""
         connection = waiting.push_connection_of(self)
         if connection is not None and not request.stale:
             request.sent, request.connection = now(), connection
@@ -229,8 +232,8 @@ class SyncTransport(Transport):
         return self._ask(request)
 
     def _ask(self, ask: Any) -> Any:
-        while (answer := self._asked(ask)) is Answer.RETRY_ELSEWHERE:  # ends: each is thrown away, a new one is fresh
-            pass
+        while (answer := self._asked(ask)) is Answer.RETRY_ELSEWHERE:
+            pass  # ends: each such connection is thrown away, and a new one has nothing unsolicited on it
         return answer
 
     def _asked(self, ask: Any) -> Any:
@@ -238,19 +241,19 @@ class SyncTransport(Transport):
             return self._ask_after_close(ask)
         connection: Any = None
         owner = False
-        try:  # from here on, as a signal's handler may come between a connection and what is done with it
+        try:  # from here on, as a signal handler may run between getting a connection and using it
             try:
                 if ask.needs_push:
                     connection = self._listening(ask.until)
                 else:
                     try:
-                        (connection,), owner = map(POP, (self.idle,)), True  # the latest used, whose memory is warm
+                        (connection,), owner = map(POP, (self.idle,)), True  # the last used, whose memory is warm
                     except IndexError as none:
                         if by_handler(none):
                             raise
                         connection, owner = self._get_connection(ask.until)
                     else:
-                        if self._would_deadlock(connection):  # somebody listens there besides
+                        if self._would_deadlock(connection):  # somebody listens for push messages there as well
                             (_,), owner = map(INSERT, (self.idle,), (0,), (connection,)), False
                             connection, owner = self._get_connection(ask.until)
             except CONNECT_ERRORS as error:
@@ -265,7 +268,7 @@ class SyncTransport(Transport):
                 self.idle.append(connection)
 
     def _ask_after_close(self, ask: Any) -> Any:
-        """Ask it over a connection for that alone."""
+        """Send a request of a closed client, over a connection that is opened for it alone."""
         connection: Any = None
         try:
             connection = Connection(self, self.settings)
@@ -298,8 +301,8 @@ class SyncTransport(Transport):
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     def _get_connection(self, until: float | None = None) -> tuple[Connection, bool]:
-        """(connection, whether it is this caller's own for now): an idle one, a new one, or a share in a busy one.
-        until: when the caller's time is over, who waits for a connection of its own for PARTING at least."""
+        """(connection, whether this caller has it for itself): an idle one, a new one, or a share in a busy one.
+        until: the caller's deadline; even so a new connection gets at least CLOSE_SECONDS to come up."""
         timeout = self.settings.connect_timeout
         if until is not None:
             timeout = min(timeout, max(CLOSE_SECONDS, until - now()))
@@ -313,7 +316,7 @@ class SyncTransport(Transport):
                 self._changed.tell()
 
     def _find_connection(self, mark: object, deadline: float) -> tuple[Connection | None, bool]:
-        """As `_more`; None: one is to be opened, for which `mark` stands."""
+        """As `_get_connection`; None: the caller is to open a connection, for which `mark` stands in `_opening`."""
         connection, owner = None, False
         while True:
             try:
@@ -342,7 +345,7 @@ class SyncTransport(Transport):
                     self.idle.append(connection)
                 if not isinstance(error, ValueError) or by_handler(error):
                     raise
-                continue  # another thread has popped it
+                continue  # another thread has popped the idle connection
             if connection is not None:
                 return connection, owner
             native.refuse_greenlet("another is still connecting")
@@ -350,14 +353,14 @@ class SyncTransport(Transport):
                 raise NoReply("no connection came up")
 
     def _free_idle(self) -> Connection | None:
-        """An idle one on which this thread may wait."""
+        """The last used idle connection on which this thread may wait, or None."""
         for connection in reversed(self.idle):
             if not self._would_deadlock(connection):
                 return connection
         return None
 
     def _share_connection(self) -> Connection:
-        """A share in the next one; of those on which this thread may wait, if there is one."""
+        """The next connection in turn, to be shared; one on which this thread may wait, if there is any."""
         for _ in self.connections:
             self._turn += 1
             connection = self.connections[self._turn % len(self.connections)]
@@ -380,33 +383,31 @@ class SyncTransport(Transport):
                 connection.fail(errors.ClientClosedError("this client is closed"))
             if first:
                 handshake.warn_of_eviction(connection.session, self.settings.endpoint)
-        except BaseException:  # interrupted: it is nobody's
+        except BaseException:  # interrupted: no caller has the connection
             connection.fail(Broken("interrupted"))
             raise
         return connection
 
     def discard(self, connection: Connection) -> None:
-        """A connection broke; its idle twin, if any, is thrown away by whoever takes it."""
+        """Forget a connection that broke. A thread that popped it from the idle ones before throws it away itself."""
         with self._mutex:
             if connection in self.connections:
                 self.connections.remove(connection)
                 self._broken += 1
             if connection is self.push_connection:
-                self.push_connection, self.push_connection_lent = (
-                    None,
-                    0,
-                )  # or the two of them would keep each other, and the socket
+                # Else the transport and the connection would keep each other alive, and the socket open
+                self.push_connection, self.push_connection_lent = None, 0
             removed(self.idle, connection)
 
     def defer(self, undo: Undo) -> None:
-        """Keep it for the next connection, and none of those that are gone."""
-        with self._mutex:  # nobody takes it in between
+        """Keep an undo for the next connection; it is tied to none that is gone."""
+        with self._mutex:  # no other thread sends it in between
             undo.connection = undo.reply = None
-            if undo not in self.pending_undos:  # who is struck in here owes it once more
+            if undo not in self.pending_undos:  # a caller that was interrupted in here defers it again
                 self.pending_undos.append(undo)
 
     def undo(self, undo: Undo) -> None:
-        """Have something said that nobody waits for; over the next connection, when there is none."""
+        """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
         connection = undo.connection
         if connection is None or connection.error is not None:
             if connection is not None:
@@ -420,7 +421,8 @@ class SyncTransport(Transport):
         self.flush_after_close()
 
     def flush_pending_undos(self) -> None:
-        """Say now what is owed, if the server can be reached: who was interrupted may never use this client again."""
+        """Send the pending undos now, if the server can be reached: a caller that was interrupted may never use this
+        client again."""
         if self.pending_undos and self.ever_connected:
             try:
                 connection, owner = self._get_connection(now())
@@ -429,12 +431,13 @@ class SyncTransport(Transport):
                 finally:
                     if owner and connection.error is None:
                         self.idle.append(connection)
-            except Exception as error:  # a provider's, or a greenlet's that would have to wait: what is owed stays so
+            # From a credential provider, or as a greenlet would have to wait: the undos stay pending
+            except Exception as error:
                 if by_handler(error):
                     raise
 
     def _flush_undos_over(self, connection: Connection) -> None:
-        """Have said what is owed by now, each by one thread only."""
+        """Send over a connection the undos that are pending by now, each by one thread only."""
         for _ in range(len(self.pending_undos)):
             undo: Any = None
             try:
@@ -442,17 +445,17 @@ class SyncTransport(Transport):
                     (undo,) = map(self.pending_undos.pop, (0,) if self.pending_undos else ())
                 connection.post(undo)
             except BaseException as error:
-                if undo is not None:  # struck: it may be said twice, which does no harm
+                if undo is not None:  # interrupted: the undo may be sent twice, which does no harm
                     self.defer(undo)
                 if undo is not None or not isinstance(error, ValueError) or by_handler(error):
                     raise
-                return  # another thread has said the rest
+                return  # another thread has sent the rest
             if connection.error is not None:
                 return
 
     def close(self) -> None:
-        """End all connections, after what is in flight was answered (a second at most), and say what is owed (another
-        one, or two, where the server does not answer); who waits gets ClientClosedError."""
+        """End all connections, after what is in flight was answered (1 second at most), and send the pending undos (1
+        or 2 seconds more, where the server does not answer). Waiters get ClientClosedError."""
         check()
         try:
             self.flush_pending_undos()
@@ -464,7 +467,8 @@ class SyncTransport(Transport):
             self.flush_after_close()
 
     def flush_after_close(self) -> None:
-        """What is owed by a client that is closed, whoever owes it says: nobody will use another connection of it."""
+        """Send the pending undos of a closed client, in the thread that left them: the client will have no other
+        connection over which they could go."""
         while self.pending_undos and self._ended and self.ever_connected:
             owed, connection = list(self.pending_undos), None
             try:
@@ -472,7 +476,7 @@ class SyncTransport(Transport):
                 connection.last = True
                 self._flush_undos_over(connection)
                 connection.drain(now() + CLOSE_SECONDS)
-            except Exception as error:  # also a provider's
+            except Exception as error:  # also from a credential provider
                 if by_handler(error):
                     raise
             finally:
@@ -486,7 +490,7 @@ class SyncTransport(Transport):
         with self._mutex:
             try:
                 self._closing.release()
-            except RuntimeError as error:  # it was closed before, or by one who was interrupted in it
+            except RuntimeError as error:  # closed before, or a thread was interrupted in closing it
                 if by_handler(error):
                     raise
             self.closed = True
@@ -495,7 +499,7 @@ class SyncTransport(Transport):
         self._changed.tell()
         self.queues.wake_all()
         for connection in connections:
-            if connection.subscribed:  # one of those who were called may be reading there: the reply wakes it
+            if connection.subscribed:  # a woken waiter may still be reading there: the reply to this wakes it
                 connection.post(Undo([], []))
         until = now() + CLOSE_SECONDS
         self._await_waiters(until)
@@ -505,15 +509,15 @@ class SyncTransport(Transport):
         self.queues.drop_connections()
 
     def _await_waiters(self, until: float) -> None:
-        """Until those who waited at the server have left its queue: each does so as it wakes."""
+        """Wait until this client's entries have left the server's queues: each waiter leaves as it wakes."""
         self.queues.on_empty = self._changed.tell
         while self.queues.by_entry and now() < until:
             wake = self._changed.expect()
             self._changed.wait(wake, until - now() if self.queues.by_entry else 0.0)
 
     def forget_parent(self) -> None:
-        """In a forked child: the parent's connections, debts and mutexes are not ours; nothing is said on its
-        sockets."""
+        """In a forked child: start without the parent's connections, pending undos and mutexes; nothing is sent on
+        the parent's sockets."""
         for connection in self.connections:
             connection.sock.close()
         self._start()
@@ -530,13 +534,14 @@ def _forget_parent() -> None:
 
 
 def _at_exit() -> None:
-    """The interpreter ends: clients that live until then say what they owe, as long as there is Python; and what nobody
-    uses is closed here, as it is collected in no order, and a socket may come before whoever would close it."""
+    """As the interpreter ends, send the pending undos of all clients that still live, while Python runs. Idle
+    connections are closed here, as objects are collected in no order now: a socket may go before its connection."""
     check()
     until = now() + CLOSE_SECONDS
     for transport in list(_TRANSPORTS):
         if not transport.closed:
-            with contextlib.suppress(Exception):  # of whoever knows the password, which must not cost the others theirs
+            # A credential provider may raise, which must not cost the other clients their undos
+            with contextlib.suppress(Exception):
                 transport.flush_pending_undos()
         for connection in list(transport.connections):
             connection.drain(until)

@@ -1,8 +1,8 @@
-"""Wire: one connection of a client for threads, and the threads that wait on it.
+"""One connection of a client for threads, and the threads that wait on it.
 
-A caller sends and reads on its own, or, where others do too, queues its command: whoever is reading (the leader)
-delivers to all, and passes leadership on when it has its own reply. Never here: which connection a caller gets,
-decisions about locks (the law makes them), the content of frames (the bytes layer knows it).
+A caller that is alone on the connection sends and reads by itself. Where others use it too, a caller queues its
+command: the thread that reads (the leader) delivers the replies of all, and passes leadership on when it has its own.
+Never here: which connection a caller gets, decisions about locks (the protocol's), the content of frames (the core's).
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from fastlock._transport.sockets import open_socket, shut
 if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
 
-SPIN_SECONDS = 100e-6  # to poll the socket before sleeping, while a single thread waits: as much as that may cost
-CLOSE_SECONDS = 1.0  # seconds: how long closing waits for what is in flight, and who has less time for a connection
+SPIN_SECONDS = 100e-6  # to poll the socket before sleeping, while a single thread waits: about what a sleep may cost
+CLOSE_SECONDS = 1.0  # for how long closing waits for what is in flight; a new connection gets as long at least
 STREAM_ERRORS = (Broken, ProtocolError)
-POP: Any = list.pop  # for `(taken,) = map(POP, (some,))`: no signal's handler comes between taken and kept
+POP: Any = list.pop  # for `(item,) = map(POP, (items,))`: no signal handler runs between popped and kept
 INSERT, REMOVE = list.insert, list.remove  # as POP
 CONNECT_ERRORS = (*STREAM_ERRORS, errors.RedisError)
 
 
 def compile_templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[Any, ...]:
-    """The dialect of a server, compiled by an implementation; kept, as a process meets few kinds of servers."""
+    """The command table of a server, as templates of an implementation; kept, as a process meets few kinds of
+    servers."""
     key = impl, capabilities
     if key not in _TEMPLATES:
         _TEMPLATES[key] = tuple(impl.Template(*template) for template in commands.command_table(capabilities))
@@ -48,10 +49,10 @@ _TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
 
 
 def write_request(connection: Any, ask: Any, pending_reply: Any) -> None:
-    """Write a step of the law into a connection's pipe; `pending_reply` gets the answer."""
+    """Write a request into a connection's stream; `pending_reply` gets the answer."""
     stream = connection.stream
     templates = stream.templates
-    for ended in ask.stale:  # nothing that these sessions sent may still be executed after this
+    for ended in ask.stale:  # nothing that these broken sessions sent may still be executed after this request
         if (call := handshake.end(ended, connection.session)) is not None:
             stream.put_command(None, call)
     kind = ask.kind
@@ -64,10 +65,10 @@ def write_request(connection: Any, ask: Any, pending_reply: Any) -> None:
 
 
 def removed(these: list[Any], one: Any) -> bool:
-    """Take it out of a list; False: another thread, which needs no mutex for that, did so first."""
+    """Remove an item from a list; False: another thread, which needs no mutex for that, removed it first."""
     found = False
     try:
-        (_,), found = map(these.remove, (one,)), True  # no signal's handler comes between
+        (_,), found = map(these.remove, (one,)), True  # no signal handler runs in between
     except ValueError as gone:
         if by_handler(gone):
             raise
@@ -81,12 +82,12 @@ class Connection:
         self.transport = transport
         self.reply_timeout = transport.settings.reply_timeout
         self.error: Exception | None = None
-        self.mutex = native.RLock()  # that nothing is owed to a connection which has just failed
-        self.subscribed = False  # whether messages come here
-        self.last = False  # whether it is for what a closed client owes, and what is owed here stays so
-        self.in_flight: list[Any] | None = None  # slots that missed a reply when it broke
-        self.failed = False  # whether all who waited were told that it broke
-        self.garbled = False  # whether it broke by a reply that made no sense, with nobody else in flight
+        self.mutex = native.RLock()  # so that no undo is written to a connection that has just failed
+        self.subscribed = False  # whether push messages come on this connection
+        self.last = False  # whether it sends the undos of a closed client; what it cannot send stays pending
+        self.in_flight: list[Any] | None = None  # pending replies when the connection broke
+        self.failed = False  # whether all that waited for a reply were told that the connection broke
+        self.garbled = False  # whether it broke by a reply that made no sense, with a single reply pending
         credentials = settings.credentials()
         self.sock = open_socket(settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
@@ -110,13 +111,12 @@ class Connection:
                 raise NoReply("no reply to the handshake")
         except STREAM_ERRORS:
             with contextlib.suppress(*STREAM_ERRORS):
-                self.stream.receive(0.0, 0.0)  # a server that is full says so unasked, and closes
+                self.stream.receive(0.0, 0.0)  # a server that is full sends an error unasked, and closes
             handshake.refused(hello.reply)
             raise
         found = handshake.read_greeting([hello.reply, *rest.reply])
-        if scripts := commands.scripts_to_load(
-            found.capabilities
-        ):  # waited for: on an idle connection nothing may be pending
+        # The replies are waited for: on an idle connection nothing may be pending
+        if scripts := commands.scripts_to_load(found.capabilities):
             loaded = self.impl.PendingReply()
             self.stream.put_calls(loaded, [script.load for script in scripts])
             if not self.stream.exchange(loaded, settings.connect_timeout, 0.0):
@@ -125,16 +125,15 @@ class Connection:
         return found
 
     def ask(self, ask: Command, spin: float) -> Any:
-        """Send a step and wait. Returns its answer, `ConnectionLost`, LATE when `ask.until` passed first, or STALE."""
+        """Send a request and wait. Returns its answer, or `ConnectionLost`, or DEADLINE_EXCEEDED when `ask.until` came
+        first, or RETRY_ELSEWHERE."""
         ask.sent = now()
         ask.connection = self
         try:
             if ask.kind == steps.ONE and not ask.stale and self.error is None:
                 template, timeout = self.stream.templates[ask.opcode], self._timeout(ask, ask.sent)
-                answer = self.stream.round_trip(
-                    template, ask.key, ask.token, ask.ms, timeout, spin
-                )  # nobody else uses it
-                if answer is not self.busy:
+                answer = self.stream.round_trip(template, ask.key, ask.token, ask.ms, timeout, spin)
+                if answer is not self.busy:  # else another thread uses the connection too
                     return answer
             return self._share(ask, spin)
         except BaseException as error:
@@ -142,20 +141,20 @@ class Connection:
 
     def classify_error(self, ask: Command, error: BaseException) -> Any:
         """What an exception out of the stream means for a request: RETRY_ELSEWHERE, DEADLINE_EXCEEDED or
-        `ConnectionLost`. Raises what only the caller can explain: it was interrupted."""
+        `ConnectionLost`. Anything else interrupted the caller: it is raised again, after the undo was sent."""
         if isinstance(error, NoReply) and ask.until is not None and now() >= ask.until and not self.stream.broken:
             self._cancel(ask)
             return Answer.DEADLINE_EXCEEDED
         if isinstance(error, UnsolicitedData):
-            ask.sent = 0.0  # it was not
+            ask.sent = 0.0  # nothing was sent
             self.fail(error)
-            self.transport.discard(self)  # who found it broken before may not have come to that yet
+            self.transport.discard(self)  # a thread that failed it before may not have come to that yet
             return Answer.RETRY_ELSEWHERE
         if isinstance(error, STREAM_ERRORS):
-            self.fail(error)  # after which it is `dead`
+            self.fail(error)  # which sets `self.error`
             dead: Any = self.error
             return ConnectionLost(dead, self.reply_timeout, sent=True, session=self.session, own=self.garbled)
-        self._cancel(ask)  # perhaps on its way out: the others must not pay for it
+        self._cancel(ask)  # the command may be on its way out: other callers must not suffer from the interrupt
         try:
             raise error
         finally:  # or its traceback and this frame would keep each other, and the socket, until the next collection
@@ -165,7 +164,8 @@ class Connection:
         return self.reply_timeout if ask.until is None else max(0.0, min(self.reply_timeout, ask.until - time))
 
     def _share(self, ask: Command, spin: float) -> Any:
-        """Wait for a reply among others: as the one who reads, or asleep until the reply comes, or leadership does."""
+        """Wait for a reply among other threads: as the leader, which reads, or asleep until the reply or leadership
+        comes."""
         stream = self.stream
         if self.error is not None or not stream.usable():
             raise UnsolicitedData("the connection is of no use any more")
@@ -177,21 +177,21 @@ class Connection:
         if ask.needs_push and not self.subscribed:
             stream.on_push = self.transport.queues.on_push
             stream.put_command(self.transport.queues, (b"SUBSCRIBE", self.transport.queues.channel))
-            self.subscribed = True  # not before: who is interrupted would leave it deaf
+            self.subscribed = True  # last: an interrupt before SUBSCRIBE was queued must not leave this set
         try:
             ask.sent = now()
             write_request(self, ask, pending_reply)
             if not stream.lead(pending_reply, wake):
                 stream.flush(timeout)
-                if not pending_reply.ready:  # asked after `wake` was given: a reply from now on finds it there
+                if not pending_reply.ready:  # checked after `wake` was set: a reply from now on releases it
                     wake.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
             if stream.leads(pending_reply):
                 stream.exchange(pending_reply, max(0.0, end - now()), spin)
         finally:
-            pending_reply.abandoned = not pending_reply.ready  # first: nobody must make this one the reader any more
+            pending_reply.abandoned = not pending_reply.ready  # first: no thread may make this one the leader any more
             try:
                 stream.resign(pending_reply)
-            except BaseException:  # interrupted in it: nobody else could resign for this ticket
+            except BaseException:  # interrupted in it: no other thread could resign for this pending reply
                 stream.resign(pending_reply)
                 raise
         if pending_reply.ready:
@@ -199,7 +199,7 @@ class Connection:
         raise NoReply(f"no reply within {self.reply_timeout} s")
 
     def _cancel(self, ask: Any) -> None:
-        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
+        """The caller leaves before its reply came: send the undo of its request right behind it, on the same
         connection."""
         undo = ask.undo()
         if self.stream.broken:
@@ -208,7 +208,7 @@ class Connection:
             self.post(undo)
 
     def post(self, undo: Undo) -> None:
-        """Send an undo that nobody waits for; whoever reads next on this connection reads its reply."""
+        """Send an undo, for whose reply nobody waits: the thread that reads next on this connection reads it."""
         undo.connection = self
         with self.mutex:
             alive = self.error is None
@@ -226,29 +226,29 @@ class Connection:
             self.fail(error)
 
     def post_later(self, undo: Undo, seconds: float) -> None:
-        """Send it before whatever is asked next: there is no thread to wait for it, and who is refused too asks again
-        after a pause of its own."""
+        """Send an undo before the next request instead of after `seconds`: there is no thread to wait until then, and a
+        caller that is refused too sends its request again after a pause of its own."""
         self.transport.defer(undo)
 
     def undo_refused(self, undo: Undo, error: errors.RedisError) -> None:
-        """The server will not do it."""
+        """The server refused an undo for good: warn, once."""
         handshake.warn_of_refusal(self.transport, undo, error)
 
     def fail(self, error: BaseException) -> None:
-        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
-        again."""
+        """The connection is broken: the outcome of every command in flight on it is unknown, and undos in flight are
+        pending again."""
         if not self.failed:
-            with self.mutex:  # by one thread: what it owes again may be said by another one meanwhile
+            with self.mutex:  # by one thread: another one may send the undos that are pending again meanwhile
                 try:
                     self._fail_pending(error)
-                except BaseException:  # interrupted in it: nobody else would tell those who wait
+                except BaseException:  # interrupted in it: no other thread would tell the waiting threads
                     self._fail_pending(error)
                     raise
             if not self.last:
                 self.transport.flush_after_close()
 
     def _fail_pending(self, error: BaseException) -> None:
-        """Tell all who wait here, if nobody has. May be called again, by one who was interrupted in it."""
+        """Tell all threads that wait for a reply here, once. May be called again after an interrupt."""
         if self.failed:
             return
         self.error = dead = self.error or errors.as_connection_error(error, self.transport.settings.endpoint)
@@ -257,7 +257,7 @@ class Connection:
             self.transport.stats.retire(self.stream)
         self.stream.drain(self.in_flight)
         self.garbled = isinstance(error, ProtocolError) and len(self.in_flight) == 1
-        shut(self.sock)  # whoever reads wakes up; closed when the last of them has let go of it
+        shut(self.sock)  # wakes the thread that reads; the socket is closed when no thread refers to it any more
         final = isinstance(error, errors.ClientClosedError)
         for pending_reply in self.in_flight:
             if type(pending_reply) is UndoReply:
@@ -273,11 +273,10 @@ class Connection:
         self.failed = True
 
     def drain(self, until: float) -> None:
-        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
-        was closed."""
-        while (
-            self.stream.pending and self.error is None and now() < until
-        ):  # what is refused is said once more, behind it
+        """Wait for all replies in flight, also those to undos: a server does not read the commands that are left on a
+        connection that was closed."""
+        # An undo that is refused may be sent again, behind the PING: so this repeats
+        while self.stream.pending and self.error is None and now() < until:
             last = steps.RawCommands([(b"PING",)])
             last.until = until
             self.ask(last, 0.0)
@@ -288,7 +287,7 @@ class Connection:
             sock.close()
 
     def protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
-        """A reply that cannot be true: nothing that is in flight here can be believed."""
+        """A reply makes no sense: no reply that is in flight here can be believed, so the connection fails."""
         text = f"{self.transport.settings.endpoint}: a reply that makes no sense: {step.reply!r:.80}"
         error = errors.as_own(errors.InvalidResponse(text))
         self.fail(error)

@@ -1,7 +1,7 @@
 """How a thread waits in a local queue: parked, or as the one that reads what the server pushes.
 
-Compiled from this same text where a compiler is: between a grant message and the enter that follows it no Python is
-run, as the interpreter is cold then, and most of the time goes by waiting for memory. Never here: whose turn it is.
+Compiled from this same text where there is a compiler: between a grant message and the enter that follows it no Python
+is run, as the interpreter's code is out of the caches then, and would mostly wait for memory. Never here: who is next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
 
 
 def wait(transport: Transport, waiter: Waiter, until: float) -> None:
-    """Sleep until the waiter is woken, or it is time for it to recheck, or to go. Raises ClientClosedError.
+    """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come. Raises ClientClosedError.
 
     The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked.
     """
@@ -70,12 +70,12 @@ def park(transport: Transport, waiter: Waiter, parker: Parker, until: float) -> 
 
 
 def _listen(connection: Any, pending: Any, wake: Any, at: float) -> None:
-    """Sleep until the pending reply is there, or until that time, and read for all meanwhile if nobody else does."""
+    """Sleep until the pending reply is resolved, or until `at`; meanwhile read for all, if no other thread reads."""
     stream = connection.stream
     try:
         stream.listen(pending)
         leads = stream.lead(pending, wake)
-        check_signals()  # nothing else would tell of a signal that came before this thread sleeps
+        check_signals()  # nothing else would run the handler of a signal that came before this thread sleeps
         if not leads and not pending.ready:
             wake.acquire(timeout=max(0.0, at - clock()))
         if stream.leads(pending):
@@ -94,7 +94,7 @@ def _listen(connection: Any, pending: Any, wake: Any, at: float) -> None:
 
 
 def push_connection_of(transport: Transport) -> Any:
-    """The connection on which messages come, if it is there and nothing is in the way."""
+    """The push connection, if it is there and an enter may be sent over it at once."""
     connection = transport.push_connection
     if connection is None or connection.error is not None or not connection.subscribed:
         return None
@@ -104,7 +104,7 @@ def push_connection_of(transport: Transport) -> Any:
 
 
 def send_enter(transport: Transport, connection: Any, queue: LocalQueue, waiter: Waiter, timeout: float) -> Any:
-    """Send the enter of a queue's entry over the push connection, and wait for the reply. The answer is that, or BUSY.
+    """Send the enter of a queue's entry over the push connection, and wait for the reply. Returns the reply, or BUSY.
     Errors as of `Stream.round_trip`."""
     template = _cached(queue, connection.impl.Template, enter, (queue.queues.channel, waiter.fenced))
     queue.connection = connection
@@ -115,7 +115,8 @@ def send_enter(transport: Transport, connection: Any, queue: LocalQueue, waiter:
 
 def send_hand_over(transport: Transport, connection: Any, key: bytes, token: bytes) -> Any:
     """Send a release to the first waiter in the server's queue, and wait for the reply. Errors as of
-    `Stream.round_trip`. It does not poll for it: the server tells that waiter first, and both need a processor."""
+    `Stream.round_trip`. It does not poll for the reply: the server tells the waiter first, and both need a processor.
+    """
     queue = transport.queued_keys.get(key)
     made = connection.impl.Template
     template = made(*hand_over(key)) if queue is None else _cached(queue, made, hand_over, ())
@@ -123,7 +124,7 @@ def send_hand_over(transport: Transport, connection: Any, key: bytes, token: byt
 
 
 def send_command(stream: Any, opcode: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
-    """Send a command of the stream's table, and wait for the reply. Errors as of `Stream.round_trip`."""
+    """Send a command of the stream's command table, and wait for the reply. Errors as of `Stream.round_trip`."""
     if type(stream) is _STREAM:
         compiled = stream
         return compiled.round_trip(compiled.templates[opcode], name, token, ms, timeout, spin)

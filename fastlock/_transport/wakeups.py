@@ -1,8 +1,8 @@
-"""Wire: what tasks wait for, and how those whose wait is over are woken: many in one callback of their event loop.
+"""What tasks wait for, and how tasks whose wait has ended are woken: many in one callback of their event loop.
 
-To a task a `Wakeup` is a future (asyncio calls what has these methods future-compatible). A future of asyncio's own is
-woken by a callback each, which costs a handover as much as all the rest of it; and where one lock goes from task to
-task, by an iteration of the loop each. Never here: commands, locks.
+To a task a `Wakeup` is a future (asyncio calls what has these methods future-compatible). Each future of asyncio's own
+takes a callback to wake its task, which costs as much as the rest of a handover; and where one lock goes from task to
+task, an iteration of the loop. Never here: commands, locks.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
-MAX_WAKEUPS = 32  # woken in one callback, where each that wakes ends the wait of the next
+MAX_WAKEUPS = 32  # tasks woken in one callback, where each that wakes ends the wait of the next
 
 
 class WakeupQueue:
-    """Those of one event loop whose wait is over, in order."""
+    """The wakeups of one event loop whose wait has ended, in order."""
 
     __slots__ = ("due", "loop", "resolved", "scheduled")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.due: deque[Wakeup] = deque()
-        self.scheduled: asyncio.Handle | None = None  # by which the loop is going to run it
+        self.scheduled: asyncio.Handle | None = None  # by which the loop is going to call `run`
         self.resolved = loop.create_future()
         self.resolved.set_result(None)
 
@@ -33,22 +33,21 @@ class WakeupQueue:
             self.due.append(wakeup)
             if self.scheduled is None:
                 self.scheduled = self.loop.call_soon(self.run)
-        except BaseException:  # a handler of signals raised; to be run once more does no harm
+        except BaseException:  # a signal handler raised; to run twice does no harm
             self.reschedule()
             raise
 
     def reschedule(self) -> None:
-        """Whoever was to be woken by now still is: ask the loop once more, which forgets as a handler of signals raises
-        in it."""
+        """Schedule `run` again, if wakeups are due: the loop forgets a callback where a signal handler raises in it."""
         if self.due:
             self.scheduled = self.loop.call_soon(self.run)
 
     def run(self) -> None:
-        """Wake those who are here, and up to a crowd of those who come meanwhile."""
+        """Wake the tasks that are due, and of those that become due meanwhile as many as make MAX_WAKEUPS in all."""
         self.scheduled = None
         wakeup: Wakeup | None = None
         try:
-            if len(self.due) > 1:  # and a task begins a loop within the loop
+            if len(self.due) > 1:  # the first task may run a loop within the loop, in which the others wake
                 self.scheduled = self.loop.call_soon(self.run)
             for _ in range(max(len(self.due), MAX_WAKEUPS)):
                 if not self.due:
@@ -56,25 +55,25 @@ class WakeupQueue:
                 wakeup = self.due[0]
                 self.due.popleft()
                 wakeup.run_callback()
-        except BaseException:  # a handler of signals raised: nobody else would wake it
+        except BaseException:  # a signal handler raised: nothing else would wake this task
             if wakeup is not None and wakeup.callback is not None:
                 self.due.appendleft(wakeup)
             if self.scheduled is None:
                 self.reschedule()
             raise
         scheduled = self.scheduled
-        if not self.due and scheduled is not None:  # who comes next is woken after what was to be sent by then
-            self.scheduled = None  # first: a handler of signals may add one while that is cancelled
+        if not self.due and scheduled is not None:  # the next wakeup gets a new callback, behind the flush of this tick
+            self.scheduled = None  # first: a signal handler may add a wakeup while this is cancelled
             scheduled.cancel()
 
 
 class Wakeup:
-    """What a task waits for, once it has begun. As a slot: for a reply; as a waiter's `wake`: for its call."""
+    """What a task awaits: as a pending reply, a reply; as a waiter's `on_wake`, to be woken."""
 
     __slots__ = ("answer", "blocking", "callback", "context", "ready", "wakeups")
 
     def arm(self, wakeups: WakeupQueue) -> Self:
-        """Wait, for the first time or once more."""
+        """Begin to wait, for the first time or again."""
         self.wakeups = wakeups
         self.answer: Any = None
         self.ready = False
@@ -93,8 +92,8 @@ class Wakeup:
             self.wakeups.add(self)
 
     def set_result_once(self, answer: Any) -> None:
-        """That is its answer, unless it has one; then whoever gave that may have been struck before it was to be
-        woken."""
+        """Set the answer, unless there is one: then add it to be woken, as the caller that set the answer may have been
+        interrupted before that."""
         if not self.ready:
             self.set_result(answer)
         elif self.callback is not None:
@@ -104,12 +103,12 @@ class Wakeup:
         self.set_result_once(answer)
 
     def run_callback(self) -> None:
-        if not self.ready:  # it was to be woken twice, and waits for something else by now
+        if not self.ready:  # it was added twice, and waits for something else by now
             return
-        # A task asks what it is woken with for its result, and throws that away; of a real future without a call
+        # A task reads the result of what it is woken with, and ignores it; that of a real future without a call
         resolved_ = self if type(self.answer) is asyncio.CancelledError else self.wakeups.resolved
         context, self.context = self.context, None
-        callback, self.callback = self.callback, None  # last: no signal's handler comes between this and the call
+        callback, self.callback = self.callback, None  # last: no signal handler runs between this and the call
         if callback is not None:
             context.run(callback, resolved_)
 
@@ -117,7 +116,7 @@ class Wakeup:
 
     @property
     def _asyncio_future_blocking(self) -> bool | None:
-        return self.blocking or None  # None: no future, but for whom it was just given to, to wait for
+        return self.blocking or None  # None: not a future, except to the task to which it was just yielded
 
     @_asyncio_future_blocking.setter
     def _asyncio_future_blocking(self, blocking: bool) -> None:
@@ -136,7 +135,7 @@ class Wakeup:
 
     def cancel(self, msg: Any = None) -> bool:
         if self.ready:
-            if self.callback is not None:  # whoever ended its wait may have been struck before it was to be woken
+            if self.callback is not None:  # what set the answer may have been interrupted before it added this
                 self.wakeups.add(self)
             return False
         self.set_result(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
@@ -144,7 +143,7 @@ class Wakeup:
 
     def result(self) -> Any:
         if type(self.answer) is asyncio.CancelledError:
-            raise asyncio.CancelledError(*self.answer.args)  # another: what was raised knows all that its frames did
+            raise asyncio.CancelledError(*self.answer.args)  # a new one: a raised error keeps the frames it passed
         return self.answer
 
     def __await__(self) -> Generator[Any, None, Any]:
