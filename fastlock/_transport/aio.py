@@ -1,4 +1,4 @@
-"""Wire: how a task waits. One connection to one server, shared by the tasks of an event loop.
+"""The transport for asyncio: one connection to one server, shared by the tasks of an event loop, and how they wait.
 
 Never here: decisions about locks, the content of frames.
 """
@@ -53,36 +53,35 @@ class AsyncTransport(Transport):
         self.settings = settings
         self.impl = impl
         self.closed = False
-        self.warned = False  # that something was refused which nobody waits for
-        self.ever_connected = (
-            False  # whether there ever was a connection: before that an error is a wrong setting, not an outage
-        )
+        self.warned = False  # whether this client has warned that the server refuses a command
+        # Whether there ever was a connection: before the first one an error is a wrong setting, not an outage
+        self.ever_connected = False
         self._start()
         _TRANSPORTS.add(self)
 
     def _start(self) -> None:
         self.pending_undos: list[Undo] = []
-        self.delayed_undos: dict[Undo, asyncio.TimerHandle] = {}  # what is owed, and is said when its timer ends
+        self.delayed_undos: dict[Undo, asyncio.TimerHandle] = {}  # pending undos, each sent when its timer ends
         self.connection: AsyncConnection | None = None  # the connection, if there is one now
-        self.open_stream: Any = None  # its pipe, as long as commands may be queued there
+        self.open_stream: Any = None  # its stream, as long as commands may be queued there
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
-        self.wakeups: Any = None  # of that loop
+        self.wakeups: Any = None  # the WakeupQueue of that loop
         self._binding = threading.Lock()
-        self._end: Any = None  # closed by the loop when it comes to its end: see `_at_end`
+        self._end: Any = None  # a generator that the loop closes when it ends: see `_at_end`
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
-        self.releases = 0  # under way, of those that take more than one command
+        self.releases = 0  # releases under way that take more than one command
         self._idle: Wakeup | None = None  # what `close` awaits
-        self._broken = False  # a connection that has had no successor yet
-        self._failures = 0  # to connect, in a row
+        self._broken = False  # whether a connection broke that no new one has replaced yet
+        self._failures = 0  # failed attempts to connect, in a row
         self.stats = Stats()
-        self.queues = LocalQueues(self.impl.Mutex(), self.stats)  # of no use, but faster than what does nothing
-        self.queued_keys = self.queues.by_key  # names for which somebody waits
-        self.shared_timeouts: dict[float, Any] = {}  # of the compiled hot path, by the time that they give
+        self.queues = LocalQueues(self.impl.Mutex(), self.stats)  # tasks need no mutex; a dummy would be slower
+        self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
+        self.shared_timeouts: dict[float, Any] = {}  # of the compiled fast path, by the timeout in seconds
         self.sweep_timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Before anything is done: all that is kept here is this process's, and the running loop's."""
+        """Called before anything else is done: all that is kept here belongs to this process and the running loop."""
         check()
         loop = asyncio._get_running_loop()
         if loop is not self.loop or loop is None:
@@ -110,10 +109,10 @@ class AsyncTransport(Transport):
             self.loop, self.wakeups = loop, WakeupQueue(loop)
             self._end = _at_end(weakref.ref(self))
             with contextlib.suppress(StopIteration):
-                self._end.asend(None).send(None)  # where it waits for that
+                self._end.asend(None).send(None)  # to its `yield`, where it waits for the loop's end
 
     async def part(self) -> None:
-        """The loop comes to its end: what is owed is said, and the connection closed, as nobody else would."""
+        """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
         self._end = None
         try:
             await self._flush_undos_over()
@@ -122,7 +121,7 @@ class AsyncTransport(Transport):
                 await self._part_from(self.connection, EOFError("its event loop ends"))
 
     def _leave_loop(self) -> None:
-        """Those who waited in the loop are gone, and the connection. Leases stay, and what is owed."""
+        """The loop was closed: drop its waiters and its connection. Leases and pending undos stay."""
         self._unwatch()
         self._undelay()
         connection, self.connection, self.open_stream = self.connection, None, None
@@ -137,17 +136,17 @@ class AsyncTransport(Transport):
         self.sweep_timer = None
 
     def _unwatch(self) -> None:
-        """The end of the loop is of no more interest."""
+        """Close the generator that waits for the loop's end."""
         end, self._end = self._end, None
         if end is not None:
-            with contextlib.suppress(StopIteration, RuntimeError):  # which runs already
+            with contextlib.suppress(StopIteration, RuntimeError):  # RuntimeError: it runs already
                 end.aclose().send(None)
 
     async def release(
         self, lock: Any, owner: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None
     ) -> None:
-        """A release that the hot path hands on: from its start, of an owner's lease, None: the caller's; or with `op`
-        from its answer."""
+        """Carry out a release that the fast path hands on. Without `op` it starts anew, for the lease of `owner`, None:
+        of the caller; with `op` it goes on from the answer to that."""
         self.releases += 1
         try:
             if op is None:
@@ -168,13 +167,13 @@ class AsyncTransport(Transport):
             self.release_ended()
 
     async def flush_if_closed(self) -> None:
-        """A client that is closed says at once what it owes: nobody else would."""
+        """If the client is closed, send its pending undos at once: nothing else would."""
         if self.closed:
             await self._flush_after_close(asyncio.get_running_loop())
 
     async def run(self, op: Any, answer: Any = None) -> Any:
         """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
-        Waiter; BEHIND: those who wait were asked already."""
+        Waiter; or WAIT_LOCALLY: the local queue was asked already."""
         try:
             self.begin()
             if answer is None:
@@ -182,7 +181,7 @@ class AsyncTransport(Transport):
             if answer is None or (answer is Answer.WAIT_LOCALLY and isinstance(op, Release)):
                 answer = await self._ask(op)
             return await self.drive(op.rest(answer, now))
-        except BaseException as error:  # also as `drive` is entered, when the server has granted already
+        except BaseException as error:  # also raised as `drive` is entered, when the server has granted already
             try:
                 self.undo_interrupted(op, error)
             except BaseException as again:
@@ -191,7 +190,7 @@ class AsyncTransport(Transport):
             raise
 
     async def resume(self, op: Any, answer: Any) -> Any:
-        """Carry out an `Acquire` or `Release` from an answer that was asked for already."""
+        """Carry out an `Acquire` or `Release` from the answer to its first request on."""
         try:
             return await self.drive(op.rest(answer, now))
         except BaseException as error:
@@ -203,19 +202,19 @@ class AsyncTransport(Transport):
             raise
 
     def was_interrupted(self, error: BaseException | None) -> bool:
-        """As of threads; but who is cancelled leaves what it has where it waits. Not so who is collected with its loop:
-        what it waits in may have been collected before."""
+        """As for threads, except for a cancelled task: that leaves its undos where it waits. A task that is collected
+        with its loop counts as interrupted: what it waits in may have been collected before it."""
         return not isinstance(error, asyncio.CancelledError) and super().was_interrupted(error)
 
     def undo_interrupted_batch(self, leases: Any, released: list[Any], error: BaseException) -> None:
-        """As of threads; and who is cancelled may have sent nothing yet, as it waits for a connection."""
+        """As for threads; also for a cancelled task, which may have sent nothing yet as it waits for a connection."""
         super().undo_interrupted_batch(leases, released, error)
         if isinstance(error, asyncio.CancelledError):
             for undo in InterruptedRelease(leases, released).abandon(self.queues, now):
                 self.undo(undo)
 
     async def drive(self, steps: Steps) -> Any:
-        """Carry out an operation of the law; returns its outcome, raises its errors."""
+        """Carry out the steps of an operation; returns its outcome, raises its errors."""
         self.begin()
         answer = None
         try:
@@ -226,12 +225,12 @@ class AsyncTransport(Transport):
                     return end.value
                 answer = await self._perform(step)
         except BaseException as error:
-            # It raises this again: at once if it is over, else after what it leaves to be undone
+            # The operation raises the error again: at once if it has ended, else after the undos that it yields
             undo = steps.throw(error)
             while True:
                 try:
                     self.undo(undo)
-                except BaseException:  # struck once more
+                except BaseException:  # interrupted again
                     self.undo(undo)
                     raise
                 undo = steps.send(None)
@@ -260,7 +259,7 @@ class AsyncTransport(Transport):
         if not (self.closed and ask.allowed_after_close):
             return await self._asked(ask)
         connection = self.connection
-        if connection is not None and connection.error is None:  # which is closed when this is done
+        if connection is not None and connection.error is None:  # `close` ends it after it has answered this
             return await self.answered(ask, connection)
         try:
             return await self._ask_alone(ask)
@@ -270,7 +269,7 @@ class AsyncTransport(Transport):
             raise
 
     async def _ask_alone(self, ask: Any) -> Any:
-        """Over a connection for that alone."""
+        """Send a request of a closed client, over a connection that is opened for it alone."""
         connection = None
         try:
             connection = await self._connect(asyncio.get_running_loop(), last=True)
@@ -296,7 +295,8 @@ class AsyncTransport(Transport):
         return await self.answered(ask, connection)
 
     def _carry_out(self, ask: Any) -> None:
-        """A release whose caller is cancelled before it was sent: who leaves a `with` does not try again."""
+        """Leave the undo of a release whose caller was cancelled before it was sent: a task that leaves a `with` does
+        not release again."""
         if isinstance(ask, Release):
             ask.sent = ask.sent or now()
             self.undo(ask.undo())
@@ -308,10 +308,10 @@ class AsyncTransport(Transport):
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     async def answered(self, ask: Any, connection: AsyncConnection) -> Any:
-        """The answer to a step over that connection; `ConnectionLost`, if it breaks; or DEADLINE_EXCEEDED."""
+        """The answer to a request over a connection; `ConnectionLost`, if that breaks; or DEADLINE_EXCEEDED."""
         if type(ask) is GetSession:
             return connection.session
-        if connection.error is not None:  # since the connecting ended, a tick ago
+        if connection.error is not None:  # it broke in the tick since it came up
             return ConnectionLost(connection.error, self.settings.reply_timeout, sent=False)
         wakeup = connection.ask(ask)
         timer = None
@@ -325,7 +325,7 @@ class AsyncTransport(Transport):
         except BaseException:
             try:
                 connection.cancel(ask, ask.sent)
-            except BaseException:  # struck once more
+            except BaseException:  # interrupted again
                 connection.cancel(ask, ask.sent)
                 raise
             raise
@@ -334,50 +334,50 @@ class AsyncTransport(Transport):
                 timer.cancel()
 
     def defer(self, undo: Undo) -> None:
-        """Keep it for the next connection, and none of those that are gone."""
+        """Keep an undo for the next connection; it is tied to none that is gone."""
         self.pending_undos.append(undo)
         undo.connection = undo.reply = None
 
     def delay_undo(self, undo: Undo, seconds: float) -> None:
-        """Say it so much later: the server can do nothing now."""
+        """Send an undo after so many seconds: the server can do nothing now."""
         undo.reply = None
-        if self.closed:  # no timer is left to the loop
+        if self.closed:  # a closed client leaves no timer to the loop
             self.defer(undo)
         elif self.loop is not None:
             self.delayed_undos[undo] = self.loop.call_later(seconds, self._say, undo)
 
     def _say(self, undo: Undo) -> None:
         self.undo(undo)
-        self.delayed_undos.pop(undo, None)  # last: said twice it does no harm
+        self.delayed_undos.pop(undo, None)  # last: to send it twice does no harm
 
     def _undelay(self) -> None:
-        """No timer will end any more: what was put off is owed as the rest."""
+        """Cancel the timers of delayed undos, which become pending undos like the rest."""
         put_offs, self.delayed_undos = self.delayed_undos, {}
         for undo, timer in put_offs.items():
             timer.cancel()
             self.defer(undo)
 
     async def _flush_undos_over(self) -> None:
-        """Have said what is owed, if that takes a new connection and no more than a second."""
+        """Send the pending undos, over a new connection where needed, if that comes up within CLOSE_SECONDS."""
         self._undelay()
         if self.pending_undos and self.ever_connected:
             try:
                 self._post_pending_undos(await asyncio.wait_for(self._connected(), CLOSE_SECONDS))
-            except Exception as error:  # also a provider's: what is owed stays so
+            except Exception as error:  # also from a credential provider: the undos stay pending
                 if by_handler(error):
                     raise
 
     def _post_pending_undos(self, connection: AsyncConnection) -> None:
         for undo in list(self.pending_undos):
             connection.post(undo)
-            self.pending_undos.remove(undo)  # last: who is struck in between says it twice, which does no harm
+            self.pending_undos.remove(undo)  # last: after an interrupt it is sent twice, which does no harm
 
     def undo(self, undo: Undo) -> None:
-        """Have something said that nobody waits for; over the next connection, when there is none."""
+        """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
         if undo.connection is not None and undo.connection.error is not None:
             undo.outlived_by(undo.connection.session)
         if self.connection is not None and self.connection.loop is not asyncio._get_running_loop():
-            with contextlib.suppress(RuntimeError):  # that loop is closed: for the next one
+            with contextlib.suppress(RuntimeError):  # the connection's loop is closed: keep it for the next connection
                 self.connection.loop.call_soon_threadsafe(self.undo, undo)
                 return
             self.defer(undo)
@@ -388,7 +388,7 @@ class AsyncTransport(Transport):
             self._reconnect()
 
     async def _wait(self, waiter: Any, until: float | None) -> None:
-        """Sleep until the waiter is called, or its time has come."""
+        """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
         if self.closed:
             raise errors.ClientClosedError("this client was closed")
         if waiter.woken:
@@ -411,12 +411,13 @@ class AsyncTransport(Transport):
             raise errors.ClientClosedError("this client was closed")
 
     def tick(self, over: bool = False) -> None:
-        """While anybody waits, see every second whether a lease that goes round here has lapsed."""
+        """While anybody waits, check every second (RECHECK_SECONDS) whether a lease that circulates in this client has
+        expired. over: the timer of this check has ended."""
         if self.loop is not None and (over or self.sweep_timer is None):
             self.sweep_timer = None
             try:
                 self._tick_later(self.loop)
-            except BaseException:  # a signal's handler raised, but all wait still
+            except BaseException:  # a signal handler raised, but the waiters still need the timer
                 self._tick_later(self.loop)
                 raise
         if over and self.wakeups is not None:
@@ -446,7 +447,7 @@ class AsyncTransport(Transport):
         if self.closed:
             raise errors.ClientClosedError("this client is closed")
         if self.connection is not None and self.connection.error is not None:
-            self.connection.fail(self.connection.error)  # whoever did was interrupted in it
+            self.connection.fail(self.connection.error)  # where it failed before, that was interrupted
         if self.connection is not None:
             return self.connection
         loop = asyncio.get_running_loop()
@@ -455,7 +456,7 @@ class AsyncTransport(Transport):
             async with asyncio.timeout(None if until is None else max(CLOSE_SECONDS, until - now())) as limit:
                 return await asyncio.shield(task)
         except TimeoutError:
-            if limit.expired():  # others may still wait for it
+            if limit.expired():  # connecting goes on: other tasks may still wait for it
                 raise NoReply("no connection came up in time") from None
             raise
         except asyncio.CancelledError:
@@ -464,7 +465,7 @@ class AsyncTransport(Transport):
             raise
 
     def _connect_task(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[AsyncConnection]:
-        if self._connecting is None or self._connecting.done():  # whoever was to note that was interrupted
+        if self._connecting is None or self._connecting.done():  # done: `_connect_done` was interrupted
             self._connecting = loop.create_task(self._connect(loop), name="fastlock: connect")
             self._connecting.add_done_callback(self._connect_done)
         return self._connecting
@@ -472,15 +473,15 @@ class AsyncTransport(Transport):
     def _connect_done(self, task: asyncio.Task[AsyncConnection]) -> None:
         if self._connecting is task:
             self._connecting = None
-        failed = task.cancelled() or task.exception() is not None  # whoever waits has it, if anybody does
+        failed = task.cancelled() or task.exception() is not None  # tasks that wait get the exception, if there are any
         self._failures = self._failures + 1 if failed else 0
-        if failed and self.pending_undos:  # nobody has to use the client again for what it owes
+        if failed and self.pending_undos:  # they are sent even if the client is never used again
             task.get_loop().call_later(backoff(self._failures), self._reconnect)
 
     async def _connect(self, loop: asyncio.AbstractEventLoop, last: bool = False) -> AsyncConnection:
-        """last: for what is owed by a client that is closed."""
+        """Open a connection and greet the server. last: for the last requests and undos of a closed client."""
         settings = self.settings
-        credentials = await settings.credentials_async()  # a provider's time is its own
+        credentials = await settings.credentials_async()  # a credential provider's time does not count
         connection = AsyncConnection(self, loop)
         try:
             async with asyncio.timeout(settings.connect_timeout):
@@ -496,7 +497,7 @@ class AsyncTransport(Transport):
             if self.closed and not last:
                 raise errors.ClientClosedError("this client is closed")
             if self.connection is not None and self.connection.error is None and not last:
-                connection.fail(Broken("another was first"))  # whoever began that was interrupted before it was noted
+                connection.fail(Broken("another was first"))  # its task was not noted, as an interrupt came first
                 return self.connection
             self._on_connected(connection)
         except OSError as error:
@@ -520,13 +521,13 @@ class AsyncTransport(Transport):
         self._post_pending_undos(connection)
 
     def _reconnect(self) -> None:
-        """Somebody is owed an undo: connect for that alone, if nobody else does or did."""
+        """An undo is pending: connect to send it, if no other task does or did."""
         loop = self.loop
         if (
             not self.closed
             and self.connection is None
             and self.ever_connected
-            and self._end is not None  # the loop has not come to its end
+            and self._end is not None  # the loop is not about to end
             and loop is not None
             and loop is asyncio._get_running_loop()
             and not loop.is_closed()
@@ -534,7 +535,7 @@ class AsyncTransport(Transport):
             self._connect_task(loop)
 
     def discard(self, connection: AsyncConnection) -> None:
-        """A connection broke."""
+        """Forget a connection that broke, and connect again if undos are pending."""
         if self.connection is connection:
             self.connection = self.open_stream = None
             self._broken = True
@@ -542,29 +543,29 @@ class AsyncTransport(Transport):
             self._reconnect()
 
     async def close(self) -> None:
-        """End the connection, after what is in flight was answered (a second at most), and say what is owed (another
-        one, or two, where the server does not answer); who waits gets ClientClosedError."""
+        """End the connection, after what is in flight was answered (1 second at most), and send the pending undos (1 or
+        2 seconds more, where the server does not answer). Waiters get ClientClosedError."""
         check()
         loop = asyncio.get_running_loop()
         if self.loop is not None:
-            self._bind(loop)  # says so where another one has it
+            self._bind(loop)  # raises if the client belongs to another loop
         try:
             if self.loop is not None:
-                await asyncio.sleep(0)  # a release whose task was just made has begun
+                await asyncio.sleep(0)  # lets a release begin whose task was just created
                 await self._flush_undos_over()
         finally:
             await self._shut()
             await self._flush_after_close(loop)
 
     async def _flush_after_close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What is owed by a client that is closed, as nobody else would say it."""
+        """Send the pending undos of a closed client, as nothing else would."""
         self._undelay()
         while self.pending_undos and self.ever_connected:
             owed = list(self.pending_undos)
             try:
                 connection = await asyncio.wait_for(self._connect(loop, last=True), CLOSE_SECONDS)
                 await self._part_from(connection, errors.ClientClosedError("this client was closed"))
-            except Exception as error:  # also a provider's
+            except Exception as error:  # also from a credential provider
                 if by_handler(error):
                     raise
             left = [undo for undo in owed if removed(self.pending_undos, undo)]
@@ -578,7 +579,7 @@ class AsyncTransport(Transport):
             if self.connection is connection:
                 self.connection = self.open_stream = None
             connection.fail(error)
-        await asyncio.sleep(0)  # the transport closes its socket in the next tick
+        await asyncio.sleep(0)  # asyncio's transport closes its socket in the next tick
 
     async def _shut(self) -> None:
         self.closed = True
@@ -596,14 +597,14 @@ class AsyncTransport(Transport):
             await self._await_waiters(connection, until)
         if connecting is not None:
             await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
-            await asyncio.sleep(0)  # its transport closes its socket in the next tick
+            await asyncio.sleep(0)  # as in `_part_from`
         if connection is not None:
             await self._part_from(connection, errors.ClientClosedError("this client was closed"))
         self.cancel_shared_timeouts()
 
     async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:
-        """Until tasks have nothing to send any more: those that waited leave the queue, those that release hand over,
-        and those that were answered run once more."""
+        """Wait until tasks have nothing to send any more: waiters have left the server's queues, releases have handed
+        over, and tasks that got an answer have run again."""
         self.queues.on_empty = self._no_longer_busy
         while connection.error is None and now() < until:
             if self.queues.by_entry or self.releases > 0:
@@ -619,49 +620,50 @@ class AsyncTransport(Transport):
                 break
 
     def _no_longer_busy(self) -> None:
-        """Nobody waits at the server any more, or a release has ended: for a client that is being closed."""
+        """End the wait of `close`: nobody waits at the server any more, or a release has ended."""
         if self._idle is not None:
             self._idle(None)
 
     def release_ended(self) -> None:
-        """One of the releases that are counted in `releases`."""
+        """One of the releases that are counted in `releases` has ended."""
         self.releases -= 1
         self._no_longer_busy()
 
     def cancel_shared_timeouts(self) -> None:
-        """Nobody waits any more: no timer is left to the loop."""
+        """Leave no timer to the loop, when nobody waits any more."""
         for alarm in self.shared_timeouts.values():
             alarm.cancel()
 
     def abandon(self) -> None:
-        """Nobody holds the client any more, in whatever thread that came out: its loop closes the connection."""
+        """The client was collected, in whatever thread: have its loop close the connection."""
         check()
         connection, self.closed, self.open_stream = self.connection, True, None
         self._unwatch()
         if connection is not None and connection.error is None and connection.loop.is_closed():
             connection.fail(errors.ClientClosedError("nobody holds this client"))
         elif connection is not None and connection.error is None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed in this very moment
+            with contextlib.suppress(RuntimeError):  # the loop was closed just now
                 connection.loop.call_soon_threadsafe(
                     connection.fail, errors.ClientClosedError("nobody holds this client")
                 )
 
     def forget_parent(self) -> None:
-        """In a forked child: the parent's connection, debts and loop are not ours; nothing is said on its socket."""
+        """In a forked child: start without the parent's connection, pending undos and loop; nothing is sent on the
+        parent's socket."""
         connection = self.connection
         if connection is not None and connection.byte_transport is not None:
             sock = connection.byte_transport.get_extra_info("socket")
             if sock is not None and sock.fileno() >= 0:
                 null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, sock.fileno())  # the number stays taken, until the transport gives it back
+                os.dup2(null, sock.fileno())  # the descriptor stays in use, until asyncio's transport closes it
                 os.close(null)
         self._unwatch()
         self._start()
 
 
 async def _at_end(transport: weakref.ref[AsyncTransport]) -> AsyncGenerator[None, None]:
-    """A loop that comes to its end closes the asynchronous generators that began in it, under asyncio.run and all that
-    do as it does: there is no other way to hear of it while something can still be said."""
+    """Calls `part` when the loop is about to end. A loop closes then the asynchronous generators that began in it,
+    under asyncio.run and all that work alike: there is no other notice while commands can still be sent."""
     try:
         yield
     finally:
@@ -679,7 +681,7 @@ def _forget_parent() -> None:
 
 
 def _close_leftovers() -> None:
-    """The interpreter ends: connections whose loop was closed, which nobody else closes."""
+    """As the interpreter ends, close the connections whose loop was closed: nothing else closes them."""
     check()
     for transport in list(_TRANSPORTS):
         if transport.connection is not None and transport.connection.loop.is_closed():

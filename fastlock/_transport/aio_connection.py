@@ -1,7 +1,8 @@
-"""Wire: one connection of an asyncio client, and what its tasks wait for on it; one flush a tick.
+"""One connection of an asyncio client, and what its tasks wait for on it; one flush a tick of the event loop.
 
-A call appends its command and what its task waits for; the first of a tick schedules the flush. Who is cancelled keeps
-his slot as a tombstone, so replies never shift. Never here: decisions about locks, the content of frames.
+A call appends its command and a pending reply for its task; the first call of a tick schedules the flush. The pending
+reply of a cancelled task stays as a tombstone, so replies never shift. Never here: decisions about locks, the content
+of frames.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fastlock._transport.aio import AsyncTransport
 
 
-ROOM = 65536  # bytes that are read at once
+ROOM = 65536  # bytes that are read at once at most
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -41,17 +42,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.stream.on_push = transport.queues.on_push
         self.stream.serve(self, transport.wakeups, threading.get_ident(), self._flush_soon)
         self.session: Any = None
-        self.subscribed = False  # whether messages come here
+        self.subscribed = False  # whether push messages come on this connection
         self.error: Exception | None = None
-        self.in_flight: list[Any] = []  # slots that missed a reply when it broke
-        self.failed = False  # whether they were told, and all else done that follows
+        self.in_flight: list[Any] = []  # pending replies when the connection broke
+        self.failed = False  # whether these were resolved, and all else done that follows
         self.byte_transport: Any = None
         self._watch: asyncio.TimerHandle | None = None
-        self._quiet = True  # nothing was in flight
+        self._quiet = True  # whether all that was sent has been answered
         self._room = memoryview(bytearray(ROOM))
-        self._reading = False  # into that; not over TLS and in other loops, which may begin to read what is not there
+        # Whether the loop reads into that. Not noted over TLS and in other loops, which may begin a read without data
+        self._reading = False
         self._watches = transport.settings.tls is None and isinstance(loop, asyncio.BaseEventLoop)
-        self._progress = 0.0  # when the server last said something, or was first asked
+        self._progress = 0.0  # when the server last sent something, or the first command in flight was sent
 
     # called by the event loop
 
@@ -59,7 +61,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.byte_transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._reading:  # KeyboardInterrupt was raised in it, and the loop went on: replies may be missing
+        if self._reading:  # KeyboardInterrupt was raised in a read, and the loop went on: replies may be missing
             self.fail(Broken("interrupted half-way"))
         self._reading = self._watches
         return self._room
@@ -75,9 +77,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             self.stream.feed(data)
         except ProtocolError as error:  # bytes that cannot be explained
-            early = self.session is None and data[:1] == b"-"  # a server that is full says so before it is greeted
+            early = self.session is None and data[:1] == b"-"  # a full server sends an error before the handshake
             self.fail(errors.from_reply(Exception(data[1:].decode(errors="replace").strip())) if early else error)
-        except BaseException:  # a signal's handler raised
+        except BaseException:  # a signal handler raised
             self.fail(Broken("interrupted half-way"))
             raise
         else:
@@ -91,19 +93,19 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.fail(error or Broken("the server closed the connection"))
 
     def _read_last_reply(self) -> None:
-        """What a server had said before it closed, where our greeting met that before its words were read."""
+        """Read what a server sent before it closed, where sending the handshake failed before that was read."""
         sock = self.byte_transport.get_extra_info("socket")
         if self.transport.settings.tls is None and sock is not None:
             with contextlib.suppress(OSError), socket.fromfd(sock.fileno(), sock.family, sock.type) as left:
                 left.setblocking(False)
                 self.received(left.recv(4096))
 
-    # called by the wire
+    # called by the transport
 
     async def do_handshake(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
         """The handshake. Raises redis-py's exceptions."""
         calls = handshake.greeting(settings, credentials)
-        if self.error is not None:  # it has closed already: nothing queued now would be answered
+        if self.error is not None:  # the server has closed it already: nothing queued now would be answered
             raise errors.fresh_copy(self.error)
         hello, rest = self._new_wakeup(), self._new_wakeup()
         self.stream.put_command(hello, calls[0])
@@ -111,13 +113,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.stream.announce()
         replies = await rest
         if type(replies) is ConnectionLost:
-            handshake.refused(hello.result())  # a server that is full says so unasked, and closes
+            handshake.refused(hello.result())  # a server that is full sends an error unasked, and closes
             raise errors.fresh_copy(replies.error)
         self.session = handshake.read_greeting([hello.result(), *replies])
         self.stream.templates = compile_templates(self.transport.impl, self.session.capabilities)
-        if self.error is not None:  # since the replies were delivered, a tick ago: nothing queued now would be answered
+        if self.error is not None:  # it broke in the tick since the replies came: nothing queued now would be answered
             raise errors.fresh_copy(self.error)
-        # waited for: on an idle connection nothing may be pending
+        # The replies are waited for: on an idle connection nothing may be pending
         if scripts := commands.scripts_to_load(self.session.capabilities):
             loaded = self._new_wakeup()
             self.stream.put_calls(loaded, [script.load for script in scripts])
@@ -130,7 +132,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return Wakeup().arm(self.stream.wakeups)
 
     def ask(self, ask: Any) -> Wakeup:
-        """Queue a step; what to wait for gives its answer, or `ConnectionLost`."""
+        """Queue a request; the Wakeup, awaited, gives its answer, or `ConnectionLost`."""
         ask.connection = self
         ask.sent = now()
         wakeup = self._new_wakeup()
@@ -142,7 +144,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return wakeup
 
     def post(self, undo: Undo) -> None:
-        """Queue an undo that nobody waits for."""
+        """Queue an undo, for whose reply nobody waits."""
         if self.stream.broken:
             self.fail(Broken("interrupted half-way"))
         if self.error is not None or self.loop.is_closed():
@@ -155,15 +157,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.stream.announce()
 
     def post_later(self, undo: Undo, seconds: float) -> None:
-        """Queue it then, over whichever connection there is."""
+        """Queue an undo after so many seconds, over whichever connection there is then."""
         self.transport.delay_undo(undo, seconds)
 
     def undo_refused(self, undo: Undo, error: errors.RedisError) -> None:
-        """The server will not do it."""
+        """The server refused an undo for good: warn, once."""
         handshake.warn_of_refusal(self.transport, undo, error)
 
     def cancel(self, ask: Command, sent: float) -> None:
-        """The caller goes before its reply came: what it may have got is undone right behind it, on the same
+        """The caller leaves before its reply came: send the undo of its request right behind it, on the same
         connection."""
         ask.connection, ask.sent = self, sent
         undo = ask.undo()
@@ -187,7 +189,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Send what was queued."""
         if self.error is not None or self.stream.broken:
-            self.fail(self.error or Broken("interrupted half-way"))  # or whoever failed it was interrupted in that
+            self.fail(self.error or Broken("interrupted half-way"))  # again, if it failed: that may be unfinished
             return
         try:
             if self._quiet:
@@ -195,15 +197,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 self._progress = self.loop.time()
             self._watch_over()
             self.byte_transport.write(self.stream.take_output())
-        except BaseException:  # a signal's handler raised: what was taken may be in nobody's hands
+        except BaseException:  # a signal handler raised: bytes that were taken from the stream may be lost
             self.fail(Broken("interrupted half-way"))
             raise
 
     def _check_progress(self) -> None:
-        """Is the server still answering? One timer for all that is in flight: replies come in order."""
+        """Check whether the server still answers. One timer for all that is in flight: replies come in order."""
         try:
             self._check_progress_once()
-        except BaseException:  # a signal's handler raised: look again
+        except BaseException:  # a signal handler raised: check again later
             self._watch = None
             self._watch_over()
             raise
@@ -215,7 +217,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.fail(self.error)
         if not self.stream.pending:
             return
-        if self._quiet:  # what is queued is sent this tick, or the loop has forgotten to: to do so twice does no harm
+        if self._quiet:  # the flush comes this tick, or the loop has forgotten it: to flush twice does no harm
             self._watch_over()
             self.loop.call_soon(self.stream.tick)
             return
@@ -227,17 +229,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._watch = self.loop.call_later(left, self._check_progress)
 
     def fail(self, error: BaseException) -> None:
-        """The connection is broken: what is in flight on it is unknown to everyone who waits, and what was owed is owed
-        again."""
+        """The connection is broken: the outcome of every command in flight on it is unknown, and undos in flight are
+        pending again."""
         if not self.failed:
             try:
                 self._fail_pending(error)
-            except BaseException:  # interrupted in it: nobody else would tell those who wait
+            except BaseException:  # interrupted in it: nothing else would tell the waiting tasks
                 self._fail_pending(error)
                 raise
 
     def _fail_pending(self, error: BaseException) -> None:
-        """Tell all who wait here. May be called again, by one who was interrupted in it, or who finds that out."""
+        """Tell all tasks that wait for a reply here. May be called again after an interrupt, by any caller."""
         if self.error is None:
             self.error = errors.as_connection_error(error, self.transport.settings.endpoint)
             self.transport.stats.retire(self.stream)
@@ -249,7 +251,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         lost = ConnectionLost(
             self.error, self.transport.settings.reply_timeout, sent=True, final=final, session=self.session, own=own
         )
-        over = self.loop.is_closed()  # nobody waits here any more; what is owed is owed still
+        over = self.loop.is_closed()  # no task waits here any more; undos are still pending
         for pending_reply in pending_replies:
             if type(pending_reply) is UndoReply:
                 pending_reply.connection_broke(self.transport, self.session)
@@ -268,17 +270,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.in_flight.clear()
 
     async def drain(self) -> None:
-        """Have all answered that is in flight: also undos, whose commands a server does not read from a connection that
-        was closed."""
+        """Wait for all replies in flight, also those to undos: a server does not read the commands that are left on a
+        connection that was closed."""
         until = now() + CLOSE_SECONDS
-        while self.stream.pending and self.error is None and now() < until:  # as of threads
+        # An undo that is refused may be sent again, behind the PING: so this repeats
+        while self.stream.pending and self.error is None and now() < until:
             ping = RawCommands([(b"PING",)])
             ping.until = until
             await self.transport.answered(ping, self)
 
 
 def _abort(transport: Any) -> None:
-    """End a connection without further words, also after its loop was closed: asyncio's transport cannot, then."""
+    """Close a connection at once, also after its loop was closed: asyncio's transport cannot do that then."""
     try:
         transport.abort()
     except RuntimeError:

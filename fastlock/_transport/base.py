@@ -75,4 +75,4 @@ class Transport:
         if error is not None and self.was_interrupted(error):
             self.undo_interrupted(op, error)
         elif waiter.given_back is None and (left := op.leave(waiter, None, now)) is not None:
-            self.undo(left)  # where `given_back` is set, the operation has done this itself
+            self.undo(left)  # where `given_back` is set, the waiter has left already

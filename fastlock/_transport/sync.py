@@ -63,7 +63,7 @@ class SyncTransport(Transport):
         self.settings = settings
         self.impl = impl
         self.closed = False
-        self.warned = False  # whether it was logged that the server refused an undo
+        self.warned = False  # whether this client has warned that the server refuses a command
         self._ended = False  # whether the client was closed and all its connections were ended
         # Whether there ever was a connection: before the first one an error is a wrong setting, not an outage
         self.ever_connected = False
