@@ -1,4 +1,4 @@
-# What _core.pyx shows to the other compiled modules.
+# The types of _core.pyx, for it and for the other compiled modules. Never here: code.
 
 from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t
@@ -30,15 +30,15 @@ cdef class PendingReply:
     cdef public object wake
     cdef public bint ready
     cdef public bint abandoned
-    cdef unsigned long thread  # that made it, to wait for it
+    cdef unsigned long thread  # the thread that waits for the reply
     cdef bint waits(self, unsigned long thread) noexcept
     cdef bint sleeps(self) noexcept
 
 cdef class _ReplyFilter:
     cdef unsigned char kind  # of the header that is being read: its first byte, 0 before it
-    cdef int64_t announced  # by that header; -1: no size
+    cdef int64_t announced  # the size in that header; -1: it holds no size
     cdef int64_t skip  # bytes of a string that are still to come
-    cdef bint drops  # whether they go nowhere
+    cdef bint drops  # whether these are dropped
     cdef bytes held  # a string's header that is not complete yet; None: nothing is held back
     cdef bytes passed(self, bytes chunk)
     cdef bint _announces(self) except -1
@@ -57,19 +57,19 @@ cdef class Stream:
     cdef _ReplyFilter filter
     cdef object reader, gets, feed_, sock
     cdef int fd
-    cdef bint sliced  # the socket has waited for a slice of this wait, and signals were looked for
+    cdef bint sliced  # whether the socket itself has waited for a slice of this wait, and signals were checked for
     cdef int64_t usual_delay, last_reply_at  # nanoseconds that replies take, and when the last one came
     cdef unsigned int probes
-    cdef object leader  # the ticket of the thread that reads; `thread` is its number, 0 while it sleeps
-    cdef public object on_push  # gets what the server says unasked
+    cdef object leader  # pending reply of the thread that reads; `thread` is its number, 0 while it sleeps
+    cdef public object on_push  # gets the push messages
     cdef list pushes
-    cdef list listeners  # tickets of threads that wait for that
-    cdef bint out_of_step  # replies were lost: nobody may read on until the connection is closed
-    cdef readonly int64_t commands, flushes  # queued, and written at once, since the pipe was made
-    cdef readonly bint broken  # bytes were lost or made no sense: out of step, the connection must be closed
+    cdef list listeners  # pending replies of threads that wait for push messages
+    cdef bint out_of_step  # replies were lost: no thread may read on, the connection must be closed
+    cdef readonly int64_t commands, flushes  # commands queued, and batches of them sent, since the stream was made
+    cdef readonly bint broken  # bytes were lost or made no sense: the connection must be closed
 
-    cdef public tuple templates  # the dialect of its server, as templates
-    # of a pipe that serves tasks: its connection, who wakes them, their thread, when the first of a tick came
+    cdef public tuple templates  # the command table of its server
+    # Of a stream for tasks: its connection, their WakeupQueue, their thread, when the first command of a tick came
     cdef public object connection, wakeups
     cdef public unsigned long thread
     cdef public double sent

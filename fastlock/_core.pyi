@@ -1,4 +1,4 @@
-"""The compiled bytes layer, for type checkers; `python -m mypy.stubtest fastlock._core` holds it against the build."""
+"""The types of the compiled core; `python -m mypy.stubtest fastlock._core` compares this file with the build."""
 
 from collections.abc import Callable
 from types import TracebackType

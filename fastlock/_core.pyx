@@ -1,13 +1,13 @@
 # cython: language_level=3, binding=True, auto_pickle=False, autotestdict=False, wraparound=False
-"""The bytes layer, compiled: lock commands into one growing buffer, replies to their slots in order.
+"""The core, compiled: lock commands into one growing buffer, replies in order to whoever waits for them.
 
-Lives here: RESP encoding from templates, `hiredis.Reader` for the replies, the order of slots, send and recv without
-the GIL. Never here: any decision about locks, any knowledge of what a command means. `_fallback.py` is the same in
-Python: same names, same parameters, same behaviour, kept so by `tests/test_bytes.py`.
+Lives here: RESP encoding from templates, `hiredis.Reader` for the replies, the order of pending replies, send and recv
+without the GIL. Never here: any decision about locks, any knowledge of what a command means. `_fallback.py` is the same
+in Python: same names, same parameters, same behaviour, kept so by `tests/test_bytes.py`.
 
-Every method of `Stream` is atomic towards other threads (here by the GIL, which is given up only inside system calls,
+Every method of `Stream` is atomic towards other threads (here by the GIL, which is released only inside system calls,
 while the bytes in question belong to the caller alone), so a thread may `put` while another one reads. Only `sending`
-changes outside it, atomically: who queues meanwhile leaves word to look again, or finds that nobody sends any more.
+changes without the GIL, atomically: a thread that queues meanwhile has the sender check again, or sends by itself.
 """
 
 cimport cython
@@ -38,7 +38,7 @@ cdef extern from *:
 
 IMPLEMENTATION = "cython"
 BUILD = FASTLOCK_BUILD.decode()
-SOURCES = FASTLOCK_SOURCES.decode()  # the digest of what it was compiled from
+SOURCES = FASTLOCK_SOURCES.decode()  # the digest of the sources that this was compiled from
 
 cdef enum:
     LONGEST = 65536
@@ -46,23 +46,23 @@ cdef enum:
     ITEMS = 9999
     DEPTH = 8
 
-MAX_REPLY = LONGEST  # bytes of a string: as long as the longest token; of a longer one nothing is kept
-MAX_FRAME = FRAME  # bytes beside it: what grows past both is no reply to a lock command
-MAX_ITEMS = ITEMS  # in one list or map: a batch's own lists have 100
-MAX_DEPTH = DEPTH  # `COMMAND INFO` on Valkey 9.1 nests 6 deep, nothing else more than 3
-MAX_DROPPED = 1 << 32  # bytes of a string of which nothing is kept: a server's longest has 1 << 29 as a rule
+MAX_REPLY = LONGEST  # bytes of a string: as long as the longest token; a longer string is dropped
+MAX_FRAME = FRAME  # bytes around the string: a reply longer than both together is none to a lock command
+MAX_ITEMS = ITEMS  # of one list or map: the lists of a batch have 100
+MAX_DEPTH = DEPTH  # of nesting: `COMMAND INFO` on Valkey 9.1 nests 6 deep, no other reply more than 3
+MAX_DROPPED = 1 << 32  # bytes of a string that is dropped: a server's longest string has 1 << 29 by default
 cdef int64_t DROPPED = MAX_DROPPED
 
 cdef enum:
     CHUNK = 65536
     KEPT = 262144
-    SLICE = 100  # milliseconds: how long the socket itself waits for bytes; what takes longer is polled for
+    SLICE = 100  # milliseconds for which the socket itself waits for bytes; for the rest of a wait it is polled
 
 cdef enum:
     QUIET, SENDING, SENDING_MORE  # whether a thread sends, and whether more was queued meanwhile for it to send
 
-BUSY = object()  # answer of `Stream.ask`: others use the pipe, nothing was done
-cdef object _NOTHING = object()  # what the reader answers when a reply is incomplete; its own False is a RESP3 value
+BUSY = object()  # answer of `Stream.round_trip`: other threads use the stream, nothing was done
+cdef object _NOTHING = object()  # what the reader returns while a reply is incomplete: False is a value of RESP3
 
 
 include "_template.pxi"
@@ -75,8 +75,8 @@ include "_mutex.pxi"
 cdef class Stream:
     """One connection's bytes: commands out, replies in, in order, each to its pending reply.
 
-    That is a `PendingReply`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
-    Error replies are results, too (`hiredis.ReplyError`). What the server pushes goes to `on_push`.
+    A pending reply is a `PendingReply`, a future, or anything with `done()` and `set_result(reply)`; None ignores the
+    reply. Error replies are results, too (`hiredis.ReplyError`). Push messages go to `on_push`.
     """
 
     def __cinit__(self):
@@ -110,14 +110,14 @@ cdef class Stream:
         self._push(pending_reply)
 
     def serve(self, connection, wakeups, thread, flush_soon):
-        """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
+        """Set up the stream for tasks: its connection, their wakeups and thread, and what schedules a flush."""
         self.connection = connection
         self.wakeups = wakeups
         self.thread = thread
         self.flush_soon = flush_soon
 
     cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms):
-        """Queue one command, and tell who is to flush; its reply goes to `pending_reply`."""
+        """Queue one command, and schedule a flush; its reply goes to `pending_reply`."""
         self._make_room()
         self._encode(template, name, token, ms)
         self._push(pending_reply)
@@ -125,7 +125,7 @@ cdef class Stream:
             self.announce()
 
     def tick(self):
-        """Have it flushed what was announced; again, where a handler of signals raises as that begins."""
+        """Flush what was announced; again, if a signal handler raises as the flush begins."""
         try:
             self.connection.flush()
         except BaseException:
@@ -133,9 +133,9 @@ cdef class Stream:
             raise
 
     def announce(self):
-        """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
+        """Schedule a flush of what was queued, by whatever method: once until the next `take_output`."""
         if not self.flushing:
-            self.flush_soon()  # first: where a signal strikes in it, the next one tells again
+            self.flush_soon()  # first: if a signal handler raises in it, the next call schedules again
             self.flushing = True
 
     def put_many(self, Template template not None, pending_reply, list names, list tokens, int64_t ms):
@@ -175,7 +175,7 @@ cdef class Stream:
         self._push(many)
 
     def take_output(self):
-        """What is to be sent, as bytes; it is then the caller's."""
+        """The bytes to be sent, which the caller is to send: they are not kept here."""
         cdef bytes data = PyBytes_FromStringAndSize(self.out, self.used)
         self.flushing = False
         self.flushes += 1
@@ -262,7 +262,7 @@ cdef class Stream:
 
     @property
     def pending(self):
-        """Slots that still miss a reply."""
+        """How many pending replies there are."""
         return self.pending_
 
     @property
@@ -271,14 +271,14 @@ cdef class Stream:
         return self.used
 
     cdef int _make_room(self) except -1:
-        """Called before a byte is written: what allocates may run the garbage collector, and that lets others in. From
-        here to the end of `_push` nothing allocates, so bytes and slots stay in one order."""
+        """Called before a byte is written: an allocation may run the garbage collector, and so other threads. From here
+        to the end of `_push` nothing is allocated, so bytes and pending replies stay in the same order."""
         cdef Py_ssize_t size, i
         cdef list ring, old
         while self.pending_ == len(self.ring):
             size = self.pending_
             ring = [None] * (2 * size)
-            if self.pending_ == size == len(self.ring):  # nobody grew it meanwhile
+            if self.pending_ == size == len(self.ring):  # no other thread grew it meanwhile
                 old = self.ring
                 for i in range(size):
                     ring[i] = old[(self.head + i) & (size - 1)]
@@ -303,8 +303,8 @@ cdef class Stream:
         return pending_reply
 
     def drain(self, list into not None):
-        """Move every slot that misses a reply into that list, in order, and return it; none is pending afterwards, what
-        was not sent is dropped."""
+        """Move every pending reply into that list, in order, and return it; none is pending afterwards, and bytes that
+        were not sent are dropped."""
         while self.pending_ > 0:
             pending_reply = self._pop()
             into.append((<_Many>pending_reply).pending_reply if type(pending_reply) is _Many else pending_reply)
@@ -313,7 +313,7 @@ cdef class Stream:
         return into
 
     def next_reader(self):
-        """The first waiting ticket that sleeps and could read in its turn, or None."""
+        """The first pending reply whose thread sleeps and could read next, or None."""
         cdef Py_ssize_t i
         for i in range(self.pending_):
             pending_reply = self.ring[(self.head + i) & (len(self.ring) - 1)]
@@ -329,7 +329,7 @@ cdef class Stream:
     # replies
 
     def feed(self, data):
-        """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
+        """Parse bytes from the server. ProtocolError: they make no sense, the connection must be closed."""
         cdef bytes chunk = data if type(data) is bytes else bytes(data)
         if self.out_of_step:
             raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
@@ -342,7 +342,7 @@ cdef class Stream:
             raise
 
     cdef int _deliver(self, Py_ssize_t size) except -1:
-        """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
+        """Parse all of a chunk before any reply is delivered: one reply too many makes those beside it suspect."""
         cdef object reply, pending_reply, getter
         cdef list replies = []
         cdef _Many many = None
@@ -383,7 +383,7 @@ cdef class Stream:
             elif getter is not None and not getter.done():
                 getter.set_result(reply)
             if self.pending_ and self.ring[self.head] is pending_reply:
-                self._pop()  # only now: one in which a signal handler raised gets another answer
+                self._pop()  # only now: if a signal handler raised in `set_result`, `drain` still finds it
         if self.pushes:
             replies, self.pushes = self.pushes, []
             for reply in replies:
@@ -394,8 +394,8 @@ cdef class Stream:
     # the socket, for threads
 
     def usable(self):
-        """False: the server replied unasked, or closed the connection, while nothing was asked of it. What it says to
-        be heard is heard."""
+        """False: the server replied unasked, or closed the connection, while no reply was pending. Push messages are
+        delivered."""
         cdef char byte
         cdef ssize_t size, read = 0
         cdef bint half
@@ -414,9 +414,9 @@ cdef class Stream:
         return True
 
     def flush(self, double timeout):
-        """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
+        """Send what is queued, also what other threads queue meanwhile; returns at once if another thread is sending.
 
-        NoReply: the socket took nothing for `timeout` seconds. Broken: the connection is.
+        NoReply: the socket took nothing for `timeout` seconds. Broken: the connection is broken.
         """
         cdef char *data
         cdef Py_ssize_t size, room
@@ -439,7 +439,7 @@ cdef class Stream:
             self.sending = QUIET
 
     cdef int _taken(self) except -1:
-        """The buffer is the caller's, to be sent: never behind a command that was lost half-way, or replies shift."""
+        """The caller takes the buffer to send it. Broken: part of a command before it was lost, replies would shift."""
         if self.broken:
             raise Broken("the connection is out of step: bytes were lost on their way to the server")
         self.out = NULL
@@ -454,7 +454,7 @@ cdef class Stream:
             free(data)
 
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1:
-        # With the GIL: the call does not block, and to get the GIL back among many threads costs more than it takes
+        # With the GIL: the call does not block, and to get the GIL back among many threads costs more than the call
         cdef ssize_t sent
         cdef int failure
         while size:
@@ -474,7 +474,7 @@ cdef class Stream:
         """Read once and deliver. False: nothing came within `timeout` seconds.
 
         Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time; half as
-        long for who does not ask again at once.
+        long where the last reply is older than `spin` seconds.
         Broken: the server closed the connection, or it is broken. ProtocolError: as `feed`.
         """
         cdef ssize_t size
@@ -493,7 +493,7 @@ cdef class Stream:
         """Flush, then read until the pending reply is there. False: `timeout` seconds went by first. Errors as in flush
         and receive."""
         cdef int64_t end = _now() + _ns(timeout), left
-        if self.used and self.sending == QUIET:  # else a follower sends, and looks again before it stops
+        if self.used and self.sending == QUIET:  # else another thread sends, and checks again before it stops
             self._send_and_read(timeout, spin)
         while not pending_reply.ready:
             left = end - _now()
@@ -503,8 +503,8 @@ cdef class Stream:
         return True
 
     cdef int _send_and_read(self, double timeout, double spin) except -1:
-        """Send what is queued and read once, in one stay outside the GIL: among many threads, to get it back costs more
-        than either. What does not go at once is left to `_send` and `receive`."""
+        """Send what is queued and read once, releasing the GIL once: among many threads, to get it back costs more than
+        sending or reading. Bytes that the socket does not take at once are sent by `_send`."""
         cdef char *data = self.out
         cdef Py_ssize_t size = self.used, room = self.room
         cdef ssize_t sent, got = -EAGAIN
@@ -517,7 +517,7 @@ cdef class Stream:
         with nogil:
             sent = c_send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent == size and fastlock_swap(&self.sending, SENDING, QUIET):
-                mine = False  # from here on somebody else may send
+                mine = False  # from here on another thread may send
                 start = _now() if spin else 0
                 got = self._wait_for_bytes(budget, end)
         try:
@@ -536,8 +536,8 @@ cdef class Stream:
         return 0
 
     cdef int64_t _budget(self, double spin) noexcept:
-        """Nanoseconds to spin: none where replies come later, but for a probe now and then. Half of it for who did not
-        ask a moment ago, when the server sleeps: to be woken it needs the processor on which we would spin."""
+        """Nanoseconds to spin: none where replies usually take longer, except for a probe each 64 times. Half of `spin`
+        after a pause, when the server sleeps: to wake, it needs the processor on which this thread would spin."""
         cdef int64_t budget = <int64_t>(spin * 1e9)
         if budget and _now() - self.last_reply_at > budget:
             budget //= 2
@@ -552,8 +552,8 @@ cdef class Stream:
         return 0
 
     cdef ssize_t _wait_for_bytes(self, int64_t budget, int64_t end) noexcept nogil:
-        """Take bytes as soon as there are any: how many; 0 at the end; -EAGAIN when time is over; -errno. -EINTR: look
-        for signals, and call again."""
+        """Read bytes as soon as there are any. Returns how many; 0: the end; -EAGAIN: no bytes in time; -errno. -EINTR:
+        check for signals, and call again."""
         cdef ssize_t size
         cdef int found
         cdef int64_t start = _now()
@@ -563,12 +563,12 @@ cdef class Stream:
             if size >= 0 or errno != EAGAIN:
                 return size if size >= 0 else -errno
             fastlock_relax()
-        if end - start >= SLICE * 1000000 and not self.sliced:  # the socket may wait by itself: one system call less
+        if end - start >= SLICE * 1000000 and not self.sliced:  # the socket itself waits: one system call less
             size = c_recv(self.fd, self.chunk, CHUNK, 0)
             if size >= 0 or errno != EAGAIN:
                 return size if size >= 0 else -errno
             self.sliced = True
-            return -EINTR  # a signal may have come as that ended, of which the poll would know nothing
+            return -EINTR  # a signal may have come as that wait ended, which would not end the poll
         self.sliced = False
         poller.fd = self.fd
         poller.events = POLLIN
@@ -579,7 +579,7 @@ cdef class Stream:
         return size if size >= 0 else -errno
 
     cdef bint _received(self, ssize_t size, int64_t start) except -1:
-        """Deliver what was read since `start` (0: it was waited for otherwise). False: nothing."""
+        """Deliver what was read since `start` (0: the delay is not measured). False: nothing was read."""
         if size > 0:
             if start:
                 self.last_reply_at = _now()
@@ -597,7 +597,7 @@ cdef class Stream:
     # who reads, among threads
 
     def lead(self, PendingReply pending_reply not None, wake):
-        """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
+        """Make the caller the leader, which reads, if there is none; else it is to sleep on `wake`, a held lock."""
         if self.leader is None:
             self.leader = pending_reply
             self.thread = PyThread_get_thread_ident()
@@ -606,23 +606,23 @@ cdef class Stream:
         return False
 
     def listen(self, PendingReply pending_reply not None):
-        """The caller waits for what the server says, and may have to read."""
+        """The caller waits for push messages, and may have to read."""
         self.listeners.append(pending_reply)
 
     def unlisten(self, PendingReply pending_reply not None):
-        """It does no longer. May be called again."""
+        """The caller waits for push messages no longer. May be called again."""
         if pending_reply in self.listeners:
             self.listeners.remove(pending_reply)
 
     def leads(self, PendingReply pending_reply not None):
-        """Whether the caller is the one who reads."""
+        """Whether the caller is the leader, which reads."""
         if self.leader is not pending_reply:
             return False
-        self.thread = PyThread_get_thread_ident()  # it may have been made the leader in its sleep
+        self.thread = PyThread_get_thread_ident()  # it may have been made the leader while it slept
         return True
 
     def resign(self, PendingReply pending_reply not None):
-        """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
+        """Stop reading: the next reader becomes the leader and is woken. May be called again, after an interrupt."""
         cdef PendingReply leader
         if self.leader is pending_reply:
             self.leader = self.next_reader()
@@ -633,8 +633,8 @@ cdef class Stream:
             wake.release()
 
     def in_use_by_caller(self, bint locks):
-        """Whether the calling thread waits, reads or sends here already: this is then a handler of signals, or a
-        `__del__`, which interrupted it, and would wait for itself. locks: whether it keeps what who reads may want."""
+        """Whether the calling thread waits, reads or sends here already: then a signal handler or `__del__` has
+        interrupted that, and would wait for itself. locks: whether the thread holds a mutex the leader may need."""
         cdef unsigned long me = PyThread_get_thread_ident()
         cdef Py_ssize_t i
         if self.leader is not None and (locks or (<PendingReply>self.leader).thread == me):
@@ -653,18 +653,18 @@ cdef class Stream:
         return False
 
     cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin):
-        """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
+        """One command and its reply, for a caller alone on the stream. BUSY: others use it, nothing was done.
 
         UnsolicitedData: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout`
         seconds.
         Errors as in flush and receive.
         """
-        cdef PendingReply pending_reply = PendingReply.__new__(PendingReply)  # first: what allocates may let others in
+        cdef PendingReply pending_reply = PendingReply.__new__(PendingReply)  # first: it may let other threads run
         if self.leader is not None or self.pending_:
             return BUSY
         if not self.usable():
             raise UnsolicitedData("the server spoke unasked, or closed the connection")
-        if self.leader is not None or self.pending_ or self.sending != QUIET:  # since, while something was heard
+        if self.leader is not None or self.pending_ or self.sending != QUIET:  # since then, in `on_push`
             return BUSY
         self.leader = pending_reply
         self.thread = PyThread_get_thread_ident()

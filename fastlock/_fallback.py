@@ -31,22 +31,23 @@ BUILD = "release"
 SOURCES = ""
 MAX_DEPTH = 8
 
-BUSY = object()  # answer of `Stream.ask`: others use the pipe, nothing was done
+BUSY = object()  # answer of `Stream.round_trip`: other threads use the stream, nothing was done
 
 _CHUNK = 16384
-# Plain numbers: to combine the names of `socket` takes a microsecond each time. 0, as on Windows: no socket ever waits
+# Plain numbers: to combine flags of `socket` takes a microsecond each time. 0, as on Windows: sockets never block
 _AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
 _PEEK = int(socket.MSG_PEEK) | _AT_ONCE
 _READABLE, _WRITABLE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
-_SLICE = 0.1  # seconds: how long the socket itself waits for bytes; what takes longer is polled for
-_LARGE = re.compile(rb"[$=!*%~>|][0-9]{4}")  # a reply may announce so much
+_SLICE = 0.1  # seconds for which the socket itself waits for bytes; for the rest of a wait it is polled
+_LARGE = re.compile(rb"[$=!*%~>|][0-9]{4}")  # a header that may announce more than a reply may have: to be filtered
 _LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
-_NOTHING = object()
+_NOTHING = object()  # what the reader returns while a reply is incomplete: False is a value of RESP3
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Template:
-    """A command with holes, encoded once. Parts are bytes (literal arguments) or 0, 1, 2: name, token, milliseconds."""
+    """A command with placeholders, encoded once. Parts are bytes (literal arguments) or placeholders: 0 for the name,
+    1 for the token, 2 for the milliseconds."""
 
     __slots__ = ("_format", "_placeholders", "parts")
 
@@ -78,22 +79,22 @@ class Template:
 
 
 class Mutex(RLock):  # type: ignore[misc]
-    """What keeps the threads of a process apart; its own thread may take it again."""
+    """The mutex of a client's local queues: its own thread may acquire it again."""
 
     __slots__ = ()
 
     def mine(self) -> bool:
-        """Whether the calling thread has it."""
+        """Whether the calling thread holds the mutex."""
         return bool(self._is_owned())
 
 
 class PendingReply:
-    """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
+    """What a thread waits for: `reply` once `ready`; `wake` is the lock on which the thread sleeps, if it sleeps."""
 
     __slots__ = ("_thread", "abandoned", "ready", "reply", "wake")
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()  # that made it, to wait for it
+        self._thread = threading.get_ident()  # the thread that waits for the reply
         self.reply: Any = None
         self.wake: Any = None
         self.ready = self.abandoned = False
@@ -106,9 +107,9 @@ class PendingReply:
         self.ready = True
         wake, self.wake = self.wake, None
         if wake is not None:
-            try:  # no call before that of `release`: it could be interrupted, and nobody would be woken
+            try:  # no call before that of `release`: it could be interrupted, and the thread would not be woken
                 wake.release()
-            except RuntimeError as error:  # woken before: by who passed leadership on
+            except RuntimeError as error:  # woken before: by the leader that passed leadership on
                 if by_handler(error):
                     raise
 
@@ -125,8 +126,8 @@ class _Many:
 class Stream:
     """One connection's bytes: commands out, replies in, in order, each to its pending reply.
 
-    That is a `PendingReply`, a future, or anything with `done()` and `set_result(reply)`; None throws the reply away.
-    Error replies are results, too (`hiredis.ReplyError`). What the server pushes goes to `on_push`.
+    A pending reply is a `PendingReply`, a future, or anything with `done()` and `set_result(reply)`; None ignores the
+    reply. Error replies are results, too (`hiredis.ReplyError`). Push messages go to `on_push`.
     """
 
     def __init__(self, sock: Any = None) -> None:
@@ -135,33 +136,33 @@ class Stream:
         self._mutex = RLock()
         self._out: list[bytes] = []
         self._pending_replies: deque[Any] = deque()
-        self._missing = 0  # replies
-        self.commands = self.flushes = 0  # queued, and written at once, since the pipe was made
-        self._partial = 0
+        self._missing = 0  # replies that have not come, one for each command
+        self.commands = self.flushes = 0  # commands queued, and batches of them sent, since the stream was made
+        self._partial = 0  # bytes of the reply that is incomplete
         self._sending = self._flushing = False
         self._sender = 0  # the thread that sends, if one does
         self._leader: PendingReply | None = None  # of the thread that reads; `thread` is its number, 0 while it sleeps
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._turn = allocate_lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive at once
-        self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never waits
+        self._turn = allocate_lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive together
+        self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never blocks
         if sock is not None and not _AT_ONCE:
             sock.setblocking(False)
         elif sock is not None and not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
-        self._quiet: Any = None  # says at once whether anything came: to find out by reading costs an exception
+        self._quiet: Any = None  # a poller that tells whether anything came: to find out by reading costs an exception
         if sock is not None and not self._tls and poll is not None:
             self._quiet = poll()
             self._quiet.register(sock, _READABLE)
         self._usual_delay = self._last_reply_at = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
-        self.on_push: Callable[[Any], object] | None = None  # gets what the server says unasked
+        self.on_push: Callable[[Any], object] | None = None  # gets the push messages
         self._pushes: list[Any] = []
-        self._listeners: list[PendingReply] = []  # threads that wait for that
+        self._listeners: list[PendingReply] = []  # of threads that wait for push messages
         self.broken = False
-        self._out_of_step = False  # replies were lost: nobody may read on until the connection is closed
-        self.templates: tuple[Template, ...] = ()  # the dialect of its server
-        # of a pipe that serves tasks: its connection, who wakes them, their thread, when the first of a tick came
+        self._out_of_step = False  # replies were lost: no thread may read on, the connection must be closed
+        self.templates: tuple[Template, ...] = ()  # the command table of its server
+        # Of a stream for tasks: its connection, their WakeupQueue, their thread, when the first command of a tick came
         self.connection: Any = None
         self.wakeups: Any = None
         self.thread = 0
@@ -175,20 +176,20 @@ class Stream:
         self._queue(data, pending_reply, 1)
 
     def serve(self, connection: Any, wakeups: Any, thread: int, flush_soon: Callable[[], object]) -> None:
-        """Name whose tasks `request` here, and whom it tells when there is something to `take` again."""
+        """Set up the stream for tasks: its connection, their wakeups and thread, and what schedules a flush."""
         self.connection = connection
         self.wakeups = wakeups
         self.thread = thread
         self._flush_soon = flush_soon
 
     def request(self, template: Template, pending_reply: Any, name: bytes, token: bytes, ms: int) -> None:
-        """Queue one command, and tell who is to flush; its reply goes to `pending_reply`."""
+        """Queue one command, and schedule a flush; its reply goes to `pending_reply`."""
         self.put(template, pending_reply, name, token, ms)
         if not self._flushing:
             self.announce()
 
     def tick(self) -> None:
-        """Have it flushed what was announced; again, where a handler of signals raises as that begins."""
+        """Flush what was announced; again, if a signal handler raises as the flush begins."""
         try:
             self.connection.flush()
         except BaseException:
@@ -196,9 +197,9 @@ class Stream:
             raise
 
     def announce(self) -> None:
-        """Something was queued, by whatever method: once until the next `take`, tell who is to flush."""
+        """Schedule a flush of what was queued, by whatever method: once until the next `take_output`."""
         if not self._flushing:
-            self._flush_soon()  # first: where a signal strikes in it, the next one tells again
+            self._flush_soon()  # first: if a signal handler raises in it, the next call schedules again
             self._flushing = True
 
     def put_many(
@@ -240,7 +241,7 @@ class Stream:
             raise
 
     def take_output(self) -> bytes:
-        """What is to be sent, as bytes; it is then the caller's."""
+        """The bytes to be sent, which the caller is to send: they are not kept here."""
         self._flushing = False
         self.flushes += 1
         with self._mutex:
@@ -252,7 +253,7 @@ class Stream:
 
     @property
     def pending(self) -> int:
-        """Slots that still miss a reply."""
+        """How many pending replies there are."""
         return len(self._pending_replies)
 
     @property
@@ -262,8 +263,8 @@ class Stream:
             return sum(map(len, self._out))
 
     def drain(self, into: list[Any]) -> list[Any]:
-        """Move every slot that misses a reply into that list, in order, and return it; none is pending afterwards, what
-        was not sent is dropped. Who is interrupted in it calls again, and may find some twice."""
+        """Move every pending reply into that list, in order, and return it; none is pending afterwards, and bytes that
+        were not sent are dropped. A caller that is interrupted in it calls again, and may find some twice."""
         with self._mutex:
             into += [
                 pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
@@ -275,7 +276,7 @@ class Stream:
         return into
 
     def next_reader(self) -> PendingReply | None:
-        """The first waiting ticket that sleeps and could read in its turn, or None."""
+        """The first pending reply whose thread sleeps and could read next, or None."""
         with self._mutex:
             return self._next_reader()
 
@@ -293,7 +294,7 @@ class Stream:
     # replies
 
     def feed(self, data: Any) -> None:
-        """Take bytes from the server. ProtocolError: they cannot be explained, the connection must be closed."""
+        """Parse bytes from the server. ProtocolError: they make no sense, the connection must be closed."""
         if self._out_of_step:
             raise ProtocolError("the connection is out of step: bytes were lost, or made no sense")
         try:
@@ -309,7 +310,7 @@ class Stream:
             raise
 
     def _understood(self, data: Any) -> list[Any]:
-        """All of a chunk is understood before anything of it is believed: one too many makes its neighbours suspect."""
+        """Parse all of a chunk before any reply is delivered: one reply too many makes those beside it suspect."""
         plain = not self._filter.within() and data[-1:] == b"\n" and _LARGE.search(data) is None
         if not plain:
             data = self._filter.passed(bytes(data))
@@ -328,7 +329,7 @@ class Stream:
         if self._partial > MAX_REPLY + MAX_FRAME:
             raise ProtocolError(f"a reply of more than {MAX_REPLY + MAX_FRAME} bytes")
         if plain and self._reader.has_data():
-            self._filter.passed(bytes(data))  # it ends within a string: where, the filter has to know
+            self._filter.passed(bytes(data))  # the chunk ends within a string: the filter has to know where
         with self._mutex:
             if len(replies) > self._missing:
                 raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
@@ -355,29 +356,29 @@ class Stream:
         getter = pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
         if getter is not None and not getter.done():
             getter.set_result(reply)
-        with self._mutex:  # after it: interrupted in between, the slot gets that the connection broke
+        with self._mutex:  # only now: if a signal handler raised in `set_result`, `drain` still finds it
             if self._pending_replies and self._pending_replies[0] is pending_reply:
                 self._pending_replies.popleft()
 
     # the socket, for threads
 
     def usable(self) -> bool:
-        """False: the server replied unasked, or closed the connection, while nothing was asked of it. What it says to
-        be heard is heard."""
+        """False: the server replied unasked, or closed the connection, while no reply was pending. Push messages are
+        delivered."""
         with self._mutex:
             return self._usable()
 
     def _is_quiet(self) -> bool:
         try:
             return not self._quiet.poll(0)
-        except RuntimeError as error:  # a handler of signals asks, which interrupted that very call
+        except RuntimeError as error:  # the caller is a signal handler that interrupted this very call
             if by_handler(error):
                 raise
             return not _wait(self._sock, _READABLE, 0.0)
 
     def _usable(self) -> bool:
         if self._pending_replies or self._leader or self._tls:
-            return True  # TLS itself may have something to say, as session tickets
+            return True  # under TLS there may be data that is no reply, such as session tickets
         if self._quiet is not None and self._is_quiet():
             return True
         read = False
@@ -388,16 +389,16 @@ class Stream:
         except OSError as error:
             if by_handler(error):
                 raise
-            half = self._partial or self._filter.within()  # half a reply was read: its rest is none
+            half = self._partial or self._filter.within()  # half a reply was read: its rest must not be taken for one
             return isinstance(error, _AGAIN) and not (read and half)
         except ProtocolError:
             pass
         return False
 
     def flush(self, timeout: float) -> None:
-        """Send what is queued, also what others queue meanwhile; at once back if somebody else is sending.
+        """Send what is queued, also what other threads queue meanwhile; returns at once if another thread is sending.
 
-        NoReply: the socket took nothing for `timeout` seconds. Broken: the connection is.
+        NoReply: the socket took nothing for `timeout` seconds. Broken: the connection is broken.
         """
         mine = False
         try:
@@ -408,7 +409,7 @@ class Stream:
                 data = self._batch()
             while data:
                 self._send(data, timeout)
-                with self._mutex:  # in one step: whoever queues after the last look sends by itself
+                with self._mutex:  # in one step: a thread that queues after the last check sends by itself
                     data = self._batch()
         except BaseException:
             self.broken = True
@@ -417,17 +418,17 @@ class Stream:
             raise
 
     def _batch(self) -> bytes:
-        """What is to be sent now: nothing behind a command that was lost half-way, or replies shift."""
+        """The bytes to be sent now. Broken: part of a command was lost before them, so replies would shift."""
         if self._out and self.broken:
             raise Broken("the connection is out of step: bytes were lost on their way to the server")
         try:
             self._sender = threading.get_ident()
-            self._sending = True  # before anything is taken: a handler of signals sends nothing ahead of it
+            self._sending = True  # before anything is taken: a signal handler must send nothing ahead of it
             data = b"".join(self._out)
             self._out.clear()
             self._sending = bool(data)
             self.flushes += self._sending
-        except BaseException:  # interrupted: before anybody else can send
+        except BaseException:  # interrupted: marked before another thread can send
             self.broken = True
             raise
         return data
@@ -451,14 +452,14 @@ class Stream:
         """Read once and deliver. False: nothing came within `timeout` seconds.
 
         Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time; half as
-        long for who does not ask again at once.
+        long where the last reply is older than `spin` seconds.
         Broken: the server closed the connection, or it is broken. ProtocolError: as `feed`.
         """
         self._probes += spin > 0
         start = time.monotonic()
-        budget = spin if start - self._last_reply_at <= spin else spin / 2  # as the core, and why
+        budget = spin if start - self._last_reply_at <= spin else spin / 2  # `Stream._budget` in _core.pyx says why
         spinning = budget and (self._usual_delay <= budget or not self._probes & 63)
-        # A signal would make the socket wait anew for its slice, again and again; they come to the main thread
+        # Each signal would make the socket wait for its whole slice again; signals come to the main thread
         main = threading.get_ident() == threading.main_thread().ident
         waits = self._at_once and not main and timeout >= _SLICE
         data: bytes | None = None
@@ -479,7 +480,7 @@ class Stream:
                     if spinning:
                         spinning = time.monotonic() - start < budget
                     elif waits:
-                        waits = False  # the socket has waited for a slice of it
+                        waits = False  # the socket itself has waited for a slice of the timeout
                     elif not _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
                         return False
             if spin:
@@ -487,7 +488,7 @@ class Stream:
                 self._usual_delay += (self._last_reply_at - start - self._usual_delay) / 4
             if data:
                 self.feed(data)
-        except BaseException:  # interrupted: what was taken from the socket is in nobody's hands
+        except BaseException:  # interrupted: bytes that were taken from the socket may be lost
             self._out_of_step = self._out_of_step or lost or data is not None
             self.broken = self.broken or self._out_of_step
             raise
@@ -504,13 +505,13 @@ class Stream:
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            self.receive(left, spin)  # a wake-up may bring nothing: half a TLS record, or a mistake of the system
+            self.receive(left, spin)  # a wakeup may bring nothing: half a TLS record, or a false alarm of the system
         return True
 
     # who reads, among threads
 
     def lead(self, pending_reply: PendingReply, wake: Any) -> bool:
-        """Make the caller the one who reads, if nobody does; else its ticket is to sleep on `wake`, a held lock."""
+        """Make the caller the leader, which reads, if there is none; else it is to sleep on `wake`, a held lock."""
         with self._mutex:
             if self._leader is None:
                 self._leader = pending_reply
@@ -520,25 +521,25 @@ class Stream:
             return False
 
     def listen(self, pending_reply: PendingReply) -> None:
-        """The caller waits for what the server says, and may have to read."""
+        """The caller waits for push messages, and may have to read."""
         with self._mutex:
             self._listeners.append(pending_reply)
 
     def unlisten(self, pending_reply: PendingReply) -> None:
-        """It does no longer. May be called again."""
+        """The caller waits for push messages no longer. May be called again."""
         with self._mutex:
             if pending_reply in self._listeners:
                 self._listeners.remove(pending_reply)
 
     def leads(self, pending_reply: PendingReply) -> bool:
-        """Whether the caller is the one who reads."""
+        """Whether the caller is the leader, which reads."""
         if self._leader is not pending_reply:
             return False
-        self.thread = threading.get_ident()  # it may have been made the leader in its sleep
+        self.thread = threading.get_ident()  # it may have been made the leader while it slept
         return True
 
     def resign(self, pending_reply: PendingReply) -> None:
-        """Read no longer: the first who sleeps goes on. May be called again, by one who was interrupted in it."""
+        """Stop reading: the next reader becomes the leader and is woken. May be called again, after an interrupt."""
         with self._mutex:
             if self._leader is pending_reply:
                 self._leader = self._next_reader()
@@ -554,16 +555,16 @@ class Stream:
                 leader.wake = None
 
     def in_use_by_caller(self, locks: bool) -> bool:
-        """Whether the calling thread waits, reads or sends here already: this is then a handler of signals, or a
-        `__del__`, which interrupted it, and would wait for itself. locks: whether it keeps what who reads may want."""
+        """Whether the calling thread waits, reads or sends here already: then a signal handler or `__del__` has
+        interrupted that, and would wait for itself. locks: whether the thread holds a mutex the leader may need."""
         me, leader = threading.get_ident(), self._leader
         if leader is not None and (locks or leader._thread == me):
             return True
         if self._sending and self._sender == me:
             return True
-        if (leader is not None or self._sending) and self._mutex._is_owned():  # which they may wait for
+        if (leader is not None or self._sending) and self._mutex._is_owned():  # the leader or sender may wait for it
             return True
-        # Without the mutex, which this thread may keep, as another keeps one that this call is made with
+        # Without the mutex: another thread may hold it, and wait for a mutex with which this method was called
         for pending_reply in [*self._pending_replies.copy(), *self._listeners]:
             pending_reply = pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
             if (
@@ -576,10 +577,10 @@ class Stream:
         return False
 
     def round_trip(self, template: Template, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
-        """One command and its reply, for a caller who has the pipe for itself. BUSY: others use it, nothing is done.
+        """One command and its reply, for a caller alone on the stream. BUSY: others use it, nothing was done.
 
-        Unasked: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout` seconds.
-        Errors as in flush and receive.
+        UnsolicitedData: the server spoke unasked or went away, nothing was sent. NoReply: none within `timeout`
+        seconds. Errors as in flush and receive.
         """
         pending_reply = PendingReply()
         data = template._encode(_bytes(name), _bytes(token), ms)
@@ -598,7 +599,7 @@ class Stream:
             pending_reply.abandoned = not pending_reply.ready
             try:
                 self.resign(pending_reply)
-            except BaseException:  # interrupted in it: nobody else could resign for this ticket
+            except BaseException:  # interrupted in it: no other thread could resign for this pending reply
                 self.resign(pending_reply)
                 raise
         return pending_reply.reply
@@ -625,7 +626,7 @@ def _check_depth(reply: Any, left: int) -> None:
 def _wait(sock: Any, events: int, timeout: float) -> bool:
     timeout = min(max(0.0, timeout), _LONGEST)
     try:
-        if poll is None:  # Windows; where it is there, it knows of no highest descriptor
+        if poll is None:  # Windows; elsewhere poll is used, which has no highest descriptor
             reads, writes = ([sock] if events == each else [] for each in (_READABLE, _WRITABLE))
             return any(select.select(reads, writes, [sock], timeout))
         poller = poll()

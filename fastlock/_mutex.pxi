@@ -1,4 +1,4 @@
-# Part of _core.pyx: what keeps threads apart where the interpreter's lock does not. Never here: what for.
+# Part of _core.pyx: a mutex, for where the GIL alone does not keep threads apart. Never here: what it protects.
 
 from cpython.pythread cimport (
     NOWAIT_LOCK,
@@ -13,8 +13,8 @@ from cpython.pythread cimport (
 
 @cython.final
 cdef class Mutex:
-    """As `threading.RLock`, for what takes no time: who has to wait cannot be interrupted in it. The compiled modules
-    take it without a call through Python."""
+    """As `threading.RLock`, for short critical sections: a thread that waits for it cannot be interrupted. The compiled
+    modules lock it without a call through Python."""
 
     def __cinit__(self):
         self.free = PyThread_allocate_lock()
@@ -32,7 +32,7 @@ cdef class Mutex:
         self.unlock()
 
     def mine(self):
-        """Whether the calling thread has it."""
+        """Whether the calling thread holds the mutex."""
         return self.depth > 0 and self.owner == PyThread_get_thread_ident()
 
     cdef void lock(self) noexcept:

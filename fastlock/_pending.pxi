@@ -1,19 +1,19 @@
-# Part of _core.pyx: who waits for replies, and what a reply may be. Never here: their order.
+# Part of _core.pyx: pending replies, and how deep a reply may nest. Never here: the order of replies.
 
 @cython.final
 @cython.freelist(64)
 cdef class PendingReply:
-    """The slot of a waiting thread: `reply` once `ready`; `wake` is the lock it sleeps on, if it sleeps."""
+    """What a thread waits for: `reply` once `ready`; `wake` is the lock on which the thread sleeps, if it sleeps."""
 
     def __cinit__(self):
         self.thread = PyThread_get_thread_ident()
 
     cdef bint waits(self, unsigned long thread) noexcept:
-        """Whether that thread waits for it."""
+        """Whether the thread with that number waits for the reply."""
         return self.thread == thread and not self.ready and not self.abandoned
 
     cdef bint sleeps(self) noexcept:
-        """Whether its thread sleeps, and could read in its turn."""
+        """Whether the thread that waits for the reply sleeps, and could become the leader."""
         return self.wake is not None and not self.abandoned
 
     def done(self):

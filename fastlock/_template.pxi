@@ -1,8 +1,9 @@
-# Part of _core.pyx: commands with holes, encoded once, and what may fill them. Never here: a buffer, a socket.
+# Part of _core.pyx: templates of commands, and the check of what may fill them. Never here: a buffer, a socket.
 
 @cython.final
 cdef class Template:
-    """A command with holes, encoded once. Parts are bytes (literal arguments) or 0, 1, 2: name, token, milliseconds."""
+    """A command with placeholders, encoded once. Parts are bytes (literal arguments) or placeholders: 0 for the name,
+    1 for the token, 2 for the milliseconds."""
 
     def __init__(self, *parts):
         if not 0 < len(parts) <= 16:
