@@ -1,1 +1,2 @@
-"""Short cuts of protocol and transport for what happens nearly always. Without this folder all works, slower."""
+"""Short cuts through protocol and transport for the most frequent cases. Without this folder all works, slower. Never
+here: decisions, which are the protocol's."""

@@ -1,8 +1,7 @@
 """The fast path of tasks: acquires that find their name free or wait in this process, and their releases.
 
-`tasks.pyx` is the same, compiled. What is not just as hoped is handed on with the answer as it came, to the operation
-that the protocol has for it. Without this module all works, slower. Never here: what an answer means, or whose turn it
-is.
+`tasks.pyx` is the same, compiled. Any other case is handed on, with the answer as it came, to the operation that the
+protocol has for it. Without this module all works, slower. Never here: what an answer means, or who is next.
 """
 
 from __future__ import annotations
@@ -29,12 +28,13 @@ def _as_sent(op: Any, connection: Any, sent: float) -> Any:
 
 
 def _until(lock: BaseLock, start: float) -> float | None:
-    """When an acquire that was begun then tries for the last time."""
+    """When an acquire that began at `start` tries for the last time; None: it has no deadline."""
     return None if lock.blocking_timeout is None else start + lock.blocking_timeout - LAST_TRY_SECONDS
 
 
 def task_owner(self: Any) -> Any:
-    """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
+    """The owner of a lease that is acquired now: the running task. None: the lock is shared by all tasks, or no loop
+    runs, as where a lock is logged."""
     if not self.thread_local:
         return None
     stream = self._transport.open_stream
@@ -48,14 +48,14 @@ def task_owner(self: Any) -> Any:
 
 
 def _open_pipe(lock: BaseLock) -> Any:
-    """The connection's, if there is one and the running task may use it."""
+    """The stream of the connection, if there is one and the running task may use it."""
     check()
     stream = lock._transport.open_stream
     return stream if stream is not None and stream.thread == threading.get_ident() else None
 
 
 async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
-    """Acquire on the lock's own terms, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
+    """Acquire with the lock's own settings, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
     transport = lock._transport
     stream = None if lock._needs_slow_path() else _open_pipe(lock)
     if stream is None or (task := current_task(stream.wakeups.loop)) is None:  # None: another loop runs
@@ -90,10 +90,10 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
                 stream.connection.cancel(op, sent)
             return await transport.resume(op, answer)  # type: ignore[no-any-return]
     except BaseException as error:
-        if op is None or not is_own(error):  # a handler of signals may raise also after the grant
+        if op is None or not is_own(error):  # a signal handler may raise also after the grant
             try:
                 _cancel(lock, required, token, stream, sent)
-            except BaseException:  # struck once more
+            except BaseException:  # interrupted again
                 _cancel(lock, required, token, stream, sent)
                 raise
         raise
@@ -101,14 +101,14 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
 
 
 def _cancel(lock: BaseLock, required: bool, token: bytes, stream: Any, sent: float) -> None:
-    """An acquire whose task is gone."""
+    """Undo an acquire whose task was cancelled or interrupted."""
     op = lock._new_acquire(token, required)
     op.forget()
     stream.connection.cancel(op, sent)
 
 
 async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, task: Any, start: float) -> Lease | None:
-    """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+    """Sleep until a lease is handed to this waiter, or it is the first waiter, or its time is over."""
     transport, op, until, timer = lock._transport, lock._new_acquire(None, required, start), _until(lock, start), None
     try:
         try:
@@ -129,7 +129,7 @@ async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, t
             return lease
         queued: Lease | None = await transport.run(op, waiter)
         return queued
-    except BaseException as error:  # also before the law has begun: nobody else would take the waiter out
+    except BaseException as error:  # also before the operation has begun: nothing else would remove the waiter
         try:
             transport.cancel_wait(op, waiter, error)
         except BaseException as again:
@@ -139,28 +139,29 @@ async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, t
 
 
 def _release_to_next(lock: BaseLock, owner: Any, lease: Lease) -> Any:
-    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
-    out."""
+    """Release where others of this client wait: to the next of them. Returns None where that is done, else the
+    operation that is to be carried out."""
     what = lock._transport.queues.release(lease, now())
     if what == ReleaseRoute.LOCAL:
         lock._released(owner, lease)
         return None
-    if what == ReleaseRoute.NOT_HELD:  # by another thread, a moment ago
+    if what == ReleaseRoute.NOT_HELD:  # another thread released it a moment ago
         lock._drop_lease(lease)
         raise lock._lost("release")
     return new_release(lock, lease, what == ReleaseRoute.SCRIPT)
 
 
 def aio_enter_lease(self: Any) -> Any:
-    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    """Acquire, and return the lease. Raises LockError when it was not granted within the lock's blocking_timeout."""
     return aio_acquire(self, True)
 
 
 async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
-    """Release. What goes wrong with it is put where `BaseLock.left` says, beside the error that ended the body."""
+    """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
+    the body of the `with`."""
     try:
         await aio_release(self, True, error)
-    except BaseException as struck:  # also as `aio_release` is entered
+    except BaseException as struck:  # also raised as `aio_release` is entered
         finish_interrupted_release(self, self._owner(), None, None, struck)
         raise
 
@@ -168,16 +169,16 @@ async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace
 async def aio_release(
     lock: BaseLock, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
 ) -> None:
-    """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
-    `BaseLock._new_release`; `leaving` a `with`, they go where `BaseLock._report_release_error` puts them, beside the
-    `error` that ended its body."""
+    """Release the lease of an owner (None: of the task that awaits this), if that is the `noted` one or none was noted.
+    Errors are those of `BaseLock._new_release`. Where this is `leaving` a `with`, they go where
+    `BaseLock._report_release_error` puts them, beside the `error` that ended its body."""
     transport, stream, lease, op, sent = lock._transport, None, noted, None, 0.0
     try:
         stream = _open_pipe(lock)
         task = None if stream is None else current_task(stream.wakeups.loop)
         if owner is None and lock.thread_local:
             owner = task
-        if noted is not None and lock._leases.get(owner, noted) is not noted:  # by now it has another one, which stays
+        if noted is not None and lock._leases.get(owner, noted) is not noted:  # the owner has another now, which stays
             raise lock._not_held("release")
         lease = None if task is None else lock._leases.get(owner)
         if lease is not None:
@@ -211,7 +212,7 @@ async def aio_release(
 def _undo_struck(
     lock: BaseLock, owner: Any, lease: Any, op: Any, error: BaseException, stream: Any, sent: float
 ) -> None:
-    """As `_finish_interrupted_release`. sent: 0, or when a release was whose reply has not come."""
+    """As `finish_interrupted_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
     if sent:
         stream.connection.cancel(LockRelease(lock, lease), sent)
     else:

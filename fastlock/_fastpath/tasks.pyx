@@ -51,11 +51,11 @@ cdef int LOCAL = ReleaseRoute.LOCAL, SCRIPT = ReleaseRoute.SCRIPT, NOT_HELD = Re
 cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
 cdef double LAST_TRY_SECONDS = _LAST_TRY_SECONDS
 cdef Py_ssize_t ACQUIRE = Opcode.ACQUIRE, ACQUIRE_ENDLESS = Opcode.ACQUIRE_ENDLESS, RELEASE = Opcode.RELEASE
-cdef Py_ssize_t MAX_SHARED_TIMEOUTS = 16  # of a client: who gives yet another time has a timer of its own
+cdef Py_ssize_t MAX_SHARED_TIMEOUTS = 16  # of a client: an acquire with yet another timeout has a timer of its own
 
 
 cdef double _until(BaseLock lock, double start) except -1:
-    """When an acquire that was begun then tries for the last time."""
+    """When an acquire that began at `start` tries for the last time; INFINITY: it has no deadline."""
     return INFINITY if lock.blocking_timeout is None else start + <double>lock.blocking_timeout - LAST_TRY_SECONDS
 
 
@@ -66,7 +66,8 @@ cdef _as_sent(op, connection, double sent):
 
 
 def task_owner(BaseLock self not None):
-    """Owner of what is acquired here: the running task. None: a lock of all tasks; or no loop runs, as in a log."""
+    """The owner of a lease that is acquired now: the running task. None: the lock is shared by all tasks, or no loop
+    runs, as where a lock is logged."""
     if not self.thread_local:
         return None
     cdef Stream stream = (<Transport>self._transport).open_stream
@@ -79,9 +80,9 @@ def task_owner(BaseLock self not None):
 
 
 cdef class _Awaitable(Wakeup):
-    """What a task awaits: one command, and what is made of its answer, with no coroutine and no future in between.
+    """What a task awaits: one command and the outcome of its answer, with no coroutine and no future in between.
 
-    Nothing is sent before it is awaited. Where the hot path ends, a coroutine (`others`) goes on.
+    Nothing is sent before it is awaited. Where the fast path ends, a coroutine (`others`) goes on.
     """
 
     cdef BaseLock lock
@@ -89,22 +90,22 @@ cdef class _Awaitable(Wakeup):
     cdef object others, owner
     cdef double sent
     cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
-    cdef bint required  # of a _Take; here it takes no room
+    cdef bint required  # of an _Acquire; declared here, where it does not enlarge the object
 
     cdef _begin(self):
-        """Ask, and begin to wait; or hand on."""
+        """Send the command and begin to wait, or hand on to a coroutine."""
         raise NotImplementedError
 
     cdef _end(self, answer):
-        """The outcome; or wait once more; or hand on."""
+        """Return the outcome, or wait again, or hand on to a coroutine."""
         raise NotImplementedError
 
     cdef _op(self):
-        """The operation of the law that this is."""
+        """The operation of the protocol that does the same."""
         raise NotImplementedError
 
     cdef Stream _open_pipe(self):
-        """The connection's, if there is one and the running task may use it."""
+        """The stream of the connection, if there is one and the running task may use it."""
         cdef Transport transport = self.lock._transport
         check()
         cdef Stream stream = transport.open_stream
@@ -118,7 +119,7 @@ cdef class _Awaitable(Wakeup):
         return stream
 
     cdef _step(self, bint *over):
-        """What to wait for; or, when it is over, the outcome."""
+        """Returns what to wait for; or, with `over` set, the outcome."""
         if self.ended:
             raise RuntimeError("cannot reuse what was already awaited")
         if self.others is None:
@@ -131,7 +132,7 @@ cdef class _Awaitable(Wakeup):
                     self._begin()
                 else:
                     outcome = self._end(self.result())
-            except BaseException as error:  # what was asked or queued until then would be nobody's
+            except BaseException as error:  # nothing else would undo what was sent or queued until then
                 if self.others is None:
                     self._undo_struck(error)
                 raise
@@ -147,7 +148,7 @@ cdef class _Awaitable(Wakeup):
         try:
             self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
         except BaseException as error:
-            if not is_own(error):  # a handler of signals may have raised before the coroutine had begun
+            if not is_own(error):  # a signal handler may have raised before the coroutine had begun
                 self._undo_struck(error)
             raise
         outcome = <object>result
@@ -164,7 +165,7 @@ cdef class _Awaitable(Wakeup):
         return self.send(None)
 
     def send(self, value):
-        """As a coroutine's."""
+        """As a coroutine's `send`."""
         cdef bint over = False
         outcome = self._step(&over)
         if over:
@@ -172,7 +173,7 @@ cdef class _Awaitable(Wakeup):
         return outcome
 
     def throw(self, kind, value=None, trace=None):
-        """As a coroutine's: the task is cancelled, or ends."""
+        """As a coroutine's `throw`: the task is cancelled, or ends."""
         error = kind if value is None else value
         if not isinstance(error, BaseException):
             error = kind() if value is None else kind(value)
@@ -187,7 +188,7 @@ cdef class _Awaitable(Wakeup):
         raise error
 
     def close(self):
-        """As a coroutine's: nobody awaits it any more."""
+        """As a coroutine's `close`: no task awaits this any more."""
         if self.ended:
             return
         self.ended = True
@@ -201,12 +202,12 @@ cdef class _Awaitable(Wakeup):
             self._dropped()
 
     cdef _dropped(self):
-        """Half-way: as a coroutine, it closes."""
+        """Collected before it had ended: as a coroutine then, it closes."""
         if self.wakeups is not None or self.others is not None:
             self.close()
 
     cdef _undo_struck(self, error):
-        """It ends by what may strike anywhere; once more, also in here."""
+        """Undo what was sent, where an error interrupted it; again, if another one interrupts this."""
         try:
             self._undo_for(error)
         except BaseException as again:
@@ -214,7 +215,7 @@ cdef class _Awaitable(Wakeup):
             raise
 
     cdef _cancel(self):
-        """Its task is cancelled, or ends; a handler of signals may strike as that is seen to."""
+        """Undo what was sent, where the task is cancelled or ends; again, if a signal handler raises in here."""
         try:
             self._leave()
         except BaseException:
@@ -222,11 +223,11 @@ cdef class _Awaitable(Wakeup):
             raise
 
     cdef _undo_for(self, error):
-        """What it has asked for, or is to do, is nobody's now."""
+        """As `_undo_struck`, once."""
         self._leave()
 
     cdef _leave(self):
-        self.ready = True  # what comes now is for nobody
+        self.ready = True  # an answer that comes from now on is ignored
         self.owner = None
         if self.wakeups is not None:
             self.stream.connection.cancel(self._op(), self.sent)
@@ -234,12 +235,12 @@ cdef class _Awaitable(Wakeup):
 
 @cython.final
 cdef class _SharedTimeout:
-    """Ends the waits of tasks that gave the same time. One timer for them all: they come in order, and nearly all are
-    served before. A timer each costs as much as the rest of a wait."""
+    """Ends the waits of tasks that have the same timeout. One timer serves them all: their deadlines come in the order
+    of their starts, and nearly all waits end before. A timer for each would cost as much as the rest of a wait."""
 
     cdef object loop
     cdef readonly object timer
-    cdef readonly object waiters  # and when the time of each is over, in order
+    cdef readonly object waiters  # each _Acquire with its deadline, in order
     cdef double last
 
     def __cinit__(self, loop):
@@ -247,7 +248,7 @@ cdef class _SharedTimeout:
         self.waiters = OrderedDict()  # a dict takes ever longer to find its first where the first are taken out
 
     cdef bint add(self, _Acquire take, double at, double now) except -1:
-        """Whether it is called then: it is not if it came out of order."""
+        """Add an acquire with its deadline. False: the deadline is out of order, so it was not added."""
         if at < self.last:
             return False
         self.last = at
@@ -257,17 +258,17 @@ cdef class _SharedTimeout:
         return True
 
     def cancel(self):
-        """The client is closed, or the time is given by nobody any more."""
+        """Cancel the timer: the client is closed, or no acquire has this timeout any more."""
         timer, self.timer = self.timer, None
         if timer is not None:
             timer.cancel()
 
     def __call__(self):
-        """The time of the first is over, if it still waits."""
+        """End the waits whose deadlines have passed."""
         self.timer = None
         try:
             self._call(clock())
-        except BaseException:  # a signal's handler raised: the others are called all the same
+        except BaseException:  # a signal handler raised: the others are ended all the same
             if self.waiters and self.timer is None:
                 self.timer = self.loop.call_later(0, self)
             raise
@@ -284,7 +285,7 @@ cdef class _SharedTimeout:
 
 
 cdef _SharedTimeout _shared_timeout(dict alarms, length, loop):
-    """That of those who give this time. None: there are too many others."""
+    """The shared timer of the acquires with this timeout. None: there are too many others."""
     alarm = alarms.get(length)
     if alarm is not None:
         return alarm
@@ -301,12 +302,13 @@ cdef _SharedTimeout _shared_timeout(dict alarms, length, loop):
 
 @cython.final
 cdef class _Acquire(_Awaitable):
-    """Acquire on the lock's own terms. Gives the Lease; outcome and errors are those of `BaseLock._new_acquire`."""
+    """Acquire with the lock's own settings; the result is the Lease. Outcome and errors are those of
+    `BaseLock._new_acquire`."""
 
     cdef double start
     cdef bytes token
-    cdef Waiter waiter  # behind whom others of this client wait for the same name
-    cdef object timer  # an _Alarm, or a timer of its own, that ends it, where its time is limited
+    cdef Waiter waiter  # by which it waits in the local queue; None: it does not
+    cdef object timer  # a _SharedTimeout, or a timer of its own, that ends the wait, where that has a deadline
 
     def __cinit__(self, BaseLock lock not None, bint required):
         self.lock = lock
@@ -333,10 +335,10 @@ cdef class _Acquire(_Awaitable):
             self._limit(lock.blocking_timeout, self.start + <double>lock.blocking_timeout, self.start)
 
     cdef _limit(self, length, double at, double now):
-        """Have it called when its time is over. `length`: by which those are known who have the same time."""
+        """Have it called at its deadline `at`. `length`: the key of the shared timer for the same timeout."""
         self.timer = _shared_timeout((<Transport>self.lock._transport).shared_timeouts, length, self.wakeups.loop)
         if self.timer is None or not (<_SharedTimeout>self.timer).add(self, at, now):
-            self.timer = self.wakeups.loop.call_later(at - now, self._late)  # not itself: as a coroutine, it may not
+            self.timer = self.wakeups.loop.call_later(at - now, self._late)  # asyncio may refuse `self`, as a coroutine
 
     cdef _unlimit(self):
         timer, self.timer = self.timer, None
@@ -371,10 +373,10 @@ cdef class _Acquire(_Awaitable):
         self.others = self.lock._transport.resume(op, answer)
 
     cdef _wait(self, Waiter waiter):
-        """Sleep until a lease passes to this waiter, or it is the first, or has to go."""
+        """Sleep until a lease is handed to this waiter, or it is the first waiter, or its time is over."""
         self.waiter = waiter
         (<Transport>self.lock._transport).queues.enqueue_locked(waiter, self.start)
-        self.lock._key = waiter.key = waiter.queue.key  # one for all who wait: they are many
+        self.lock._key = waiter.key = waiter.queue.key  # one object for all waiters, to save memory: they are many
         if waiter.woken:
             self.others = self.lock._transport.run(self._op(), waiter)
             return
@@ -386,7 +388,7 @@ cdef class _Acquire(_Awaitable):
             self._limit(-self.lock.blocking_timeout, _until(self.lock, self.start), clock())
 
     cdef _called(self, answer):
-        """The waiter is, or the time is over."""
+        """The waiter was woken, or the deadline has passed."""
         if not self.ready:
             self.set_result(DEADLINE_EXCEEDED if self.waiter is None else answer)
 
@@ -409,8 +411,8 @@ cdef class _Acquire(_Awaitable):
 
 
 cdef _release_to_next(BaseLock lock, owner, Lease lease):
-    """Where others of this client wait: to the next of them. None: done; else the operation that is to be carried
-    out."""
+    """Release where others of this client wait: to the next of them. Returns None where that is done, else the
+    operation that is to be carried out."""
     cdef LocalQueues queues = (<Transport>lock._transport).queues
     cdef int what = queues.release_locked(lease, clock())
     wake, queues.pending_wake = queues.pending_wake, None
@@ -421,7 +423,7 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
     if what == LOCAL:
         lock._released(owner, lease)
         return None
-    if what == NOT_HELD:  # by another thread, a moment ago
+    if what == NOT_HELD:  # another thread released it a moment ago
         lock._drop_lease(lease)
         raise lock._lost("release")
     return new_release(lock, lease, what == SCRIPT)
@@ -429,15 +431,15 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
 
 @cython.final
 cdef class _Release(_Awaitable):
-    """Release the lease of an owner, None: of the task that awaits this; if it is the noted one. Errors are those of
-    `BaseLock._new_release`; `leaving` a `with`, they go where `BaseLock._report_release_error` puts them, beside the
-    `error` that ended its body."""
+    """Release the lease of an owner (None: of the task that awaits this), if that is the `noted` one or none was noted.
+    Errors are those of `BaseLock._new_release`. Where this is `leaving` a `with`, they go where
+    `BaseLock._report_release_error` puts them, beside the `error` that ended its body."""
 
     cdef bint leaving
     cdef object error
     cdef Lease lease
-    cdef object op  # with which others go on
-    cdef unsigned long thread  # that noted it
+    cdef object op  # the operation that `others` carries out
+    cdef unsigned long thread  # the thread that noted the lease
 
     def __cinit__(self, BaseLock lock not None, bint leaving, error, owner=None, Lease noted=None):
         self.lock = lock
@@ -447,7 +449,8 @@ cdef class _Release(_Awaitable):
         self.lease = noted
 
     cdef _note(self):
-        """What is to be let go of, also where a signal strikes before Python awaits this, and it is dropped."""
+        """Note the lease to be released: a signal handler may raise before Python awaits this, which is then collected
+        and has to release it all the same."""
         cdef BaseLock lock = self.lock
         self.thread = PyThread_get_thread_ident()
         if self._open_pipe() is not None:
@@ -464,7 +467,7 @@ cdef class _Release(_Awaitable):
         cdef BaseLock lock = self.lock
         cdef Stream stream = self._open_pipe()
         cdef Lease lease = lock._leases.get(self.owner)
-        if self.lease is not None and lease is not None and lease is not self.lease:  # another one by now, which stays
+        if self.lease is not None and lease is not None and lease is not self.lease:  # another one now: it stays
             problem = lock._not_held("release")
             if not self.leaving:
                 raise problem
@@ -514,8 +517,8 @@ cdef class _Release(_Awaitable):
             finish_interrupted_release(self.lock, owner, self.lease, self.op, error)
 
 
-# How the interpreter resumes an _Exchange: by slots of its own, as what Cython puts there raises StopIteration with a
-# traceback, which costs more than all the rest (3,000 instructions).
+# How the interpreter resumes an _Awaitable: by type slots that are set here, as those that Cython makes raise
+# StopIteration with a traceback, which costs more than all the rest (3,000 instructions).
 
 cdef PySendResult _send(PyObject *self, PyObject *value, PyObject **result) except -1:
     cdef bint over = False
@@ -537,12 +540,13 @@ cdef PyObject *_next(PyObject *self) except? NULL:
 
 
 def aio_enter_lease(BaseLock self not None):
-    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    """Acquire, and return the lease. Raises LockError when it was not granted within the lock's blocking_timeout."""
     return _Acquire.__new__(_Acquire, self, True)
 
 
 def aio_exit_lock(BaseLock self not None, kind, error, trace):
-    """Release. What goes wrong with it is put where `BaseLock.left` says, beside the error that ended the body."""
+    """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
+    the body of the `with`."""
     cdef _Release give = _Release.__new__(_Release, self, True, error)
     give._note()
     return give

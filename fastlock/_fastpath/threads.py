@@ -1,9 +1,9 @@
 """The fast path of threads: acquires that find their name free or wait in this process, and their releases.
 
-Compiled from this same text where a compiler is: a thread that holds the interpreter keeps the others from reading
-their replies, so each microsecond counts twice. Every decision is the protocol's (`local_queue.py`, `base_lock.py`);
-what is not just as hoped is handed on with the answer as it came, to the operation that the protocol has for it.
-Without this module all works, slower. Never here: what an answer means, or whose turn it is.
+Compiled from this same text where there is a compiler: a thread that holds the interpreter keeps the others from
+reading their replies, so each microsecond counts twice. Every decision is the protocol's (`local_queue.py`,
+`base_lock.py`); any other case is handed on, with the answer as it came, to the operation that the protocol has for it.
+Without this module all works, slower. Never here: what an answer means, or who is next.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fastlock._transport.waiting import (
 
 _thread = threading.local()
 _MODULES = sys.modules
-_NOTHING = RawCommands([])  # a request of which nothing is to be undone
+_NOTHING = RawCommands([])  # a request that needs no undo
 # Typed, where this is compiled
 _ENDED: float = ENDED
 _LAST_TRY_SECONDS: float = LAST_TRY_SECONDS
@@ -51,7 +51,7 @@ _NOT_HELD: int = ReleaseRoute.NOT_HELD
 
 
 def thread_owner() -> Any:
-    """Stands for the calling thread. Its number will not do: the next thread gets it again."""
+    """An object that stands for the calling thread. Its number would not do: a later thread may get it again."""
     try:
         return _thread.owner
     except AttributeError:
@@ -64,12 +64,12 @@ def thread_owner() -> Any:
 
 
 def enter_lease(self: Any) -> Any:
-    """Acquire, and give the lease. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    """Acquire, and return the lease. Raises LockError when it was not granted within the lock's blocking_timeout."""
     return acquire(self, True)
 
 
 def enter_lock(self: Any) -> Any:
-    """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+    """Acquire, and return the lock. Raises LockError when it was not granted within the lock's blocking_timeout."""
     acquire(self, True)
     return self
 
@@ -83,7 +83,7 @@ def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> 
         if isinstance(problem, RedisError) and not by_handler(problem):
             self._report_release_error(error, problem)
             return
-        finish_interrupted_release(self, self._owner(), None, None, problem)  # also as `release` is entered
+        finish_interrupted_release(self, self._owner(), None, None, problem)  # also if raised as `release` is entered
         raise
 
 
@@ -120,7 +120,7 @@ def acquire(lock: BaseLock, required: bool) -> Any:
             owner = thread_owner() if lock.thread_local else None
             lease = lock._granted(owner, token, sent, clock(), transport.stats)
             if lease is not None:
-                check_signals()  # what came since is raised here, where it is undone
+                check_signals()  # a handler that raises for a signal since then raises here, where the grant is undone
                 return lease
         elif op is None:
             waiter = lock._waits_locally(answer, token, transport.queued_keys)
@@ -155,7 +155,7 @@ def _as_sent(op: Any, connection: Any, sent: float) -> Any:
 
 
 def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
-    """Sleep until a lease is handed to this waiter, or it is the first and is granted one, or has to go."""
+    """Sleep until a lease is handed to this waiter, or it is the first and is granted one, or its time is over."""
     if GEVENT in _MODULES or EVENTLET in _MODULES:
         refuse_greenlet(f"{lock.name!r} is held")
     transport, op, parker = lock._transport, None, Parker()
@@ -188,7 +188,7 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
 
 
 def _handed_over(lock: BaseLock, owner: Any, waiter: Waiter) -> Lease | None:
-    """As `BaseLock._handed_over`; it has the next waiter woken early where leases change hands fast."""
+    """As `BaseLock._handed_over`; where leases change hands fast, it also wakes the next waiter early."""
     lease = lock._handed_over(owner, waiter, clock(), lock._transport.queues)
     queue: Any = waiter.queue
     if lease is not None and queue.rapid:
@@ -217,14 +217,14 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
                 reply = send_enter(transport, connection, queue, waiter, until + _LAST_TRY_SECONDS - sent)
             except BaseException as error:
                 if not isinstance(error, STREAM_ERRORS):
-                    connection.classify_error(_NOTHING, error)  # which raises it, at once
+                    connection.classify_error(_NOTHING, error)  # which raises it at once, and sends no undo
                 op = _acquire_after_enter(lock, required, waiter, start, connection, sent)
                 answer = connection.classify_error(op.seen[0], error)
                 op.seen = None if answer is Answer.RETRY_ELSEWHERE else (op.seen[0], answer)
                 return op
             if reply is connection.busy:
                 break
-            # Of a lease whose time was over before the reply came, the protocol undoes the grant
+            # Where the lease had expired before the reply came, the protocol undoes the grant
             if not is_enter_reply(reply) or queue.judge(waiter, reply, sent, clock()) is not None:
                 op = _acquire_after_enter(lock, required, waiter, start, connection, sent)
                 op.seen = op.seen[0], [reply]
@@ -239,7 +239,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
 def _acquire_after_enter(
     lock: BaseLock, required: bool, waiter: Waiter, start: float, connection: Any, sent: float
 ) -> LockAcquire:
-    """The protocol's operation as it is when it has sent its enter."""
+    """The protocol's operation in the state in which it has sent its enter."""
     op = lock._new_acquire(None, required, start)
     request = op.enter_request(waiter)
     request.sent, request.connection = sent, connection
@@ -258,7 +258,8 @@ def release(lock: BaseLock) -> None:
         if lease is None or not_releasable(lease):
             transport.run(lock._new_release())
             return
-        contended, told = lease._contended, None  # whether others wait elsewhere, as far as is known
+        # Whether other clients wait, as far as is known; and WAIT_LOCALLY, once the local queue was asked
+        contended, told = lease._contended, None
         lease._releasing = True
         if transport.queued_keys:
             route, told = transport.queues.release(lease, clock()), Answer.WAIT_LOCALLY
@@ -310,7 +311,7 @@ def release(lock: BaseLock) -> None:
 
 
 def not_releasable(lease: Lease) -> bool:
-    """Whether it is no lease of the caller's any more: its parent's, or released already."""
+    """Whether the caller cannot release the lease: it is the parent process's, or was released already."""
     return is_inherited(lease) or lease._deadline == _ENDED
 
 
@@ -324,7 +325,8 @@ def new_release(lock: BaseLock, lease: Lease, contended: bool) -> LockRelease:
 def finish_interrupted_release(
     lock: BaseLock, owner: Any, lease: Lease | None, op: LockRelease | None, error: BaseException
 ) -> None:
-    """Carry out a release that ends by what is no error of its own: a signal handler's, or the end of its task."""
+    """Carry out a release that was interrupted by an error that is not its own: a signal handler's, or the end of its
+    task."""
     lease = lease or lock._lease_of(owner)
     if lease is not None and not is_inherited(lease) and not is_own(error):
         lock._transport.undo_interrupted(op or LockRelease(lock, lease), error)
