@@ -25,30 +25,31 @@ ResponseError = exceptions.ResponseError
 
 
 def is_forbidden(error: exceptions.RedisError) -> bool:
-    """Whether the user may not do this."""
+    """Whether the server refused because its user lacks permission."""
     return isinstance(error, exceptions.NoPermissionError)
 
 
 def is_passing(reply: Exception) -> bool:
-    """Whether an error reply says that nothing is executed now, and will be before long: the server loads its data, or
-    looks for its master, or is at somebody's script."""
+    """Whether an error reply says that nothing is executed now, but will be soon: the server loads its data, or looks
+    for its master, or runs another client's script."""
     return text_of(reply).partition(" ")[0] in _PASSING
 
 
 def is_lasting(reply: Exception) -> bool:
-    """As `passes`, or whether it may take long: the server cannot write, as a replica, or without its own replicas."""
+    """As `is_passing`, or what may take long: the server cannot write, as it is a replica, or lacks replicas of its
+    own."""
     return is_passing(reply) or text_of(reply).partition(" ")[0] in _LASTING
 
 
 def is_unreachable(error: exceptions.RedisError) -> bool:
-    """Whether the server stayed away, or went on to say that it can do nothing now, for as long as a caller waits."""
+    """Whether the server could not be reached, or kept replying that it can do nothing now, while a caller retried."""
     return isinstance(error, _AWAY) or is_passing(error)
 
 
-# How scripts say so, in other words than commands, and old servers in other ones.
+# How error replies of scripts word a lack of permission; old servers word it differently from new ones.
 _FORBIDDEN = ("no permission", "ACL failure", "The user executing the script can't")
 _PASSING = frozenset(("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY"))
-# For who asks it is an answer; what undoes something is said until it is done.
+# For a request such an error is the answer; an undo is sent again until it is done.
 _LASTING = frozenset(("NOREPLICAS", "MISCONF", "READONLY"))
 _AWAY = (ConnectionError, TimeoutError, exceptions.ClusterDownError, exceptions.TryAgainError)
 
@@ -57,9 +58,9 @@ E = TypeVar("E", bound=Exception)
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether an operation itself raised this, after it had left what was to be undone. Anything else struck it from
-    outside (Ctrl-C, what a signal's handler raises, a task's cancellation): nobody else will clean up. Its type does
-    not tell: a handler may raise one of redis-py's, or use a lock itself."""
+    """Whether an operation itself raised this error, after it had left its undos. Any other error interrupted it
+    (Ctrl-C, what a signal handler raises, a task's cancellation), and nothing else will clean up. The type does not
+    tell: a signal handler may raise an error of redis-py's, or use a lock itself."""
     return getattr(error, "_own", False) is True and not by_handler(error)
 
 
@@ -70,21 +71,21 @@ def as_own(error: E) -> E:
 
 
 def fresh_copy(error: E) -> E:
-    """Another one like it, to be raised. What is raised keeps the frames that it passes, and with them what they use:
-    were that the error that a connection keeps, it would keep its connection by that, and several callers would raise
-    the same one."""
+    """A copy of an error, to be raised. A raised error keeps the frames that it passes, and all that they refer to: the
+    error that a connection keeps would by that keep the connection alive, and several callers would raise the same
+    object."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again
 
 
 def as_connection_error(error: BaseException, endpoint: str) -> Exception:
-    """What broke a connection, or kept one from coming up, as redis-py's exception."""
+    """The redis-py exception for an error that broke a connection, or kept one from coming up."""
     return as_own(_broken(error, endpoint))
 
 
 def _broken(error: BaseException, endpoint: str) -> Exception:
-    if isinstance(error, RedisError) and not by_handler(error):  # else it is nobody else's who waits there
+    if isinstance(error, RedisError) and not by_handler(error):  # a handler's is not for others that wait there
         return error
     if isinstance(error, ProtocolError):
         return InvalidResponse(f"{endpoint}: {error}")
@@ -94,7 +95,7 @@ def _broken(error: BaseException, endpoint: str) -> Exception:
 
 
 class LockError(exceptions.LockError):
-    """A lock was used in a way its state does not allow. `lock_name` names it."""
+    """A lock was used in a way its state does not allow. `lock_name` names the lock."""
 
     __module__ = "fastlock"  # where users find it
     _own = True
@@ -107,7 +108,8 @@ class LockError(exceptions.LockError):
 
 
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):
-    """The lock is no longer the caller's: its lease ran out, or somebody took or deleted it. `lock_name` names it."""
+    """The lock is no longer the caller's: its lease expired, or the key was deleted or overwritten. `lock_name` names
+    the lock."""
 
     __module__ = "fastlock"
 
@@ -136,11 +138,11 @@ _BY_CODE: dict[str, type[exceptions.RedisError]] = {
     "CROSSSLOT": exceptions.ClusterCrossSlotError,
     "MASTERDOWN": exceptions.MasterDownError,
 }
-_SHOWN = 256  # characters of a server's message that are repeated: it may be hostile, or hold a megabyte
+_SHOWN = 256  # characters of a server's message that an exception repeats: it may be hostile, or hold a megabyte
 
 
 def text_of(reply: Exception) -> str:
-    """What an error reply says. Redis 6.2 wraps an error inside a script in another one, which says where."""
+    """The text of an error reply. Redis 6.2 wraps an error inside a script in another one, which says where it was."""
     text = str(reply)
     if text.startswith("ERR Error running script"):
         inner = re.findall(r"@user_script: ?\d+: -?([A-Z]{3,} .*)", text)
@@ -149,8 +151,8 @@ def text_of(reply: Exception) -> str:
 
 
 def from_reply(reply: Exception) -> exceptions.RedisError:
-    """The redis-py exception for an error reply; its text keeps the code unless the type says it, as redis-py has
-    it."""
+    """The redis-py exception for an error reply. Its text keeps the error code, unless the type says the same, as in
+    redis-py."""
     return as_own(_from_text("".join(char if char.isprintable() else "?" for char in text_of(reply)[:_SHOWN])))
 
 
@@ -160,7 +162,7 @@ def _from_text(text: str) -> exceptions.RedisError:
     if kind is not None:
         try:
             return kind(rest)
-        except (ValueError, IndexError):  # MOVED and ASK read a slot and a node out of the text
+        except (ValueError, IndexError):  # MOVED and ASK read a hash slot and a node out of the text
             return exceptions.ResponseError(text)
     if text.startswith("ERR max number of clients"):
         return exceptions.ConnectionError(text)

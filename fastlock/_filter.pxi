@@ -1,16 +1,17 @@
-# Part of _core.pyx: what each reply announces, read before the reader makes room for it. Never here: what replies mean.
+# Part of _core.pyx: the sizes that replies announce, checked before the reader allocates for them; and what is dropped.
+# Never here: what replies mean.
 
 @cython.final
 cdef class _ReplyFilter:
-    """What the server says on its way to the reader; only headers are read.
+    """Filters the bytes of replies on their way to the reader; it parses headers only.
 
-    A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a name
-    under which something else than a lock lies is answered as any name that is held. No token is empty.
+    A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a key
+    that holds something else than a lock is answered like any name that is held. No token is empty.
     """
 
     cdef bytes passed(self, bytes chunk):
-        """What of these bytes goes on to the reader; a string's header only when it is complete. ProtocolError: they
-        announce more than any reply has."""
+        """Those of these bytes that go on to the reader; a string's header only when it is complete. ProtocolError: a
+        header announces more than any reply has."""
         cdef const unsigned char *data
         cdef Py_ssize_t size, step, i = 0, start = 0, done = 0
         cdef unsigned char byte
@@ -28,7 +29,7 @@ cdef class _ReplyFilter:
                 i += step
                 if self.drops:
                     done = i
-                    if not self.skip:  # what ends a string ends the empty one: not before all of it came
+                    if not self.skip:  # the end of the string ends the empty one, when all of it has come
                         self.drops, self.skip = False, 2
                 continue
             byte = data[i]
@@ -61,7 +62,7 @@ cdef class _ReplyFilter:
         return b"".join(parts)
 
     cdef bint _announces(self) except -1:
-        """Whether the string that is announced is to be dropped."""
+        """Whether the header that is complete announces a string that is to be dropped."""
         cdef bint string = self.kind == b"$" or self.kind == b"=" or self.kind == b"!"
         cdef bint items = (
             self.kind == b"*" or self.kind == b"%" or self.kind == b"~" or self.kind == b">" or self.kind == b"|"

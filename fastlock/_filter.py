@@ -7,36 +7,36 @@ from __future__ import annotations
 
 from hiredis import ProtocolError
 
-MAX_REPLY = 65536  # bytes of a string: as long as the longest token; of a longer one nothing is kept
-MAX_FRAME = 64  # bytes beside it: what grows past both is no reply to a lock command
-MAX_ITEMS = 9999  # in one list or map: a batch's own lists have 100
-MAX_DROPPED = 1 << 32  # bytes of a string of which nothing is kept: a server's longest has 1 << 29 as a rule
+MAX_REPLY = 65536  # bytes of a string: as long as the longest token; a longer string is dropped
+MAX_FRAME = 64  # bytes around the string: a reply longer than both together is none to a lock command
+MAX_ITEMS = 9999  # of one list or map: the lists of a batch have 100
+MAX_DROPPED = 1 << 32  # bytes of a string that is dropped: a server's longest string has 1 << 29 by default
 
 _STRINGS = frozenset((b"$", b"=", b"!"))
 _SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
 
 
 class ReplyFilter:
-    """What the server says on its way to the reader; only headers are read.
+    """Filters the bytes of replies on their way to the reader; it parses headers only.
 
-    A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a name
-    under which something else than a lock lies is answered as any name that is held. No token is empty.
+    A string longer than any token reaches the reader as an empty one, and its bytes are dropped as they come: so a key
+    that holds something else than a lock is answered like any name that is held. No token is empty.
     """
 
     __slots__ = ("_drops", "_head", "_skip")
 
     def __init__(self) -> None:
-        self._head = b""  # of a line that is not complete yet; that of a string has not been passed on
+        self._head = b""  # the start of a line that is not complete yet; a string's header has not been passed on
         self._skip = 0  # bytes of a string that are still to come
-        self._drops = False  # whether they go nowhere
+        self._drops = False  # whether these are dropped
 
     def within(self) -> bool:
         """Whether the rest of a line or of a string is still to come."""
         return bool(self._skip or self._head)
 
     def passed(self, data: bytes) -> bytes:
-        """What of these bytes goes on to the reader; a string's header only when it is complete. ProtocolError: they
-        announce more than any reply has."""
+        """Those of these bytes that go on to the reader; a string's header only when it is complete. ProtocolError: a
+        header announces more than any reply has."""
         head, self._head = self._head, b""
         if head[:1] == b"$":
             data, head = head + data, b""
@@ -49,7 +49,7 @@ class ReplyFilter:
                 start += step
                 if self._drops:
                     done = start
-                    if not self._skip:  # what ends a string ends the empty one: not before all of it came
+                    if not self._skip:  # the end of the string ends the empty one, when all of it has come
                         self._drops, self._skip = False, 2
                 continue
             end = data.find(b"\n", start)
@@ -69,11 +69,11 @@ class ReplyFilter:
         return b"".join(parts)
 
     def _announces(self, line: bytes) -> bool:
-        """Whether the string that is announced is to be dropped."""
+        """Whether this line is a header that announces a string that is to be dropped."""
         kind = line[:1]
         if kind not in _SIZED or not (size := line[1:].rstrip(b"\r")).isdigit():
             return False
-        announced = int(size.lstrip(b"0")[:20] or b"0")  # more digits make it no less too much
+        announced = int(size.lstrip(b"0")[:20] or b"0")  # 20 digits are too much already
         if announced > (MAX_DROPPED if kind == b"$" else MAX_REPLY if kind in _STRINGS else MAX_ITEMS):
             raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
         if kind in _STRINGS:

@@ -1,7 +1,7 @@
-"""Bytes: which process this is, in Python: `_fork.pyx` says what for, and what may live here.
+"""Detects forks, in Python: `_fork.pyx` says what for, and what may live here.
 
-A byte that the kernel clears in each forked child tells it, at a tenth of what asking for the number of the process
-costs; where the kernel cannot, that is asked for.
+A forked child finds out by a byte that the kernel clears in it, which takes a tenth of the time of `os.getpid`; where
+the kernel cannot do that, `os.getpid` is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WIPE_ON_FORK = 18  # for Linux's madvise, which `mmap` does not name
 
 
 class _Pid:
-    """As that byte, where no kernel clears one."""
+    """Stands for that byte, where the kernel cannot clear one."""
 
     def __setitem__(self, at: int, value: int) -> None:
         self.pid = os.getpid()
@@ -27,7 +27,7 @@ class _Pid:
 
 
 def _mark() -> Any:
-    """Whose first item is false in a forked child, until it is set there."""
+    """An object whose first item is false in a forked child, until it is set there."""
     if sys.platform != "linux":
         return _Pid()
     try:
@@ -46,19 +46,19 @@ _hooks: list[Callable[[], object]] = []
 
 
 def at_fork(hook: Callable[[], object]) -> None:
-    """Have `hook` called, without arguments, in each forked child before it does anything. A hook that is interrupted
-    is called again."""
+    """Have `hook` called, without arguments, in each forked child before fastlock does anything there. A hook that is
+    interrupted is called again."""
     _hooks.append(hook)
 
 
 def check() -> None:
-    """Forget what was the parent's, if that has not been done yet."""
+    """Run the hooks, if this is a forked child in which they have not run yet."""
     if not _mine[0]:
         _forget()
 
 
 def generation() -> int:
-    """Of this process among its forks: other than that of its parent."""
+    """A number of this process, which differs from that of its parent."""
     if not _mine[0]:
         _forget()
     return _generation
@@ -67,21 +67,21 @@ def generation() -> int:
 def _forget() -> None:
     global _generation
     pid, me = os.getpid(), get_ident()
-    if _caretakers.get(pid) == me:  # a hook may do what begins with a check
+    if _caretakers.get(pid) == me:  # a hook itself has called `check`
         return
     while not _mine[0]:
-        if _caretakers.setdefault(pid, me) != me:  # another thread is at it, and must be done before this one goes on
+        if _caretakers.setdefault(pid, me) != me:  # another thread runs the hooks: it must be done before this goes on
             os.sched_yield()
             continue
         try:
-            if not _mine[0]:  # it was done between the two looks
+            if not _mine[0]:  # else another thread ran them between the two checks
                 _generation += 1
                 for hook in _hooks:
                     hook()
                 _mine[0] = 1
         finally:
-            _caretakers.clear()  # also of one that a parent's thread left, whose number comes again some day
+            _caretakers.clear()  # also what a thread of the parent left: process numbers are used again
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=check)  # what can be done at once is
+    os.register_at_fork(after_in_child=check)  # after a fork by Python the hooks run at once

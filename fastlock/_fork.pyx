@@ -1,11 +1,10 @@
 # cython: language_level=3, binding=True
-"""Bytes: which process this is. A forked child finds out where an operation begins, also if C code forked it, and then
-forgets what was its parent's: those who keep such things say how, by `at_fork`.
+"""Detects forks. A forked child finds out as its first operation begins, also if C code forked it, and then drops what
+was its parent's: modules that keep such things register a hook for that, by `at_fork`.
 
-`os.register_at_fork` knows the forks of Python only. So the C library is asked to note each in `forked`, in the child
-and before anything else runs there; the other compiled modules look at that, and call `check` if it is set. What is to
-be forgotten is Python's business, which a handler of the C library must not do. `_fork.py` is the same in Python. Never
-here: what is forgotten.
+`os.register_at_fork` notices the forks of Python only. So the C library sets `forked` at each fork, in the child and
+before anything else runs there; the other compiled modules read it by `check`. The hooks need Python, which a handler
+of the C library must not run. `_fork.py` is the same in Python. Never here: what is dropped.
 """
 
 import os
@@ -34,33 +33,33 @@ cdef list _hooks = []
 cdef void _in_child() noexcept nogil:
     global forked, _caretaker, _generation
     forked = True
-    _caretaker = 0  # a thread of the parent's, which is not here
+    _caretaker = 0  # such a thread of the parent does not exist in the child
     _generation += 1
 
 
 def at_fork(hook):
-    """Have `hook` called, without arguments, in each forked child before it does anything. A hook that is interrupted
-    is called again."""
+    """Have `hook` called, without arguments, in each forked child before fastlock does anything there. A hook that is
+    interrupted is called again."""
     _hooks.append(hook)
 
 
 cpdef int check() except -1:
-    """Forget what was the parent's, if that has not been done yet."""
+    """Run the hooks, if this is a forked child in which they have not run yet."""
     if forked:
         _forget()
     return 0
 
 
 cpdef long generation() noexcept:
-    """Of this process among its forks: other than that of its parent."""
+    """A number of this process, which differs from that of its parent."""
     return _generation
 
 
 cdef int _forget() except -1:
     global forked, _caretaker
     cdef unsigned long me = PyThread_get_thread_ident()
-    while forked and _caretaker != me:  # a hook may do what begins with a check
-        if _caretaker:  # another thread is at it, and must be done before this one goes on
+    while forked and _caretaker != me:  # equal: a hook itself has called `check`
+        if _caretaker:  # another thread runs the hooks, and must be done before this one goes on
             os.sched_yield()
             continue
         _caretaker = me
@@ -76,4 +75,4 @@ cdef int _forget() except -1:
 if fastlock_at_fork(_in_child):
     raise MemoryError
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=check)  # what can be done at once is
+    os.register_at_fork(after_in_child=check)  # after a fork by Python the hooks run at once

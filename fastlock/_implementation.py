@@ -1,8 +1,9 @@
-"""The one door between what is compiled and the same in Python.
+"""The one place that chooses between the compiled modules and the same in Python.
 
-Unset, FASTLOCK_IMPL takes what is compiled, and Python only where nothing was compiled. Asked for by name ("cython"
-or "python") it obeys or raises. A build whose interface is not the one of this version is refused. The bytes layer has
-a text for each (`_core`, `_fallback`); the modules in COMPILED have one text, and Python's is imported from its source.
+Without FASTLOCK_IMPL the compiled modules are used, and Python only where nothing was compiled. With it ("cython" or
+"python") that one is used, or an error raised. A build whose sources have changed since is refused. The core is two
+texts (`_core`, `_fallback`); of the modules in COMPILED the Python version is a source file of the same name. Never
+here: what is compiled (`_build.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NAMES = ("cython", "python")
 
 
 class _Plain:
-    """Finds the modules in COMPILED as source, also where something compiled lies beside it."""
+    """Import hook that finds the source of the modules in COMPILED, also where a compiled module lies beside it."""
 
     @staticmethod
     def find_spec(name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
@@ -34,7 +35,8 @@ class _Plain:
 
 
 def choose(name: str | None) -> ModuleType:
-    """The bytes layer by name, or the best there is. ValueError: no such name. ImportError: not built, or stale."""
+    """The core by name; None: the compiled one if there is one. ValueError: no such name. ImportError: not built, or
+    its sources have changed."""
     if name is not None and name not in _NAMES:
         raise ValueError(f"the implementation must be 'cython' or 'python', not {name!r} (FASTLOCK_IMPL)")
     if name != "python":

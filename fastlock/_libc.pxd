@@ -1,4 +1,5 @@
-# What the core takes from the C library and Cython does not declare itself, and small helpers in C's own terms.
+# What the core uses of the C library and Cython does not declare itself, and small helpers without Python objects.
+# Never here: anything that needs the GIL.
 
 from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -41,9 +42,9 @@ cdef extern from *:
     #define fastlock_swap(place, from, to) __sync_bool_compare_and_swap(place, from, to)
     #define fastlock_exchange(place, to) __atomic_exchange_n(place, to, __ATOMIC_ACQ_REL)
     """
-    void fastlock_patience(int fd, int ms)  # a blocking recv returns after so long
-    bint fastlock_swap(int *place, int old, int new) nogil  # atomically: if it is old, make it new; whether it was
-    int fastlock_exchange(int *place, int new) nogil  # atomically: make it new; what it was
+    void fastlock_patience(int fd, int ms)  # from now on a blocking recv returns after so many milliseconds
+    bint fastlock_swap(int *place, int old, int new) nogil  # atomically: if it is old, set it to new; whether it was
+    int fastlock_exchange(int *place, int new) nogil  # atomically: set it to new; returns what it was
 
 
 cdef inline Py_ssize_t _digits(char *text, int64_t value) noexcept nogil:

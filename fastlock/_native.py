@@ -1,5 +1,5 @@
-"""Bytes: locks, sockets and `poll` as the system gives them to threads, whatever gevent or eventlet put in their place;
-and whom that does not serve.
+"""Locks, sockets and `poll` as the system has them for threads, whatever gevent or eventlet put in their place; and the
+refusal of greenlets, which cannot wait with these.
 
 fastlock waits in threads. A greenlet that waits so stops all others of its thread, also the one that is to release the
 lock: so it is refused, before it waits. In a native thread of gevent's or eventlet's pool all works, if nothing that it
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-# gevent and eventlet replace the names in `socket`, and not what stands behind them.
+# gevent and eventlet replace the names in `socket`, and not those in `_socket`.
 from _socket import getaddrinfo, socket
 from typing import Any
 
@@ -27,7 +27,7 @@ _WAY = {
 
 
 def _original(module: str, name: str) -> Any:
-    """A name of the standard library as it was before anybody replaced it; None: this system has no such thing."""
+    """A name of the standard library as it was before it was replaced; None: this system does not have it."""
     try:
         if monkey := sys.modules.get("gevent.monkey"):
             return monkey.get_original(module, name)
@@ -44,38 +44,38 @@ poll = _original("select", "poll")
 
 
 class Changes:
-    """As a condition, for those who sleep without its mutex: who is interrupted holds nothing, and may not be counted
-    on to wake another."""
+    """Like a condition variable, but a thread sleeps without its mutex: so a thread that is interrupted holds nothing,
+    and no other thread depends on it to be woken."""
 
     def __init__(self) -> None:
         self._expected: list[Any] = []
 
     def expect(self) -> Any:
-        """With the mutex held: what to wait with, from now on."""
+        """What to give to `wait`; a `tell` from now on ends that wait. The caller holds the mutex."""
         wake = allocate_lock()
         wake.acquire()
         self._expected.append(wake)
         return wake
 
     def wait(self, wake: Any, seconds: float) -> bool:
-        """Sleep until `tell`; False when the time is over first."""
+        """Sleep until `tell`; False when `seconds` have passed first."""
         try:
             return wake.acquire(timeout=max(0.0, seconds))  # type: ignore[no-any-return]
         finally:
             self._expected.remove(wake)
 
     def tell(self) -> None:
-        """All look again. May be called again, by one who was interrupted in it."""
+        """Wake all threads that wait, to check again. May be called again, after an interrupt."""
         for wake in list(self._expected):
             try:
                 wake.release()
-            except RuntimeError as error:  # it was told before
+            except RuntimeError as error:  # this thread was woken before
                 if by_handler(error):
                     raise
 
 
 def refuse_greenlet(what: str) -> None:
-    """RuntimeError, where the caller is a greenlet that shares its thread with others, and would wait now."""
+    """Raise RuntimeError where the caller, which is about to wait, is a greenlet that shares its thread with others."""
     world = GEVENT if _in_gevent() else EVENTLET if _in_eventlet() else None
     if world is not None:
         raise RuntimeError(
@@ -86,8 +86,8 @@ def refuse_greenlet(what: str) -> None:
 
 
 def _in_gevent() -> bool:
-    """Whether the calling thread runs gevent's hub, and the caller is a greenlet beside it or gevent replaced what
-    threads wait with; but for the threads of its pools, where each runs one function at a time."""
+    """Whether the calling thread runs gevent's hub, and either the caller is a greenlet beside the hub, or gevent has
+    replaced what threads wait with. False in the threads of gevent's pools, where each runs one function at a time."""
     local = sys.modules.get("gevent._hub_local")
     if local is None or local.get_hub_if_exists() is None:
         return False

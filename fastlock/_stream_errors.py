@@ -1,4 +1,4 @@
-"""Bytes: how a connection ends, and how to tell that from what a signal's handler raises in the middle of it.
+"""The errors of a connection that broke, and how to tell them from an error that a signal handler raised meanwhile.
 
 Never here: what to do about either.
 """
@@ -19,20 +19,20 @@ from typing import Any
 
 
 class Broken(OSError):
-    """A connection is of no use any more: a system call failed, or the server went away. Nothing else is taken for
-    that: a signal's handler may raise an OSError of its own in the middle of a system call."""
+    """A connection cannot be used any more: a system call failed, or the server went away. No other OSError counts as
+    that: a signal handler may raise one of its own in the middle of a system call."""
 
 
 class NoReply(Broken, TimeoutError):
-    """The server said, or took, nothing in time."""
+    """The server sent nothing, or took nothing, in time."""
 
 
 class UnsolicitedData(Broken):
-    """Bytes, or the end, lay on an idle connection: it is of no use, and nothing was sent on it."""
+    """Bytes, or the end of the stream, were found on an idle connection: it cannot be used, and nothing was sent."""
 
 
 def broken(error: OSError) -> Broken:
-    """What a system call raised, as an error of the connection."""
+    """The error of a connection for an error that a system call raised."""
     late = isinstance(error, TimeoutError)
     made = (NoReply if late else Broken)(str(error) or ("timed out" if late else type(error).__name__))
     made.errno = error.errno
@@ -40,24 +40,26 @@ def broken(error: OSError) -> Broken:
 
 
 def by_handler(error: BaseException) -> bool:
-    """Whether a signal's handler raised this, or what it called: Python calls a handler, in the main thread, with the
-    frame that it interrupted, which nothing else gets that raises errors. Where an error was made does not tell: a
-    handler may use sockets and locks itself, and wrappers of sockets and of TLS may raise errors of theirs."""
+    """Whether a signal handler raised this error, or something that it called. Python calls a handler in the main
+    thread, with the interrupted frame as an argument, which no other function gets that raises errors. The place where
+    an error was made does not tell: a handler may use sockets and locks itself, and wrappers of sockets and of TLS may
+    raise errors of their own."""
     trace = error.__traceback__
     if trace is None or trace.tb_next is None:  # raised where it was caught, as nearly all are
         return False
     if threading.get_ident() != threading.main_thread().ident:
         return False
-    # Not the frame that caught it: until Python 3.13 one whose variables were read keeps them, here the error and by
-    # that itself, and with them a socket stays open until the next collection.
+    # Without the frame that caught the error: until Python 3.13 a frame whose variables were read keeps them alive,
+    # here the error, and by that itself; so a socket would stay open until the next garbage collection.
     frames = [frame for frame, _ in traceback.walk_tb(trace.tb_next) if frame.f_code.co_filename != ssl.__file__]
-    if not frames:  # as each read of a connection with TLS that finds nothing yet
+    if not frames:  # as for each read of a TLS connection that finds nothing yet
         return False
     return any(map(_given_a_frame, frames)) or not _codes().isdisjoint(frame.f_code for frame in frames)
 
 
 def _codes() -> set[CodeType]:
-    """Of the handlers that are set now: they may have dropped their frame, as who keeps an exception should."""
+    """The code objects of the signal handlers that are set now: a handler may have deleted its frame argument, as code
+    that keeps an exception should."""
     found: set[Any] = set()
     for number in range(1, signal.NSIG):
         handler: Any = getsignal(number)
@@ -70,7 +72,7 @@ def _codes() -> set[CodeType]:
 
 
 def _given_a_frame(frame: FrameType) -> bool:
-    """As a positional argument, or one of `*args`."""
+    """Whether the function of this frame got a frame, as a positional argument or one of `*args`."""
     code, values = frame.f_code, frame.f_locals
     given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & inspect.CO_VARARGS:

@@ -1,6 +1,7 @@
-"""What every command of the command line needs to speak: progress, refusals, argument types, and no password ever.
+"""What all subcommands use to talk to their user: progress, refusals, argument types, and the masking of passwords.
 
-Standard library only, but for the one function that reads a server's URL: every command loads this file.
+Standard library only, except for the one function that parses a server's URL: every command loads this file. Never
+here: what a subcommand does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ QUIET_SECONDS = 2.0  # work that is shorter shows no progress
 LINE_SECONDS = 5.0  # between lines where no terminal can rewrite one
 BAR = 20  # characters
 
-# Greedy up to the last @: a password with a raw @ or / in it is masked whole, at worst with a bit too much beside it.
+# Greedy up to the last @: a password with a raw @ or / in it is masked whole, at worst with some text behind it.
 _USERINFO = re.compile(r"://(?:([^:@/\s]+)(?=:))?.*@", re.DOTALL)
 _SECRET_PARAMETER = re.compile(r"([?&](?:ssl_)?password=)[^&#\s]*")
 
@@ -74,7 +75,7 @@ class Progress:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Take the line away, before something else is printed or another piece of work begins."""
+        """Erase the line, before something else is printed or another piece of work begins."""
         if self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()
@@ -98,7 +99,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def number(low: float, high: float, unit: str = "") -> Callable[[str], float]:
-    """An argparse type: a number from `low` to `high`, of such a unit."""
+    """An argparse type: a number from `low` to `high`, of the unit that errors name."""
 
     def parse(text: str) -> float:
         try:
@@ -118,11 +119,11 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
 
 
 def server_url(text: str) -> str:
-    """The argparse type of --url: refuses, before anything connects, what cannot be right; quotes no password."""
+    """The argparse type of --url: refuses an invalid URL before anything connects; its errors quote no password."""
 
     try:
         parts = urlsplit(text)
-        # Here a raw character has cut the password short, and its rest would be taken for something else.
+        # A raw character has ended the password early here, and its rest would be taken for something else.
         if parts.fragment or (parts.scheme != "unix" and "@" in parts.path):
             raise ValueError("an @, / or # in the password must be percent-encoded")
         settings_from_url(text)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from fastlock._cli.console import INTERRUPTED, OK, REFUSED, WRONG, Progress, Refusal, mask, scrub, server_url
 from fastlock._version import __version__
 
-ALIVE_SECONDS = 1.0  # between two looks at whether the server that `fastlock server` started still answers
+ALIVE_SECONDS = 1.0  # between two checks whether the server that `fastlock server` started still accepts connections
 
 EXIT_CODES = """\
 exit codes: 0 all is well; 1 the run found something wrong; 2 bad usage, or no
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit for --help and bad usage, as argparse does.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    # A command says what it finds, in its own words; what the library would log of it would be said twice.
+    # A command prints what it finds, in its own words; what the library logs of the same would be printed as well.
     logging.getLogger("fastlock").addHandler(logging.NullHandler())
     try:
         with _terminated_like_interrupted():
@@ -77,13 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone, as `head` does; nothing is left to say, not even at exit.
+        # The reader of the output has gone, as `head` does: nothing more is printed, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return WRONG
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, made an exception so that what was started is stopped on the way out."""
+    """SIGTERM, raised as an exception so that what was started is stopped on the way out."""
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for `argv`: lists all commands, but declares the options of the one that is asked for only."""
+    """The parser for `argv`: lists all commands, but declares only the options of the one that is named in it."""
     wanted = next((word for word in argv if word in COMMANDS), None)
     parser = Parser(
         prog="fastlock",
@@ -152,7 +152,7 @@ def _server_of(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _ask(url: str) -> dict[str, Any]:
-    """What the server at `url` says of itself; a Refusal if it cannot be used."""
+    """The server information of the server at `url`; raises Refusal if that cannot be used."""
     from redis.exceptions import RedisError
 
     import fastlock
@@ -165,7 +165,7 @@ def _ask(url: str) -> dict[str, Any]:
 
 
 def _evicts(server: dict[str, Any]) -> list[str]:
-    """A warning for a server that may throw locks away when it runs short of memory."""
+    """A warning for a server that may evict locks when it runs short of memory, else nothing."""
     policy = server.get("maxmemory_policy")
     if policy in (None, "noeviction"):
         return []
@@ -291,7 +291,7 @@ def _run_bench(args: argparse.Namespace) -> int:
 
 
 def _benches() -> Any:
-    # By name: in a source tree the benchmarks are a folder beside the package, which only an installation puts into it.
+    # By name: in a source tree the benchmarks are a folder beside the package; only an installation puts them into it.
     try:
         return importlib.import_module("fastlock.benches.cli")
     except ImportError as error:

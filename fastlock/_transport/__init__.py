@@ -1,1 +1,2 @@
-"""How bytes travel and how threads and tasks wait: connections, reconnects, settings. No decisions about locks."""
+"""The transports: how bytes travel and how threads and tasks wait; connections, reconnects, settings. Never here:
+decisions about locks."""

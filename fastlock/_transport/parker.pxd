@@ -1,4 +1,4 @@
-# What parker.pyx shows to the other compiled modules.
+# The types of parker.pyx, for it and for the other compiled modules. Never here: code.
 
 from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t
@@ -6,8 +6,8 @@ from libc.stdint cimport int64_t
 cdef class Parker:
     cdef PyThread_type_lock lock
     cdef int stage
-    cdef bint free, awake  # whether who unparked it has released the interpreter; whether its thread is back in it
-    cdef int64_t ended  # when it was unparked, if its thread had been woken before
+    cdef bint free, awake  # whether the unparking thread has released the GIL; whether its own thread has it again
+    cdef int64_t ended  # when it was unparked, if its thread had been woken early
     cpdef prewake(self)
     cdef unpark(self, bint yield_to)
     cpdef int park(self, double until) except -1

@@ -1,6 +1,6 @@
 """How a thread sleeps until a lease is handed to it, in Python: `parker.pyx` says what lives here.
 
-Nothing is won by waking a thread early where Python runs: the interpreter is what all wait for.
+Here no thread is woken early: where Python runs, all threads wait for the GIL, and nothing would be won.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ clock = now
 
 
 class Parker:
-    """The sleep of one thread that has nothing to read; it is used once."""
+    """Parks one thread that has nothing to read; it is used once."""
 
     __slots__ = ("_lock",)
 
@@ -25,25 +25,25 @@ class Parker:
         self._lock.acquire()
 
     def __call__(self, yield_to: Any) -> None:
-        """As what a waiter is woken by."""
+        """Unpark the thread: called as the `on_wake` of a waiter."""
         try:
             self._lock.release()
-        except RuntimeError as error:  # it was woken before
+        except RuntimeError as error:  # the thread was woken before
             if by_handler(error):
                 raise
 
     def prewake(self) -> None:
-        """Wake the thread before its time: not here."""
+        """Does nothing here: the compiled one wakes the thread early."""
 
     def park(self, until: float) -> None:
-        """Sleep until it is called, or until that time (on the clock of leases)."""
+        """Sleep until unparked, or until that time (in seconds, on the clock of leases)."""
         self._lock.acquire(timeout=max(0.0, until - clock()))
 
 
 def check_signals() -> None:
-    """Python runs the handlers of signals by itself."""
+    """Does nothing here: Python runs signal handlers by itself."""
 
 
 def popped(these: list[Any]) -> Iterable[Any]:
-    """What is popped from a list as the caller unpacks it: no signal handler runs between popped and kept."""
+    """The last item of a list, popped as the caller unpacks it: no signal handler runs between popped and kept."""
     return map(list.pop, (these,))

@@ -1,7 +1,7 @@
 # cython: language_level=3, binding=True, auto_pickle=False
-"""How a thread sleeps until a lease is handed to it, and the clock and the look for signals that go with it.
+"""How a thread sleeps until a lease is handed to it, with the clock and the check for signals that this needs.
 
-`parker.py` is the same in Python. Never here: whose turn it is.
+`parker.py` is the same in Python. Never here: who is next.
 """
 
 cimport cython
@@ -23,7 +23,7 @@ from fastlock._libc cimport _now as nanoseconds, fastlock_exchange, fastlock_swa
 
 from fastlock._protocol.lease import _BOOTTIME, now
 
-cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is one that only Python reads
+cdef bint BOOTTIME = _BOOTTIME is not None  # else the clock is read by Python
 cdef clockid_t CLOCK = _BOOTTIME or 0
 
 cdef extern from "<sched.h>" nogil:
@@ -33,24 +33,24 @@ cdef extern from "pythread.h" nogil:
     int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
 
 cdef enum:
-    PARKED, PREWOKEN, UNPARKED  # PREWOKEN: its thread is awake, but its time has not come yet
+    PARKED, PREWOKEN, UNPARKED  # PREWOKEN: its thread is awake, but has no lease yet
 
-# Nanoseconds: what it takes to wake up, or to hold a lease, if nothing is in the way; what is no delay any more but a
-# stall; for how long no thread is woken early after one.
+# Nanoseconds: what it takes to wake up, or to hold a lease, if nothing is in the way; from which on a delay counts as a
+# stall; for how long no thread is woken early after a stall.
 cdef int64_t SHORT = 50_000, STALL = 500_000, FIRST_PAUSE = 10_000_000, LONGEST_PAUSE = 10_000_000_000
 cdef int64_t _pause, _early_from, _sound_from, _woken
-cdef Parker _prewoken = None  # whose time has come, and whose thread waits for the interpreter
+cdef Parker _prewoken = None  # was woken early and is unparked now; its thread waits for the GIL
 
 
 @cython.final
 @cython.freelist(64)
 cdef class Parker:
-    """The sleep of one thread that has nothing to read; it is used once.
+    """Parks one thread that has nothing to read; it is used once.
 
-    A thread is unparked without the interpreter: one that the system runs at once, in place of the caller, would only
-    wait again until the caller releases the interpreter. Where threads do nothing else than hand a lease on, each has
-    it for less time than it takes to wake a thread. There the next thread is woken early, as the one before it gets
-    the lease, and yields the processor to the others until its own time comes.
+    The caller releases the GIL to unpark a thread: one that the system runs at once, in place of the caller, would else
+    only wait again until the caller releases it. Where threads do nothing else than hand a lease on, each has the lease
+    for less time than it takes to wake a thread. There the next thread is woken early, as the one before it gets the
+    lease, and yields the processor to the others until it is unparked.
     """
 
     def __cinit__(self):
@@ -64,18 +64,18 @@ cdef class Parker:
             PyThread_free_lock(self.lock)
 
     def __call__(self, yield_to):
-        """As what a waiter is woken by."""
+        """Unpark the thread: called as the `on_wake` of a waiter."""
         self.unpark(yield_to is True)
 
     cpdef prewake(self):
-        """Wake the thread before its time: it will be unparked soon."""
+        """Wake the thread early: it will be unparked soon."""
         global _woken
         if nanoseconds() >= _early_from and fastlock_swap(&self.stage, PARKED, PREWOKEN):
             _woken += 1
             PyThread_release_lock(self.lock)
 
     cdef unpark(self, bint yield_to):
-        """Let the thread go on. yield_to: before the caller, which else keeps the interpreter until it sleeps."""
+        """Let the thread go on. yield_to: before the caller, which else keeps the GIL until it sleeps."""
         global _prewoken
         cdef int64_t time = nanoseconds(), limit = time + SHORT
         if fastlock_exchange(&self.stage, UNPARKED) == PREWOKEN:
@@ -89,7 +89,8 @@ cdef class Parker:
                 sched_yield()
 
     cpdef int park(self, double until) except -1:
-        """Sleep until `unpark`, or until that time (on the clock of leases)."""
+        """Sleep until unparked, or until that time (in seconds, on the clock of leases). Signal handlers run, and may
+        raise."""
         global _prewoken
         cdef Parker successor = _prewoken
         cdef bint *free = NULL if successor is None else &successor.free
@@ -97,7 +98,7 @@ cdef class Parker:
         cdef int how = PY_LOCK_INTR
         _prewoken = None
         while self.stage != UNPARKED and how != PY_LOCK_FAILURE:
-            PyErr_CheckSignals()  # nothing else would tell of a signal that came before this thread sleeps
+            PyErr_CheckSignals()  # nothing else would run the handler of a signal that came before this thread sleeps
             left = <long long>(max(0.0, until - clock()) * 1e6)
             with nogil:
                 if free != NULL:
@@ -113,8 +114,8 @@ cdef class Parker:
         return 0
 
     cdef void _back_off(self) noexcept nogil:
-        """Yield the processor until it is unparked and the interpreter is free. Where the thread before it takes its
-        time, it parks again."""
+        """Yield the processor until this thread is unparked and the GIL is free. Where the thread before it takes
+        longer than SHORT, it parks again."""
         cdef int64_t limit = nanoseconds() + SHORT
         while self.stage == PREWOKEN and nanoseconds() < limit:
             sched_yield()
@@ -125,19 +126,19 @@ cdef class Parker:
 
 
 def _prewakes():
-    """For tests: how many were woken early, and seconds of the latest pause."""
+    """For tests: how many threads were woken early, and the seconds of the latest pause."""
     return _woken, _pause / 1e9
 
 
 def _forget_stalls():
-    """For tests: as if none had been."""
+    """For tests: as if there had been no stall."""
     global _pause, _early_from, _sound_from
     _pause = _early_from = _sound_from = 0
 
 
 cpdef void _stalled(int64_t since) noexcept:
-    """A thread that yields the processor may come late where other programs want it: then no thread is woken early for
-    a while, which doubles as long as that goes on."""
+    """Note the delay of a thread that was woken early. One that yields the processor may come late where other programs
+    want it: then no thread is woken early for a while, which doubles as long as stalls go on."""
     global _early_from, _pause, _sound_from
     cdef int64_t time
     if since > STALL:
@@ -148,7 +149,7 @@ cpdef void _stalled(int64_t since) noexcept:
 
 
 cpdef double clock() except -1:
-    """As `lease.now`, a fifth of a microsecond faster."""
+    """As `lease.now`, 0.2 microseconds faster."""
     cdef timespec time
     if not BOOTTIME:
         return now()
@@ -157,11 +158,11 @@ cpdef double clock() except -1:
 
 
 cpdef int check_signals() except -1:
-    """Run the handlers of signals that have come, here and now: compiled code runs none by itself."""
+    """Run the handlers of signals that have come, which may raise: compiled code runs none by itself."""
     PyErr_CheckSignals()
     return 0
 
 
 cpdef tuple popped(list these):
-    """What is popped from a list, as a tuple of one, or of none."""
+    """The last item of a list, popped, as a tuple of one; an empty tuple: the list was empty."""
     return (these.pop(),) if these else ()

@@ -1,4 +1,4 @@
-"""Wire: where a server is and how to get in. URLs, passwords, TLS and pools are redis-py's; here they become
+"""Where a server is and how to log in. URLs, passwords, TLS options and pools are redis-py's; here they become
 `Settings`.
 
 Beside `_errors.py` the only module that imports redis-py. Never here: sockets, commands.
@@ -51,7 +51,7 @@ _RENAMED = {
 }
 # Seconds of silence, between probes, and probes: as redis-py has had them since 8.0.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-# What redis-py puts into a pool for an option that nobody gave. Where it lives depends on redis-py's version.
+# What redis-py puts into a pool for an option that was not given. The module that has it depends on redis-py's version.
 _SENTINELS = [getattr(module, "SENTINEL", None) for module in (redis.utils, redis.connection, redis.asyncio.connection)]
 _TLS_FLOOR = ssl.TLSVersion.TLSv1_2
 _CERT_REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -72,14 +72,12 @@ class Settings:
     connect_timeout: float = 5.0
     reply_timeout: float = 5.0
     max_connections: int = 16
-    patient: bool = False  # whether a server that was never reached is waited for; else its address is taken for wrong
+    patient: bool = False  # whether to retry a server that was never reached; else its address is taken for wrong
     keepalive: bool = True
     keepalive_options: dict[Any, int] | None = None
     socket_type: int = 0
     tls: ssl.SSLContext | None = field(default=None, repr=False)
-    locate: Callable[[], tuple[str, int]] | None = field(
-        default=None, repr=False
-    )  # asked before each connect, if given
+    locate: Callable[[], tuple[str, int]] | None = field(default=None, repr=False)  # gives the address of each connect
 
     def __post_init__(self) -> None:
         _check_text("host", self.host)
@@ -119,14 +117,14 @@ class Settings:
         return self.path if self.path is not None else f"{self.host}:{self.port}"
 
     def credentials(self) -> tuple[str | None, str | None]:
-        """(user, password), asked of the credential provider where there is one. Raises what that raises."""
+        """(user, password), from the credential provider where there is one. Raises what the provider raises."""
         if self.credential_provider is None:
             return self.username, self.password
         return _pair(self.credential_provider.get_credentials())
 
     async def credentials_async(self) -> tuple[str | None, str | None]:
-        """The same for asyncio: a provider that has `get_credentials_async`, as those of redis-py 5.1 and newer do, is
-        asked by that."""
+        """The same for asyncio: from `get_credentials_async`, where the provider has it, as those of redis-py 5.1 and
+        newer do."""
         ask = getattr(self.credential_provider, "get_credentials_async", None)
         return self.credentials() if ask is None else _pair(await ask())
 
@@ -144,7 +142,7 @@ _OPTIONS = Settings.__dataclass_fields__.keys() - {"patient"}
 
 
 def _pair(found: Any) -> tuple[str | None, str | None]:
-    """(user, password) out of what a credential provider gives: both, or the password alone."""
+    """(user, password) from what a credential provider returns: both, or the password alone."""
     texts = [each.decode() if isinstance(each, bytes) else each for each in found]
     user, password = texts if len(texts) == 2 else (None, *texts)
     return user, password
@@ -181,7 +179,7 @@ def settings_from_url(url: str, **overrides: Any) -> Settings:
 
 
 def _check_url(url: str) -> None:
-    """What redis-py lets pass: it takes db 0 for a db it cannot read, and keeps the first of two equal options."""
+    """Refuse what redis-py accepts: it uses db 0 for a db that it cannot parse, and the first of two equal options."""
     if any(char.isspace() or not char.isprintable() for char in url):
         raise ValueError(
             "url: must not hold spaces or control characters (in a password they are written as %20 and so on)"
@@ -239,7 +237,7 @@ def settings_from_options(options: dict[str, Any]) -> Settings:
     if known.pop("ssl", False):
         try:
             known["tls"] = _tls_context(**tls)
-        except (OSError, ValueError) as error:  # a file that is missing or no certificate, a word that means nothing
+        except (OSError, ValueError) as error:  # a file that is missing or no certificate, an unknown word
             raise ValueError(f"TLS options ({', '.join(sorted(tls))}): {error}") from None
     return Settings(**known)
 
@@ -259,13 +257,13 @@ def _tls_context(
     ssl_include_verify_flags: Any = None,
     ssl_exclude_verify_flags: Any = None,
 ) -> ssl.SSLContext:
-    """redis-py's TLS options as a context. Certificate and host name are verified and TLS is 1.2 at least, unless told
-    otherwise.
+    """redis-py's TLS options as a context. Certificate and host name are verified and TLS is 1.2 at least, unless the
+    options say otherwise.
 
-    Made here, as versions of redis-py differ in the options that they know and read out of a URL.
+    Made here, as versions of redis-py differ in the options that they know and read from a URL.
     """
     context = ssl.create_default_context()
-    context.check_hostname = False  # first: with it no context can be told to verify nothing
+    context.check_hostname = False  # first: while it is set, verify_mode cannot be CERT_NONE
     context.verify_mode = _verify_mode(ssl_cert_reqs)
     context.check_hostname = bool(ssl_check_hostname) and context.verify_mode != ssl.CERT_NONE
     context.verify_flags |= _verify_flags(ssl_include_verify_flags)
@@ -287,7 +285,7 @@ _TLS_OPTIONS = frozenset(_tls_context.__kwdefaults__ or ())
 
 
 def _verify_mode(value: Any) -> ssl.VerifyMode:
-    """As redis-py has it: a word, one of ssl's own, or None for no verification."""
+    """The verify mode of redis-py's ssl_cert_reqs: a word, one of ssl's own values, or None for no verification."""
     if value is None:
         return ssl.CERT_NONE
     if isinstance(value, str) and value not in _CERT_REQS:
@@ -296,7 +294,8 @@ def _verify_mode(value: Any) -> ssl.VerifyMode:
 
 
 def _verify_flags(value: Any) -> ssl.VerifyFlags:
-    """ssl's own flags, or their names: a URL holds those as in ?ssl_include_verify_flags=VERIFY_X509_STRICT,..."""
+    """Verify flags, given as ssl's own or as their names: a URL holds names, as in
+    ?ssl_include_verify_flags=VERIFY_X509_STRICT,..."""
     flags: Iterable[Any] = value.strip("[]").split(",") if isinstance(value, str) else value or ()
     found = ssl.VerifyFlags(0)
     for each in flags:
@@ -307,7 +306,8 @@ def _verify_flags(value: Any) -> ssl.VerifyFlags:
 
 
 def settings_from_pool(pool: Any) -> Settings:
-    """Settings of a redis-py connection pool, sync or asyncio. What it has beyond that is redis-py's own business."""
+    """Settings of a redis-py connection pool, sync or asyncio. Options of the pool that fastlock does not know are
+    ignored."""
     if hasattr(pool, "sentinel_manager"):
         raise TypeError("fastlock does not support redis-py's Sentinel pools yet: give the master's own address")
     bases = getattr(pool.connection_class, "__mro__", ())
@@ -321,15 +321,15 @@ def settings_from_pool(pool: Any) -> Settings:
     }
     if secure and "ssl_check_hostname" not in options:
         options["ssl_check_hostname"] = _checks_names(bases)
-    for name in ("port", "db"):  # redis-py takes them as they come out of the environment
+    for name in ("port", "db"):  # redis-py accepts them as strings, as they are in environment variables
         if isinstance(options.get(name), str):
             options[name] = int(options[name])
     return replace(settings_from_options(options | {"ssl": secure}), patient=True)
 
 
 def _checks_names(bases: tuple[type, ...]) -> bool:
-    """Whether connections of this kind compare the server's name with its certificate where nobody says it: those of
-    redis-py do not before version 6."""
+    """Whether connections of this class check the server's name against its certificate by default: those of redis-py
+    do so since version 6."""
     for base in bases:
         known = inspect.signature(vars(base).get("__init__", lambda: None)).parameters.get("ssl_check_hostname")
         if known is not None:
@@ -338,11 +338,11 @@ def _checks_names(bases: tuple[type, ...]) -> bool:
 
 
 def _check_transport(kind: Any, bases: tuple[type, ...]) -> None:
-    """Refuse a pool whose connections lead somewhere else than to the address that it names.
+    """Raise TypeError for a pool whose connections lead somewhere else than to the address that it names.
 
-    fastlock opens connections of its own. That is no loss where a class of connections adds to redis-py's (it counts,
-    logs, ends differently). One that opens its sockets itself goes through a tunnel, or stays in the process: then the
-    locks would lie on another server than the data, and nobody would notice.
+    fastlock opens connections of its own. That is no loss where a connection class adds to redis-py's (it counts, logs,
+    closes differently). One that opens its sockets itself goes through a tunnel, or stays in the process: then the
+    locks would be on another server than the data, and nobody would notice.
     """
     if any(base.__module__.partition(".")[0] == "fakeredis" for base in bases):
         raise TypeError(

@@ -1,4 +1,5 @@
-"""Wire: sockets. How a thread opens one to a server, and what both faces set on theirs. Never here: what is said."""
+"""Sockets: how a thread opens one to a server, and the options that threads and asyncio set on theirs. Never here: what
+is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from fastlock._transport.settings import Settings
 
 
 def open_socket(settings: Settings) -> Any:
-    """A connected socket, which blocks, but not under TLS. Broken: refused, nobody there, no trust."""
+    """A connected socket, which blocks, but not under TLS. Broken: refused, not reachable, or not trusted."""
     sock = None
     try:
         if settings.path is not None:
@@ -24,7 +25,7 @@ def open_socket(settings: Settings) -> Any:
                 sock = socket.socket(fileno=sock.detach())
                 sock.settimeout(settings.connect_timeout)
                 sock = settings.tls.wrap_socket(sock, server_hostname=host)
-        sock.setblocking(settings.tls is None)  # the pipe says for how long
+        sock.setblocking(settings.tls is None)  # the stream sets for how long it blocks
     except BaseException as error:
         if sock is not None:
             sock.close()
@@ -38,7 +39,7 @@ def _connected_to(settings: Settings, host: str, port: int) -> Any:
     """As `socket.create_connection`, which gevent and eventlet replace."""
     failure = OSError(f"{host} has no address")
     try:
-        # As bytes: the codec of a str would raise another error for what a signal's handler raises in it
+        # As bytes: to encode a str would turn an error that a signal handler raises meanwhile into another one
         name = host.encode() if host.isascii() else host
         for family, _, _, _, address in native.getaddrinfo(name, port, 0, socket.SOCK_STREAM):
             try:
@@ -49,7 +50,7 @@ def _connected_to(settings: Settings, host: str, port: int) -> Any:
                 failure = error
         raise failure
     finally:
-        del failure  # or its traceback and this frame would keep each other
+        del failure  # else its traceback and this frame would keep each other alive
 
 
 def _connected(settings: Settings, family: int, address: Any) -> Any:
@@ -64,7 +65,8 @@ def _connected(settings: Settings, family: int, address: Any) -> Any:
 
 
 def tune_socket(sock: Any, settings: Settings) -> None:
-    """No delay for small packets, and probes that find a peer gone without a word."""
+    """Set TCP_NODELAY, so that small packets are not delayed, and keepalive probes, which detect a peer that is gone
+    without closing the connection."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if settings.keepalive:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -75,9 +77,9 @@ def tune_socket(sock: Any, settings: Settings) -> None:
 
 
 def shut(sock: Any) -> None:
-    """Whoever reads or writes there wakes up."""
+    """Shut a socket down, which wakes the threads that read or write there."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError as error:  # it was before, or the server did it
+    except OSError as error:  # it was shut down before, or by the server
         if by_handler(error):
             raise
