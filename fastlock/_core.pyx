@@ -499,7 +499,7 @@ cdef class Stream:
             left = end - _now()
             if left <= 0:
                 return False
-            self.receive(left * 1e-9, spin)  # a wake-up may bring nothing: half a TLS record, or a false alarm
+            self.receive(left * 1e-9, spin)  # a wakeup may bring nothing: half a TLS record, or a false alarm
         return True
 
     cdef int _send_and_read(self, double timeout, double spin) except -1:

@@ -178,7 +178,7 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
             check_signals()
             return lease
         return transport.run(op or lock._new_acquire(None, required, start), waiter)
-    except BaseException as error:  # also before the protocol has begun: nothing else would take the waiter out
+    except BaseException as error:  # also before the protocol has begun: nothing else would remove the waiter
         try:
             transport.cancel_wait(op or lock._new_acquire(None, required), waiter, error)
         except BaseException as again:

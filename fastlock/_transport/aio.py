@@ -77,7 +77,7 @@ class AsyncTransport(Transport):
         self.stats = Stats()
         self.queues = LocalQueues(self.impl.Mutex(), self.stats)  # tasks need no mutex; a dummy would be slower
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
-        self.shared_timeouts: dict[float, Any] = {}  # of the compiled fast path, by the timeout in seconds
+        self.shared_timeouts: dict[float, Any] = {}  # of the compiled fast path, by seconds; negative: of a local wait
         self.sweep_timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -615,7 +615,7 @@ class AsyncTransport(Transport):
                 finally:
                     timer.cancel()
             elif self.wakeups.due:
-                await asyncio.sleep(0)  # in which they run
+                await asyncio.sleep(0)  # lets the tasks run that are to be woken
             else:
                 break
 
