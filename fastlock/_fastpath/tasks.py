@@ -47,7 +47,7 @@ def task_owner(self: Any) -> Any:
         return None
 
 
-def _open_pipe(lock: BaseLock) -> Any:
+def _open_stream(lock: BaseLock) -> Any:
     """The stream of the connection, if there is one and the running task may use it."""
     check()
     stream = lock._transport.open_stream
@@ -57,7 +57,7 @@ def _open_pipe(lock: BaseLock) -> Any:
 async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
     """Acquire with the lock's own settings, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
     transport = lock._transport
-    stream = None if lock._needs_slow_path() else _open_pipe(lock)
+    stream = None if lock._needs_slow_path() else _open_stream(lock)
     if stream is None or (task := current_task(stream.wakeups.loop)) is None:  # None: another loop runs
         return await transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
     start = now()
@@ -174,7 +174,7 @@ async def aio_release(
     `BaseLock._report_release_error` puts them, beside the `error` that ended its body."""
     transport, stream, lease, op, sent = lock._transport, None, noted, None, 0.0
     try:
-        stream = _open_pipe(lock)
+        stream = _open_stream(lock)
         task = None if stream is None else current_task(stream.wakeups.loop)
         if owner is None and lock.thread_local:
             owner = task

@@ -104,7 +104,7 @@ cdef class _Awaitable(Wakeup):
         """The operation of the protocol that does the same."""
         raise NotImplementedError
 
-    cdef Stream _open_pipe(self):
+    cdef Stream _open_stream(self):
         """The stream of the connection, if there is one and the running task may use it."""
         cdef Transport transport = self.lock._transport
         check()
@@ -316,15 +316,19 @@ cdef class _Acquire(_Awaitable):
 
     cdef _begin(self):
         cdef BaseLock lock = self.lock
-        cdef Stream stream = None if lock._needs_slow_path() else self._open_pipe()
+        cdef Transport transport = lock._transport
+        cdef Waiter waiter
+        cdef Stream stream = None if lock._needs_slow_path() else self._open_stream()
         if stream is None:
             self.others = lock._transport.run(lock._new_acquire(None, self.required))
             return
         self.stream = stream
         self.start = clock()
-        if (<Transport>lock._transport).queued_keys and (waiter := lock._waits_locally(None, None, (<Transport>lock._transport).queued_keys)) is not None:
-            self._wait(waiter)
-            return
+        if transport.queued_keys:
+            waiter = lock._waits_locally(None, None, transport.queued_keys)
+            if waiter is not None:
+                self._wait(waiter)
+                return
         self.token = new_token()
         self.arm(stream.wakeups)
         stream.request(
@@ -453,7 +457,7 @@ cdef class _Release(_Awaitable):
         and has to release it all the same."""
         cdef BaseLock lock = self.lock
         self.thread = PyThread_get_thread_ident()
-        if self._open_pipe() is not None:
+        if self._open_stream() is not None:
             self.lease = lock._leases.get(self.owner)
         if self.lease is None:
             self.lease = lock._lease_of(lock._owner())
@@ -465,7 +469,7 @@ cdef class _Release(_Awaitable):
 
     cdef _begin(self):
         cdef BaseLock lock = self.lock
-        cdef Stream stream = self._open_pipe()
+        cdef Stream stream = self._open_stream()
         cdef Lease lease = lock._leases.get(self.owner)
         if self.lease is not None and lease is not None and lease is not self.lease:  # another one now: it stays
             problem = lock._not_held("release")
