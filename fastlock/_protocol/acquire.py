@@ -1,7 +1,7 @@
-"""How a name is acquired: what is asked, what an answer means, and how to wait.
+"""How a name is acquired: which commands are sent, what a reply means, and how to wait.
 
-Outcomes are never guessed. A command whose reply was lost is asked again with the same token: the server's answer then
-says whether the lease is the caller's. A caller who gives up while the outcome is unknown leaves an `Undo`, which is
+Outcomes are never guessed. A command whose reply was lost is sent again with the same token: the server's reply then
+says whether the lease is the caller's. A caller that gives up while the outcome is unknown leaves an `Undo`, which is
 carried out behind whatever it undoes. Never here: sockets, asyncio, threads, sleep.
 """
 
@@ -32,30 +32,30 @@ from fastlock._protocol.steps import (
     Wait,
 )
 
-LAST_TRY_SECONDS = 0.01  # before the end of a blocking_timeout, so that its wait is of some use
+LAST_TRY_SECONDS = 0.01  # seconds before the end of a blocking_timeout of the last try, so that it is of some use
 
 
 class Acquire(Command):
-    """Acquire a name: a step, whose answer goes to `rest`. Waits while its terms allow it. Checked values only: `ms` 0
-    means a lease without end.
+    """Acquire a name: a step, whose answer goes to `rest`. It waits as long as its settings allow. It takes checked
+    values only; `ms` 0 means a lease without end.
 
-    The outcome is the Lease, or None: somebody else holds it. Raises redis-py's exception of an error reply;
+    The outcome is the Lease, or None: somebody else holds the name. Raises redis-py's exception of an error reply;
     ConnectionError or TimeoutError when the server stays away.
     """
 
     blocking = False
     polls = False  # whether it may not use the queue
     given = False  # whether the caller chose its token
-    task = "let a waiter take what it was handed"  # for who reads of a refusal
+    task = "let a waiter take what it was handed"  # for the warning of a refusal
     scripts = (commands.ENTER_LUA,)
-    alone = False  # whether it waits by itself, in strict order, or with a token that was given
-    sleep = 0.1  # seconds between two looks, where the holder cannot be told that somebody waits
-    outcome_unknown = False  # a look's reply was lost, once: from then on our own token may turn up at any time
+    alone = False  # whether its waiter has an entry of its own on the server: for strict order, or with a given token
+    sleep = 0.1  # seconds between two tries, where the holder's token cannot be marked as contended
+    outcome_unknown = False  # whether a try's reply was lost once: from then on its own token may turn up at any time
     polled = False  # whether it has waited without a queue
-    late_grants = 0  # to it, whose time was over before the reply came
-    waiting: Waiter | None = None  # as which it waits, or did
-    handed: Lease | None = None  # what waiting gave it
-    seen: Any = None  # the last look of the hot path, if the law is to judge its answer: (what was asked, the answer)
+    late_grants = 0  # grants to it that ended before the reply came
+    waiting: Waiter | None = None  # its waiter, once it has waited
+    handed: Lease | None = None  # the lease that its waiter got
+    seen: Any = None  # the fast path's last (request, answer), if the answer is to be judged here
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class Acquire(Command):
             if lease is not None:
                 if lease.valid:
                     return lease
-                # granted, but its time was over before the reply came: not a success; undone before it is tried again
+                # Granted, but the lease ended before the reply came: no success, and undone before the next try
                 self.late_grants += 1
                 yield from self._withdraw(clock)
             if not self.blocking or (waiter is None and self._late(clock)):
@@ -103,13 +103,13 @@ class Acquire(Command):
             answer = yield self
 
     def local(self, queues: LocalQueues, now: float) -> Any:
-        """BEHIND, where it is for the queue to say who is next: no look of its own."""
+        """WAIT_LOCALLY, where the local queue decides who is next, so that no try of its own is sent; else None."""
         if not self.blocking or self.polls:
             return None
         return Answer.WAIT_LOCALLY if self.alone or queues.has_queue(self.key, now) else None
 
     def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps:
-        """Wait: behind those of this client, and with the first of them in the server's queue."""
+        """Wait: behind the other waiters of this client, and as the first of them in the server's queue."""
         self.waiting = waiter = waiter or self.waiter()
         last = None if self.until is None else self.until - LAST_TRY_SECONDS
         lease = None
@@ -133,13 +133,9 @@ class Acquire(Command):
                     queue = waiter.queue
                     yield Undo([self.key], [over._raw_token])
                     continue
-                lease, waiter.lease = waiter.lease, None  # together: no interrupt comes between
-                if lease is not None:
-                    self.token, self.sent, self.handed = (
-                        lease._raw_token,
-                        lease._deadline - self.ms / 1000,
-                        lease,
-                    )  # to undo
+                lease, waiter.lease = waiter.lease, None  # in one statement: no interrupt comes between
+                if lease is not None:  # what `abandon` needs to undo it
+                    self.token, self.sent, self.handed = lease._raw_token, lease._deadline - self.ms / 1000, lease
                     queue.queues.handover_completed(waiter)
                 if lease is not None or self.polls or self._late(clock):
                     break
@@ -156,7 +152,7 @@ class Acquire(Command):
         return lease
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """The caller is gone, struck from outside. Returns what is to be undone; asked once more, that again."""
+        """End the acquire of a caller that was interrupted. Returns the undos to send; called again, the same ones."""
         left = None if self.waiting is None else self.leave(self.waiting, None, clock)
         undos = [] if left is None else [left]
         passed = self.handed is not None and queues.release(self.handed, clock()) in (
@@ -169,12 +165,12 @@ class Acquire(Command):
         return undos
 
     def _see(self, queue: LocalQueue, clock: Clock) -> Steps:
-        """Ask whether what goes round here still holds the name."""
+        """Ask the server whether the circulating lease still holds the name."""
         held, ask = queue.circulating, Command(Opcode.GET, self.key)
         ask.until = self.until
         try:
             found = yield from request(ask, RetryState(clock))
-        except errors.ResponseError as error:  # who may not ask waits for the end of the lease
+        except errors.ResponseError as error:  # a user that may not GET waits for the end of the lease
             if not errors.is_own(error):
                 raise
             return
@@ -187,8 +183,8 @@ class Acquire(Command):
                 queue.lease_gone(held)
 
     def waiter(self) -> Waiter:
-        """Who waits for this. In a queue its own token is its place, where it is to be told from others of the client,
-        or may turn up by itself."""
+        """A waiter for this acquire. It has an entry of its own, this acquire's token, where it is to be told from
+        other waiters of the client, or where that token may turn up by itself."""
         own = self.token if self.alone or self.outcome_unknown else None
         return Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
 
@@ -199,7 +195,7 @@ class Acquire(Command):
         ask.until = self.until
         left = yield from request(ask, RetryState(clock))
         pause = self.sleep
-        if left is not Answer.DEADLINE_EXCEEDED and left != -1:  # -1: a holder without end
+        if left is not Answer.DEADLINE_EXCEEDED and left != -1:  # -1: the holder's lease is without end
             pause = min(pause, left / 1000)
         last = None if self.until is None else self.until - LAST_TRY_SECONDS
         yield Sleep(limited(max(pause, SHORTEST_SLEEP), last, clock), held=True)
@@ -212,22 +208,20 @@ class Acquire(Command):
         return request
 
     def _enter(self, waiter: Waiter, ask: Command, answer: Any, clock: Clock) -> Steps:
-        """Ask the server for the place of a gate, or go on from its answer: the waiter gets the lease, or is to
-        wait."""
+        """Send an enter of a queue's entry, or go on from its answer: the waiter gets the lease, or is to wait."""
         queue: Any = waiter.queue
         retry = RetryState(clock)
         try:
             reply = yield from run_script(ask, (yield ask) if answer is None else answer, is_enter_reply, retry)
         except errors.RedisError as error:
-            own = errors.is_own(error)  # else a signal's handler raised it, for this caller alone
+            own = errors.is_own(error)  # else a signal handler raised it, for this caller alone
+            # An error at the end of this caller's own time means nothing to the other waiters
             if own and errors.is_unreachable(error) and (self.until is None or clock() < self.until):
-                queue.queues.fail(
-                    queue, errors.fresh_copy(error)
-                )  # the end of its own time would say nothing to the others
+                queue.queues.fail(queue, errors.fresh_copy(error))
             self.polls = own and errors.is_forbidden(error)
             if not self.polls:
                 raise
-            if queue.was_queued:  # it might queue, and may not take what it is handed
+            if queue.was_queued:  # its user was allowed to queue, but not to acquire what it was granted
                 ask.connection.undo_refused(self, error)
             return
         finally:
@@ -240,13 +234,13 @@ class Acquire(Command):
             return
         self.late_grants += 1
         undo = Undo([self.key], [late._raw_token], ask.stale)
-        undo.connection = ask.connection  # before the same entry is sent again
+        undo.connection = ask.connection  # the same one, so that it is executed before the entry is sent again
         yield undo
         with queue.queues.mutex:
             queue.new_entry()
 
     def leave(self, waiter: Waiter, lease: Lease | None, clock: Clock) -> Undo | None:
-        """Wait no longer: what was handed over goes to the next, or back."""
+        """Wait no longer: a lease that was handed over goes to the next waiter, or is undone. Returns what to send."""
         waiter.lease = waiter.lease or lease
         queue = waiter.queue
         if queue is None:
@@ -261,23 +255,25 @@ class Acquire(Command):
         )
 
     def _withdraw(self, clock: Clock) -> Steps:
-        release = Release(Lease(self.name, self.key, self.token, math.inf))  # somebody may wait for it by now
+        """Release the name, whose grant came too late, and take another token."""
+        release = Release(Lease(self.name, self.key, self.token, math.inf))  # by script if others wait by now
         undo = lambda: Undo([self.key], [self.token], release.stale)  # noqa: E731
         yield from with_undo(release.asked(RetryState(clock)), undo)
-        if not self.given:  # of the old token something may still be on its way: a release, or where nobody may end it
+        # A command with the old token may still be on its way: a release, or one on a session that may not be ended
+        if not self.given:
             self.token, self.outcome_unknown = new_token(), False
             if self.fenced:
                 self.calls = [commands.acquire_fenced(self.key, self.token, self.ms)]
 
     def _late(self, clock: Clock) -> bool:
-        """Whether there is no time for another look."""
+        """Whether there is no time for another try."""
         return self.until is not None and clock() >= self.until - LAST_TRY_SECONDS
 
     def _lease(self, sent: float, fence: int | None) -> Lease:
         return Lease(self.name, self.key, self.token, sent + self.ms / 1000 if self.ms else math.inf, fence)
 
     def _outcome(self, answer: Any, clock: Clock) -> Steps:
-        """From one answer to what it means. Returns the Lease, in time or not, or None."""
+        """What the answer to one try means. Returns the Lease, also one that has ended by now, or None."""
         retry = RetryState(clock)
         try:
             if self.fenced:
@@ -296,8 +292,8 @@ class Acquire(Command):
         return (yield from self._confirm(fence, clock))
 
     def _confirm(self, fence: int | None, clock: Clock) -> Steps:
-        """Ours since a command whose reply was lost: when, nobody knows. So the lease is set anew and counts from
-        that."""
+        """The lease of a name that holds our token since a command whose reply was lost. When that was executed is not
+        known, so the lease is set anew and counts from then."""
         if not self.ms:
             return self._lease(self.sent, fence)
         sent = yield from set_expiry(self.key, self.token, self.ms, clock)

@@ -1,11 +1,11 @@
-"""Law: those who wait in this process for a name. Who of them is first, who sleeps, and to whom a lease passes on.
+"""The local queues: who waits in this process for a name, who of them is first, to whom a lease is handed over.
 
-The first has a place in the server's queue and looks there: at once, when a message says that something has changed,
-when the holder's lease ends, and every second in any case. Messages are reasons to look and never believed, so one that
-is lost costs a second. The others sleep behind it; a lease that the first was granted goes round among them without a
-command, for a while; when it is to go to others next, the first of those who came later joins the queue ahead of that.
-All methods are called with the mutex held, but for those of `LocalQueues` that take it. Never here: commands, sockets,
-asyncio, threads, sleep.
+The first waiter of a queue has an entry in the server's queue. It sends its enter: at once, when a message says that
+something has changed, when the holder's lease ends, and every second in any case. A message is a hint that is never
+believed, so one that is lost costs a second. The other waiters sleep behind the first. A lease that the first was
+granted circulates among them without a command, for a while; before it goes back to the server for other clients, the
+first of those who came later joins the server's queue. All methods are called with the mutex held, but for those of
+`LocalQueues` that take it. Never here: commands, sockets, asyncio, threads, sleep.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from fastlock._protocol.lease import ENDED, Lease, new_token
 from fastlock._protocol.stats import Stats
 
-RECHECK_SECONDS = 1.0  # seconds between two looks of the first in a place, whatever it heard
-LOCAL_SECONDS = 0.01  # seconds for which a lease goes round before the server is asked who waits elsewhere
-RAPID_SECONDS = 50e-6  # seconds between two passes of a lease by threads that do nothing else
-SHORTEST_SLEEP = 0.001  # seconds: between two looks at a held name, so that no setting makes a busy loop
-LEAST_LEASE_PART = 0.95  # part of the lease that the next one asks for, which must be left of what is passed to it
+RECHECK_SECONDS = 1.0  # seconds after which the first waiter enters again, whatever messages came
+LOCAL_SECONDS = 0.01  # seconds for which a lease circulates before the server is asked who waits in other clients
+RAPID_SECONDS = 50e-6  # seconds between two local handovers by threads that do nothing else
+SHORTEST_SLEEP = 0.001  # seconds between two tries of a held name at least, so that no setting makes a busy loop
+LEAST_LEASE_PART = 0.95  # part of the next waiter's lease time that must be left of a lease that is handed to it
 
 
 class ReleaseRoute(enum.IntEnum):
-    """Which way a release takes."""
+    """How a lease is released."""
 
-    LOCAL = 0  # the lease went to the next waiter of this client: no command is needed
-    DELETE = 1  # nobody waits, as far as this client knows: a compare-and-delete
-    SCRIPT = 2  # somebody waits: the script that grants the name to the first in the server's queue
-    NOT_HELD = 3  # the lease was released before
+    LOCAL = 0  # it was handed over to the next waiter of this client: no command is needed
+    DELETE = 1  # by a compare-and-delete: nobody waits, as far as this client knows
+    SCRIPT = 2  # by the script that grants the name to the first in the server's queue: somebody waits
+    NOT_HELD = 3  # not at all: it was released before
 
 
 _LOCAL: int = ReleaseRoute.LOCAL  # typed, where this is compiled
@@ -41,7 +41,7 @@ _NOT_HELD: int = ReleaseRoute.NOT_HELD
 
 
 class Waiter:
-    """One acquire that waits. `woken`: there is something to see: a lease for it, or that it is first and may look."""
+    """One acquire that waits. `woken`: it has a lease, or is the first and may have to enter, or its queue failed."""
 
     __slots__ = (
         *("next", "previous", "woken", "counted", "fenced", "queue", "key", "lease", "given_back", "ms", "name"),
@@ -55,16 +55,16 @@ class Waiter:
         self.key = key
         self.ms = ms
         self.fenced = fenced
-        self.entry = entry  # of its own in the server's queue; None: among the others of its gate
-        self.sleep = sleep  # seconds between two looks, where nobody tells that something has changed
-        self.queue: LocalQueue | None = None  # from when it has joined
-        self.linked = False  # in the line of its gate, between these two
+        self.entry = entry  # an entry of its own in the server's queue; None: it shares that of its local queue
+        self.sleep = sleep  # seconds between two tries, where no message tells that something has changed
+        self.queue: LocalQueue | None = None  # the queue it is in, or was in last; None: it was never enqueued
+        self.linked = False  # whether it is in its queue's list of waiters, between `previous` and `next`
         self.previous: Waiter | None = None
         self.next: Waiter | None = None
-        self.lease: Lease | None = None  # handed to it
-        self.given_back: tuple[Lease | None, bytes | None] | None = None  # what it has given back, once it has left
+        self.lease: Lease | None = None  # the lease that it was handed or granted
+        self.given_back: tuple[Lease | None, bytes | None] | None = None  # the outcome of `dequeue`, once it has left
         self.woken = False
-        self.counted = False  # as one that had to wait
+        self.counted = False  # whether it was counted among the acquires that had to wait
         self.on_wake: Callable[[Any], object] | None = None  # ends its sleep
 
     def wake(self) -> None:
@@ -75,9 +75,9 @@ class Waiter:
 
 
 class WaiterList:
-    """Those who wait, in order of arrival; who is in the middle of many leaves as fast as the first.
+    """Waiters in order of arrival, as a linked list: one in the middle of many is removed as fast as the first.
 
-    A change is made without a call or a loop, where neither Ctrl-C nor another thread could come between.
+    Each change is made without a call or a loop, so that neither Ctrl-C nor another thread can interrupt it.
     """
 
     __slots__ = ("count", "first", "last")
@@ -88,7 +88,7 @@ class WaiterList:
         self.last: Waiter | None = None
 
     def insert(self, waiter: Waiter, previous: Waiter | None) -> None:
-        """Right behind that one; None: before all others."""
+        """Insert a waiter right behind `previous`; None: before all others."""
         next = self.first if previous is None else previous.next
         waiter.previous, waiter.next = previous, next
         if previous is None:
@@ -103,7 +103,7 @@ class WaiterList:
         self.count += 1
 
     def add(self, waiter: Waiter) -> None:
-        """At its end."""
+        """Append a waiter."""
         waiter.previous = self.last
         if self.last is None:
             self.first = waiter
@@ -114,7 +114,7 @@ class WaiterList:
         self.count += 1
 
     def remove(self, waiter: Waiter) -> None:
-        """Take it out, if it is there."""
+        """Take a waiter out, if it is in the list."""
         if not waiter.linked:
             return
         if waiter.previous is None:
@@ -140,7 +140,7 @@ class WaiterList:
 
 
 class LocalQueue:
-    """The waiters of one process for one name, in order of arrival; they share a place in the server's queue."""
+    """The waiters of one client for one name, in order of arrival; they share one entry in the server's queue."""
 
     __slots__ = (
         *(
@@ -162,37 +162,37 @@ class LocalQueue:
     def __init__(self, queues: LocalQueues, key: bytes, entry: bytes | None) -> None:
         self.queues = queues
         self.key = key
-        self.shared = entry is None  # among all who come; else a single waiter's
+        self.shared = entry is None  # whether any waiter for the name joins it; else it is a single waiter's
         self.entry = entry or new_token()
         self.waiters = WaiterList()
-        self.entry_sent = False  # the server was asked for this place, and may know it
-        self.was_queued = False  # the server has put it into the queue: others want the name, and will again
-        self.queued_early = False  # it was asked for while one of us holds
-        self.templates: dict[Any, Any] | None = None  # of the compiled hot path, by what they ask
-        self.connection: Any = None  # the connection over which it was asked
-        self.stale: tuple[Any, ...] = ()  # sessions that broke under that
-        self.recheck_at = 0.0
-        self.sleep = 0.0  # the shortest of those who wait, where nobody tells them; 0: somebody does
-        self.handed_over_at = 0.0  # when it last passed on
-        self.rapid = False  # and whether that was soon after the time before
-        self.circulating: Lease | None = None  # goes round among the waiters
-        self.confirmed_at = 0.0  # when the server last said who waits elsewhere
-        self.remote_waiters = False
-        self.handovers_left = 0.0  # left before it is their turn
-        self.error: Exception | None = None  # that the first met, which is of no use to the others either
+        self.entry_sent = False  # whether an enter of the entry was sent, so that the server may have it queued
+        self.was_queued = False  # whether the server queued the entry: other clients want the name, and will again
+        self.queued_early = False  # whether the entry was sent while a lease circulates here
+        self.templates: dict[Any, Any] | None = None  # of the compiled fast path, by what they ask
+        self.connection: Any = None  # the connection over which the enter was sent
+        self.stale: tuple[Any, ...] = ()  # sessions that broke with an enter of the entry in flight
+        self.recheck_at = 0.0  # when the first waiter is to enter again, though nobody wakes it
+        self.sleep = 0.0  # the shortest `sleep` of the waiters, where no message comes; 0: messages come
+        self.handed_over_at = 0.0  # when the lease was last handed over locally
+        self.rapid = False  # whether that was within RAPID_SECONDS of the local handover before it
+        self.circulating: Lease | None = None  # the lease that circulates among the waiters
+        self.confirmed_at = 0.0  # when the server last confirmed that lease and who waits in other clients
+        self.remote_waiters = False  # whether other clients waited for the name then
+        self.handovers_left = 0.0  # local handovers left before the lease goes to the other clients
+        self.error: Exception | None = None  # that the first waiter met, and which fails the other waiters as well
 
     def first(self) -> Waiter | None:
         return self.waiters.first
 
     def recheck_time(self, waiter: Waiter) -> float:
-        """When this waiter is to look, though nobody calls it."""
+        """When this waiter is to recheck, though nobody wakes it; infinite for all but the first."""
         if self.first() is not waiter:
             return math.inf
         return self.recheck_at if self.circulating is None or self.queued_early else self.circulating._deadline
 
     def may_enter(self, waiter: Waiter, now: float) -> bool:
-        """Whether it is first, and no lease of this process can come to it."""
-        if self.first() is not waiter:  # nor does it clear what `lapsed` looks for to call the first
+        """Whether this waiter is the first, and is not to wait for a local handover of the circulating lease."""
+        if self.first() is not waiter:  # nor may it clear `circulating`, by which `expire` finds whom to wake
             return False
         if self.circulating is not None and self.circulating._deadline <= now:
             self.circulating = None
@@ -200,19 +200,19 @@ class LocalQueue:
         return self.circulating is None or self.queued_early
 
     def last_local_handover(self) -> bool:
-        """Whether what is held here goes back to the server next, as others wait elsewhere or the first wants a fence:
-        so the first joins the server's queue already."""
+        """Whether the circulating lease goes back to the server next, as other clients wait or the first waiter wants a
+        fence: the first waiter then joins the server's queue early."""
         waiter = self.first()
         return (self.remote_waiters and not self.handovers_left) or (waiter is not None and waiter.fenced)
 
     def reads(self, waiter: Waiter) -> bool:
-        """Whether it is for this waiter to read what the server pushes."""
+        """Whether this waiter is the one that reads what the server pushes."""
         return (self.circulating is None or self.queued_early) and self.first() is waiter
 
     def judge(self, waiter: Waiter, reply: list[Any], sent: float, now: float) -> Lease | None:
         """What the server's reply to an enter of this queue's entry means: the waiter has a lease now, or is to wait.
 
-        Returns a lease that was over before the reply came. The caller undoes it on the server, by this entry, and
+        Returns a lease that ended before the reply came. The caller undoes it on the server, by this entry, and
         takes a `new_entry` for the queue.
         """
         if not reply[0]:
@@ -230,18 +230,19 @@ class LocalQueue:
         return None
 
     def note_queued(self, left: float, told: bool, now: float) -> None:
-        """The server says: wait; the holder's lease ends in `left` seconds, and it was told or cannot be."""
+        """Note that the server queued the entry: the holder's lease ends in `left` seconds, and its token was marked as
+        contended (`told`) or cannot be."""
         self.was_queued = True
         first = self.first()
         if first is not None:
             self.queues.note_wait(first)
         self.sleep = 0.0
-        if not told or self.queues.push_refused:  # the least patient decides for all: they get it from who looks
+        if not told or self.queues.push_refused:  # the shortest `sleep` counts: the first waiter enters for all
             self.sleep = max(SHORTEST_SLEEP, min([waiter.sleep for waiter in self.waiters], default=RECHECK_SECONDS))
         self.recheck_at = now + min(left, self.sleep or RECHECK_SECONDS)
 
     def note_granted(self, waiter: Waiter, lease: Lease, remote_waiters: int, now: float) -> None:
-        """The server says: it is yours, so many others wait elsewhere."""
+        """Note that the server granted the waiter the name, while so many other clients' entries are queued."""
         self.waiters.remove(waiter)
         self.circulating = lease
         self.confirmed_at = now
@@ -249,60 +250,58 @@ class LocalQueue:
         self.remote_waiters = remote_waiters > 0
         self.handovers_left = self.waiters.count if remote_waiters else math.inf
         if self.shared:
-            self.new_entry()  # the old one is the lease's token now
+            self.new_entry()  # the old entry is the lease's token now
             self.arm_expiry(now)
         else:
             self.queues.close(self)
 
     def arm_expiry(self, now: float) -> None:
-        """Have the next one set its clock by a lease that ends before it would look by itself."""
+        """Wake the first waiter to set its recheck time anew, if the lease ends before it would recheck by itself."""
         if self.circulating is not None and self.circulating._deadline < now + RECHECK_SECONDS:
             waiter = self.first()
             if waiter is not None:
                 waiter.wake()
 
     def must_verify(self, waiter: Waiter, now: float) -> bool:
-        """Whether it is for this waiter to see if what goes round here still holds the name: it may have been deleted,
-        or let go of by its token elsewhere."""
+        """Whether this waiter is to ask the server if the circulating lease still holds the name: the key may have been
+        deleted, or released by its token elsewhere."""
         held = self.circulating
-        if held is None or self.queued_early:  # who asks ahead finds out itself
+        if held is None or self.queued_early:  # a waiter that entered early learns it from the replies to its enter
             return False
         return held._deadline > now and self.confirmed_at + RECHECK_SECONDS <= now and self.first() is waiter
 
     def lease_gone(self, held: Lease) -> None:
-        """It does not."""
+        """Note that the circulating lease `held` does not hold the name any more."""
         if self.circulating is held:
             self.circulating = None
             self.recheck_at = 0.0
 
     def new_entry(self) -> None:
-        """Another place, at the end of the queue."""
+        """Make another entry, for another place at the end of the server's queue."""
         self.queues.forget_entry(self.entry)
         self.entry = new_token()
         self.entry_sent = self.queued_early = self.was_queued = False
         self.recheck_at = self.sleep = 0.0
 
     def successor_for(self, lease: Lease, now: float) -> Waiter | None:
-        """To whom the lease may pass. Who wants a fence is granted each lease by the server: a lease that passes on is
-        not asked about, and the key may have been lost since."""
+        """The waiter that the lease may be handed over to locally, or None. A waiter that wants a fence is granted each
+        lease by the server: a local handover asks nobody, and the key may have been lost since."""
         waiter = self.first()
         if waiter is None or waiter.fenced or not self.handovers_left or now - self.confirmed_at > LOCAL_SECONDS:
             return None
-        if (
-            self.entry_sent
-        ):  # their place stands in the server's queue, to which it goes next: one who wanted a fence asked
+        # The entry is in the server's queue already (a waiter that wanted a fence sent it): the lease goes there next
+        if self.entry_sent:
             return None
-        if (
-            lease._token_read or lease._extensions or self.circulating is not lease
-        ):  # by its token somebody may still do something
+        # Somebody who knows the token may still release or extend the lease by it
+        if lease._token_read or lease._extensions or self.circulating is not lease:
             return None
         left = (lease._deadline - now) * 1000
-        # nor may it be longer: should the next one die, nobody has the name before it is over
+        # Nor may it be longer than asked for: should the next holder die, nobody gets the name before it ends
         fits = LEAST_LEASE_PART * waiter.ms <= left <= waiter.ms if waiter.ms else left == math.inf
         return waiter if fits else None
 
     def release(self, lease: Lease, now: float) -> int:
-        """The holder lets go: PASSED, PLAIN or HAND_OVER."""
+        """Release the holder's lease in this queue. Returns ReleaseRoute.LOCAL, DELETE or SCRIPT."""
         if self.circulating is None or self.circulating._raw_token != lease._raw_token:
             return _SCRIPT if self.waiters.count else _DELETE
         waiter = self.successor_for(lease, now)
@@ -315,18 +314,19 @@ class LocalQueue:
             self.recheck_at = 0.0
             waiter.wake()
         self.queued_early = False
-        self.circulating = None  # last: who is interrupted lets go once more
+        self.circulating = None  # last: a caller that is interrupted before releases again
         return _SCRIPT if waiter is not None or self.remote_waiters else _DELETE
 
     def _hand_over(self, waiter: Waiter, lease: Lease, now: float) -> bool:
-        """The lease passes to the first waiter. False: it does not, as its token was read, or it is extended, since."""
+        """Hand the lease over to the first waiter. False: it was not, as meanwhile its token was read or an extension
+        of it has begun."""
         handed = Lease(waiter.name, self.key, lease._raw_token, lease._deadline)
         handed._contended = lease._contended
         self.waiters.remove(waiter)
         if lease._token_read or lease._extensions:
             self._put_back_first(waiter)
             return False
-        # From that look on no call: neither a signal's handler nor another thread comes between
+        # No call from the check above to the changes below: neither a signal handler nor another thread interrupts them
         self.handovers_left -= 1
         self.circulating = waiter.lease = handed
         lease._deadline = ENDED
@@ -337,37 +337,35 @@ class LocalQueue:
         try:
             self.arm_expiry(now)
         finally:
-            self.queues.pending_wake, waiter.on_wake = (
-                waiter.on_wake,
-                None,
-            )  # last: who is woken before could release as well
+            # Last: a waiter that is woken before could release as well
+            self.queues.pending_wake, waiter.on_wake = waiter.on_wake, None
         return True
 
     def _put_back_first(self, waiter: Waiter) -> None:
         try:
             self.waiters.insert(waiter, None)
-        except BaseException:  # a signal's handler struck as that began
+        except BaseException:  # raised by a signal handler, before the waiter was inserted or after
             if not waiter.linked:
                 self.waiters.insert(waiter, None)
             raise
 
 
 class LocalQueues:
-    """The gates of one client. `channel` is where its messages come."""
+    """The local queues of one client. `channel` is the channel on which its grant messages come."""
 
     def __init__(self, mutex: Any, stats: Stats | None = None) -> None:
         self.mutex = mutex
         self.stats = stats or Stats()
         self.channel = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
-        self.push_refused = False  # whether messages may not come: then all look every `sleep` seconds
-        self.pending_wake: Callable[[Any], object] | None = None  # ends the sleep of whom a lease has passed to
-        self.rapid = False  # as of the gate it was
-        self.last_sweep = 0.0  # when it was last looked for leases that are over
+        self.push_refused = False  # whether SUBSCRIBE was refused: first waiters then enter every `sleep` seconds
+        self.pending_wake: Callable[[Any], object] | None = None  # `on_wake` of a waiter that was handed a lease
+        self.rapid = False  # `rapid` of the queue in which that was
+        self.last_sweep = 0.0  # when `expire` was last called by `sweep`
         self.by_key: dict[bytes, LocalQueue] = {}
-        self.by_entry: dict[bytes, LocalQueue] = {}
-        self.on_empty: Callable[[], object] | None = None  # called when nobody waits at the server any more
+        self.by_entry: dict[bytes, LocalQueue] = {}  # the queues whose entry the server may have queued
+        self.on_empty: Callable[[], object] | None = None  # called when no entry is left in the server's queues
 
-    # As a slot of the pipe: of the reply to SUBSCRIBE.
+    # The interface of a pending reply, for the reply to SUBSCRIBE.
 
     def done(self) -> bool:
         return False
@@ -381,18 +379,18 @@ class LocalQueues:
         self.forget_entry(queue.entry)
 
     def forget_entry(self, entry: bytes) -> None:
-        """No message is for this entry any more."""
+        """Ignore messages for this entry from now on."""
         self.by_entry.pop(entry, None)
         if self.on_empty is not None and not self.by_entry:
             self.on_empty()
 
     def enqueue(self, waiter: Waiter, now: float = -math.inf) -> None:
-        """Wait behind those who do so already. Interrupted anywhere in it, `leave` puts all in order."""
+        """Put the waiter at the end of its queue. If this is interrupted anywhere, `dequeue` puts all in order."""
         with self.mutex:
             self.enqueue_locked(waiter, now)
 
     def enqueue_locked(self, waiter: Waiter, now: float) -> None:
-        """As `join`, with the mutex held, or where no threads are."""
+        """Do what `enqueue` does, with the mutex held, or where there are no threads."""
         queue = self.by_key.get(waiter.key) if waiter.entry is None else None
         if queue is None:
             queue = LocalQueue(self, waiter.key, waiter.entry)
@@ -401,23 +399,23 @@ class LocalQueues:
             self.by_key[waiter.key] = queue
         alone, held = not queue.waiters.count, queue.circulating
         queue.waiters.add(waiter)
-        # it looks; or sets its clock by a lease that ends soon; or joins the queue before that is let go
+        # Woken: to enter, as the only one; to recheck when a lease ends soon; or to enter before that is released
         waiter.woken = alone and (held is None or held._deadline < now + RECHECK_SECONDS or queue.last_local_handover())
         if held is not None or not alone:
             self.note_wait(waiter)
-        if queue.sleep > waiter.sleep:  # who looks for it may sleep for longer than that
+        if queue.sleep > waiter.sleep:  # the first waiter, which enters for all, may sleep for longer than that
             first = queue.first()
             if first is not None:
                 first.wake()
 
     def note_wait(self, waiter: Waiter) -> None:
-        """It has to wait."""
+        """Count the waiter, once, as an acquire that had to wait."""
         if not waiter.counted:
             waiter.counted = True
             self.stats.waits += 1
 
     def may_enter_now(self, waiter: Waiter, now: float) -> bool:
-        """Whether this waiter is to ask the server now."""
+        """Whether this waiter is to send its queue's enter now. If so, the entry counts as known to the server."""
         with self.mutex:
             queue = waiter.queue
             assert queue is not None, "it has joined"
@@ -425,16 +423,16 @@ class LocalQueues:
                 return False
             queue.entry_sent = True
             self.by_entry[queue.entry] = queue
-            waiter.woken = False  # this look answers it
+            waiter.woken = False  # the enter that follows is what it was woken for
             return True
 
     def on_push(self, push: Any) -> None:
-        """What the server said unasked, as whoever reads finds it: of all that only messages to us are heard."""
+        """Take a push message, as the reader of the connection found it; all but grant messages are ignored."""
         if len(push) == 3 and push[0] == b"message" and push[1] == self.channel and type(push[2]) is bytes:
             self.on_grant_message(push[2])
 
     def on_grant_message(self, entry: bytes) -> None:
-        """A message: this place has been granted the name."""
+        """Wake the first waiter of the queue whose entry was granted the name, as a message says."""
         with self.mutex:
             queue = self.by_entry.get(entry)
             waiter = None if queue is None else queue.first()
@@ -442,7 +440,7 @@ class LocalQueues:
                 waiter.wake()
 
     def on_reconnect(self) -> None:
-        """Messages may have been lost: all who are first look."""
+        """Wake the first waiter of each queue that the server may know, as messages may have been lost."""
         with self.mutex:
             for queue in list(self.by_entry.values()):
                 waiter = queue.first()
@@ -450,27 +448,29 @@ class LocalQueues:
                     waiter.wake()
 
     def wake_all(self) -> None:
-        """The client is closed: nobody sleeps any longer."""
+        """Wake all waiters, as the client is closed."""
         with self.mutex:
             for queue in {*self.by_key.values(), *self.by_entry.values()}:
                 for waiter in list(queue.waiters):
                     waiter.wake()
 
     def drop_connections(self) -> None:
-        """The client's connections have ended. A gate whose lease is held on would keep one of them, and its socket."""
+        """Forget the client's connections, which have ended: a queue whose lease is still held would keep one of them,
+        and its socket, alive."""
         with self.mutex:
             for queue in {*self.by_key.values(), *self.by_entry.values()}:
                 if not queue.waiters.count:
                     queue.connection = None
 
     def forget_waiters(self) -> None:
-        """Those who wait here are no more, and nobody is to wake them."""
+        """Forget how to wake the waiters, which do not exist any more (as those of a forked child's parent)."""
         for queue in {*self.by_key.values(), *self.by_entry.values()}:
             for waiter in queue.waiters:
                 waiter.on_wake = None
 
     def fail(self, queue: LocalQueue, error: Exception) -> None:
-        """The server stays away: who has waited so long does not begin again, one after the other."""
+        """Fail all waiters of a queue with this error, as the server stays away: each has waited as long as the first,
+        and is not to try again, one after the other."""
         with self.mutex:
             queue.error = error
             if self.by_key.get(queue.key) is queue:
@@ -479,8 +479,8 @@ class LocalQueues:
                 waiter.wake()
 
     def expire(self, now: float) -> None:
-        """Call those who are next, where a lease that goes round is over, will be soon, or went round long ago; where
-        nobody waits, a gate has no more use then."""
+        """Wake the first waiter of each queue whose circulating lease has ended, ends within RECHECK_SECONDS, or was
+        last confirmed that long ago. A queue without waiters is closed then."""
         with self.mutex:
             for queue in list(self.by_key.values()):
                 waiter, held = queue.first(), queue.circulating
@@ -491,22 +491,22 @@ class LocalQueues:
                 ):
                     waiter.wake()
                 elif waiter is None and (held._deadline <= now or queue.confirmed_at + RECHECK_SECONDS <= now):
-                    self.close(queue)  # it may be held for ever; once it is let go, the server knows who waits
+                    self.close(queue)  # the lease may be held for ever; when it is released, the server knows who waits
 
     def has_queue(self, key: bytes, now: float) -> bool:
-        """Whether others of this client wait for it, or have it."""
+        """Whether others of this client wait for the name, or hold it after a wait."""
         self.sweep(now)
         return key in self.by_key
 
     def sweep(self, now: float) -> None:
-        """Once in a while, as others come."""
+        """Call `expire`, if that was RECHECK_SECONDS ago; called whenever somebody acquires."""
         if now >= self.last_sweep + RECHECK_SECONDS:
             self.last_sweep = now
             self.expire(now)
 
     def release(self, lease: Lease, now: float) -> int:
-        """A holder lets go of a lease of a name for which there is, or was, a gate. Who has it next is woken when the
-        mutex is free, for which he would have to sleep again."""
+        """Release a lease of a name for which there is, or was, a queue; returns a ReleaseRoute. The next holder is
+        woken only when the mutex is free: else it would have to sleep again for that."""
         wake = None
         try:
             with self.mutex:
@@ -518,20 +518,21 @@ class LocalQueues:
             if wake is not None:
                 try:
                     wake(not self.rapid)
-                except BaseException:  # a signal handler raised as that began
+                except BaseException:  # a signal handler raised as the call began
                     wake(not self.rapid)
                     raise
 
     def release_locked(self, lease: Lease, now: float) -> int:
-        """As `release`, with the mutex held, or where no threads are. Who is to be woken is left in `wake`."""
-        if lease._deadline == ENDED:  # it may be another's by now, by the same token
+        """Do what `release` does, with the mutex held, or where there are no threads. How to wake the next holder is
+        left in `pending_wake`."""
+        if lease._deadline == ENDED:  # another may hold the name by now, by the same token
             return _NOT_HELD
         queue = self.by_key.get(lease._key)
         return _DELETE if queue is None else queue.release(lease, now)
 
     def handover_completed(self, waiter: Waiter) -> None:
-        """The lease that was passed to this waiter has arrived. Only now is the next one called to join the queue: not
-        while this one wakes."""
+        """Note that this waiter runs with the lease that was handed to it. Only now is the next waiter woken to join
+        the server's queue early: not while this one still wakes up."""
         queue = waiter.queue
         if queue is not None and not queue.entry_sent and queue.last_local_handover():
             with self.mutex:
@@ -540,9 +541,9 @@ class LocalQueues:
                     successor.wake()
 
     def take_back_expired(self, waiter: Waiter, now: float) -> Lease | None:
-        """The lease that passed to this waiter, if it was over before its caller ran (others may hold the name by now);
-        None: it is not over. It is to be released, and the waiter waits on, before all others but the one who asks the
-        server for their place: two answers to that would be two leases.
+        """The lease that was handed to this waiter, if it ended before the waiter's caller ran (others may hold the
+        name by now); None: it has not ended. The caller releases it, and the waiter is put back: before all others, but
+        behind a first waiter that has sent the queue's entry, as two replies to that entry would be two leases.
         """
         lease = waiter.lease
         if lease is None or now < lease._deadline:
@@ -560,8 +561,9 @@ class LocalQueues:
             return lease
 
     def dequeue(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
-        """Wait no longer. Returns what is to be given back: a lease that was handed to it, a place in the queue. Who is
-        interrupted in it calls again, and gets the same."""
+        """Take the waiter out of its queue. Returns what the caller has to give back to the server: (a lease that was
+        handed to it, the queue's entry), each None where there is none. A caller that is interrupted in it calls again,
+        and gets the same."""
         wake = None
         try:
             with self.mutex:
@@ -573,7 +575,7 @@ class LocalQueues:
             if wake is not None:
                 try:
                     wake(None)
-                except BaseException:  # a signal's handler struck as that began
+                except BaseException:  # a signal handler raised as the call began
                     wake(None)
                     raise
 
@@ -581,11 +583,11 @@ class LocalQueues:
         queue, lease = waiter.queue, waiter.lease
         if queue is None:
             return None, None
-        interrupted = lease is None and not waiter.linked  # in joining, or in leaving
+        interrupted = lease is None and not waiter.linked  # while it was enqueued, or dequeued
         was_first = interrupted or queue.first() is waiter
         queue.waiters.remove(waiter)
         successor = queue.first()
-        if lease is not None and lease._raw_token == queue.entry:  # interrupted while it was granted: not for the next
+        if lease is not None and lease._raw_token == queue.entry:  # interrupted while granted: this entry is used up
             queue.new_entry()
         if was_first and successor is not None:
             successor.wake()

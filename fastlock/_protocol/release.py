@@ -1,4 +1,4 @@
-"""How a lease is released: to the next waiter of this client, to one elsewhere, or to nobody.
+"""How a lease is released: to the next waiter of this client, to one of another client, or to nobody.
 
 Never here: sockets, asyncio, threads, sleep.
 """
@@ -17,14 +17,14 @@ from fastlock._protocol.steps import CALLS, ONE, Answer, Clock, Command, Steps, 
 
 
 class Release(Command):
-    """Let go of a lease. The outcome is whether the lock was the caller's.
+    """Release a lease. The outcome is whether the lock was the caller's.
 
-    It stays the caller's until the server answered: what raises can be repeated. A key that is gone after a lost reply
-    is taken for the work of that lost command, if the lease had not run out before it.
+    It stays the caller's until the server replied: a release that raised can be repeated. A key that is gone after a
+    lost reply counts as deleted by the lost command, if the lease had not ended before that was sent.
     """
 
     allowed_after_close = True
-    task = "hand a lock over to the next who waits"  # for who reads of a refusal
+    task = "hand a lock over to the next who waits"  # for the warning of a refusal
     scripts = (commands.HAND_OVER_LUA,)
 
     def __init__(self, lease: Lease) -> None:
@@ -38,9 +38,9 @@ class Release(Command):
             self.hand_over()
 
     def undo(self) -> Undo:
-        if self.lease._deadline == ENDED:  # it is another's now, by the same token
+        if self.lease._deadline == ENDED:  # another holds the name now, by the same token
             return Undo([], [], self.stale)
-        self.lease._note_unknown_release(self.sent)  # repeated, it may find what this undo has done
+        self.lease._note_unknown_release(self.sent)  # a repeated release may find the key deleted by this undo
         return Undo([self.key], [self.token], self.stale)
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
@@ -55,11 +55,12 @@ class Release(Command):
         return bool(answer) or lease._release_unknown
 
     def asked(self, retry: RetryState) -> Steps:
-        """Ask, and settle the answer."""
+        """Send the release, and resolve its answer."""
         return (yield from self._ended((yield self), retry))
 
     def local(self, queues: LocalQueues, now: float) -> Any:
-        """PASSED_ON, where another of this client has it now; else it goes to who waits elsewhere, if anybody does."""
+        """HANDED_OVER, if another waiter of this client has the lease now; ALREADY_RELEASED; or None: the server is to
+        release it, by the hand-over script if other clients wait."""
         what = queues.release(self.lease, now)
         if what == ReleaseRoute.SCRIPT:
             self.hand_over()
@@ -72,13 +73,14 @@ class Release(Command):
         )
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """As of an Acquire. It is carried out, also where it has not begun: who leaves a `with` does not try again."""
+        """End the release of a caller that was interrupted, as `Acquire.abandon` does. The release is carried out, even
+        if it had not begun: a caller that leaves a `with` does not try again."""
         queues.release(self.lease, clock())
         self.sent = self.sent or clock()
         return [self.undo()]
 
     def hand_over(self) -> None:
-        """Ask for a release to the next who waits, if anybody does."""
+        """Make this the hand-over script, which releases the lock to the next client that waits, if any does."""
         self.kind, self.opcode = CALLS, -1
         self.calls = [commands.hand_over(self.key, self.token)]
 
@@ -89,7 +91,7 @@ class Release(Command):
             answer = yield from resolve(self, answer, retry)
             if answer or not commands.can_be_marked(self.token):
                 return answer
-            self.hand_over()  # somebody waits, or it is not the caller's
+            self.hand_over()  # the token was marked as somebody waits, or the lock is not the caller's
             answer = yield self
         try:
             return (yield from run_script(self, answer, is_int, retry))
@@ -97,13 +99,14 @@ class Release(Command):
             if not errors.is_forbidden(error):
                 raise
             released = yield from self._alone(retry)
-            if released:  # to those who wait for it, who come to look by themselves
+            if released:  # the waiters were not told, and find it free when they recheck
                 self.connection.undo_refused(self, error)
             return released
 
     def _alone(self, retry: RetryState) -> Steps:
-        """By a user who may not hand over: in whichever form the token stands there; those who wait come to look."""
-        for _ in range(2):  # it can be marked in between, once
+        """Release for a user that may not run the hand-over script: delete the key, by its token as it is, plain or
+        contended. The waiters find it free when they recheck."""
+        for _ in range(2):  # a waiter can mark the token between the two commands, once
             look = Command(Opcode.GET, self.key)
             look.allowed_after_close = self.allowed_after_close
             held = yield from request(look, retry)
@@ -115,11 +118,11 @@ class Release(Command):
                 if (yield from request(ask, retry)):
                     return 1
             finally:
-                self.stale += ask.stale  # of what broke under it: to be ended before all is undone
+                self.stale += ask.stale  # sessions that broke with it in flight: to be ended before an undo is sent
         return 0
 
     def _undo_if_unknown(self, retry: RetryState) -> Undo | None:
-        """What went out with its reply lost: it may have been the one that let go."""
+        """The undo of a release whose reply was lost, or None. It is noted that the lost command may have released."""
         if not retry.outcome_unknown:
             return None
         self.lease._note_unknown_release(retry.unknown_since)

@@ -1,6 +1,6 @@
-"""How a request whose answer is not plain gets one that is: what is tried again, and for how long.
+"""How a request gets a plain reply where its first answer was none: what is tried again, and for how long.
 
-A request is asked again with the same token after its reply was lost, so that the server's answer says what became of
+A command is sent again with the same token after its reply was lost, so that the server's reply says what became of
 it. Never here: sockets, asyncio, threads, sleep.
 """
 
@@ -32,21 +32,21 @@ from fastlock._protocol.steps import (
 
 
 class RetryState:
-    """One operation's patience: what went wrong so far, and how much longer to try."""
+    """The retries of one operation: what went wrong so far, and how much longer to try."""
 
     __slots__ = ("clock", "failures", "garbled", "give_up", "loads", "outcome_unknown", "unknown_since")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.outcome_unknown = False  # a command with our token was sent and its reply lost
-        self.unknown_since = math.inf  # when the first such was sent
+        self.outcome_unknown = False  # whether a command with our token was sent and its reply lost
+        self.unknown_since = math.inf  # when the first such command was sent
         self.failures = self.loads = 0
-        self.garbled = 0  # replies of its own that made no sense; what others were answered is borne
-        self.give_up = math.inf
+        self.garbled = 0  # replies to this operation that made no sense; those to others do not count
+        self.give_up = math.inf  # when the retry time is over
 
     def pause(self, lost: ConnectionLost, allowed_after_close: bool = False) -> float:
-        """Seconds before the next connection. Raises the error when patience is over. parting: as of an Ask; that the
-        client was closed meanwhile does not end it."""
+        """Seconds before the next connection. Raises the error when the retry time is over. allowed_after_close: as of
+        a Command; that the client was closed meanwhile does not end the retries."""
         now = self.clock()
         self.outcome_unknown |= lost.sent
         self.failures += 1
@@ -60,11 +60,11 @@ class RetryState:
 
 
 def resolve(ask: Command, answer: Any, retry: RetryState) -> Steps:
-    """From an answer that is not plain to one that is: reconnect, load scripts, change to a form the server knows, wait
-    for one that can do nothing now.
+    """From any answer to a plain reply: reconnect, load scripts, change to a template that the server knows, wait for a
+    server that can execute nothing now.
 
-    Returns a reply of the right shape, or LATE. Raises the redis-py exception of an error reply, or of a connection
-    that stays away.
+    Returns a reply of the right shape, or DEADLINE_EXCEEDED. Raises the redis-py exception of an error reply, or of a
+    connection that stays away.
     """
     while True:
         if type(answer) is ConnectionLost:
@@ -74,10 +74,10 @@ def resolve(ask: Command, answer: Any, retry: RetryState) -> Steps:
                 retry.unknown_since = ask.sent
             yield Sleep(limited(retry.pause(answer, ask.allowed_after_close), ask.until, retry.clock))
             if ask.until is not None and retry.clock() >= ask.until:
-                raise errors.fresh_copy(answer.error)  # not "held by somebody else": nobody could say
+                raise errors.fresh_copy(answer.error)  # not "held by somebody else", which nobody knows
         elif isinstance(answer, Exception):
             if ask.opcode in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
-                return _COMPARES[ask.opcode]  # something that is no lock at all stands there: not ours
+                return _COMPARES[ask.opcode]  # the key holds something that is no lock at all, so the lock is not ours
             if errors.is_passing(answer):
                 answer = ConnectionLost(errors.from_reply(answer), ask.connection.reply_timeout, sent=False)
                 continue
@@ -96,13 +96,13 @@ def resolve(ask: Command, answer: Any, retry: RetryState) -> Steps:
 
 
 def request(ask: Command, retry: RetryState) -> Steps:
-    """Ask, and settle the answer."""
+    """Send a command, and resolve its answer."""
     return (yield from resolve(ask, (yield ask), retry))
 
 
 def run_script(ask: Command, answer: Any, good: Callable[[Any], bool], retry: RetryState) -> Steps:
-    """From the answer to the call of one script to a reply of the right shape. Returns that, or LATE; raises as
-    `settle`."""
+    """From the answer to the call of one script to a reply of the right shape. Returns the reply, or
+    DEADLINE_EXCEEDED; raises what `resolve` raises."""
     while type(answer) is not list or len(answer) != 1 or not good(answer[0]):
         answer = yield from resolve(ask, answer, retry)
         if answer is Answer.DEADLINE_EXCEEDED:
@@ -114,7 +114,8 @@ def run_script(ask: Command, answer: Any, good: Callable[[Any], bool], retry: Re
 
 
 def with_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], Undo | None] | None = None) -> Steps:
-    """Carry out `steps`; if they fail, leave what undoes them; `gone`: if the caller is (cancelled, interrupted)."""
+    """Carry out `steps`; if they fail, yield the undo that `undo` makes, or, if the caller is gone (cancelled,
+    interrupted), the one that `gone` makes."""
     try:
         return (yield from steps)
     except GeneratorExit:  # nobody drives these steps any more: nothing can be left
@@ -126,6 +127,7 @@ def with_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], 
 
 
 _NULL = type(None)
+# The types of a plain reply, by opcode
 _SHAPES: dict[int, tuple[type, ...]] = {
     **dict.fromkeys(
         (Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS, Opcode.ACQUIRE_SCRIPT, Opcode.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)
@@ -135,6 +137,7 @@ _SHAPES: dict[int, tuple[type, ...]] = {
 }
 
 
+# The opcodes that compare the token, with what WRONGTYPE counts as: the reply for a key that is not ours
 _COMPARES: dict[int, int | None] = {
     **dict.fromkeys((Opcode.RELEASE, Opcode.RELEASE_SCRIPT, Opcode.EXTEND, Opcode.EXTEND_SCRIPT), 0),
     Opcode.GET: None,
@@ -142,10 +145,12 @@ _COMPARES: dict[int, int | None] = {
 
 
 def limited(pause: float, until: float | None, clock: Clock) -> float:
+    """A pause in seconds, cut off at `until`."""
     return pause if until is None else max(0.0, min(pause, until - clock()))
 
 
 def _recover(ask: Command, error: Exception, retry: RetryState) -> Steps:
+    """Make the command one that can be sent again after this error reply, or raise the error."""
     text = errors.text_of(error)
     code = text.partition(" ")[0]
     form = commands.SCRIPTED.get(ask.opcode)
@@ -168,7 +173,7 @@ def _recover(ask: Command, error: Exception, retry: RetryState) -> Steps:
 
 
 def get_session(clock: Clock, allowed_after_close: bool = False) -> Steps:
-    """The session with the server; connects if need be."""
+    """The session with the server; connects if there is none. Raises the error of a connection that stays away."""
     retry = RetryState(clock)
     while type(answer := (yield GetSession(allowed_after_close))) is ConnectionLost:
         yield Sleep(retry.pause(answer, allowed_after_close))

@@ -26,30 +26,29 @@ class Answer(enum.Enum):
 
     DEADLINE_EXCEEDED = enum.auto()  # the caller's time was over before the reply came
     WAIT_LOCALLY = enum.auto()  # others of this client wait for the name: wait behind them, without a command
-    HANDED_OVER = enum.auto()  # the lease went on to the next waiter of this client, without a command
+    HANDED_OVER = enum.auto()  # the lease was handed over to the next waiter of this client, without a command
     ALREADY_RELEASED = enum.auto()  # the lease was released before
     RETRY_ELSEWHERE = enum.auto()  # the connection had ended while it was idle and nothing was sent: use another
 
 
 BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the longest
-RELOADS = 10  # of scripts for one command: somebody may flush them all the time
+RELOADS = 10  # how often scripts are loaded for one command at most: somebody may flush them all the time
 
 ONE, MANY, CALLS = range(3)  # how a request is written into the stream
 
 
 class Command:
-    """Step: one command of the dialect. The wire notes when it was `sent` and over which connection (`connection`)."""
+    """Step: one command of the command table. The transport notes when it was `sent`, and over which `connection`."""
 
     kind = ONE
     calls: list[tuple[bytes, ...]]  # of the kind CALLS
-    until: float | None = None  # when the caller stops waiting; None: never before the wire's own timeout
-    sent = 0.0  # just before the latest send, by the law's clock
+    until: float | None = None  # when the caller stops waiting; None: not before the transport's own timeout
+    sent = 0.0  # time just before the latest send, by the protocol's clock
     connection: Any = None
-    stale: tuple[Any, ...] = ()  # sessions that broke under it: to be ended before it is asked again
-    needs_push = False  # whether it has to go over the connection on which messages come
-    allowed_after_close = (
-        False  # whether a client that is closed asks it too: what it held when it was closed may be let go of
-    )
+    stale: tuple[Any, ...] = ()  # sessions that broke with it in flight: to be ended before it is sent again
+    needs_push = False  # whether it has to go over the push connection
+    # Whether a closed client sends it, too: the locks that it held when it was closed may be released
+    allowed_after_close = False
 
     def __init__(self, opcode: int, key: bytes, token: bytes = b"", ms: int = 0) -> None:
         self.opcode = opcode
@@ -58,17 +57,17 @@ class Command:
         self.ms = ms
 
     def undo(self) -> Undo | None:
-        """What undoes it for a caller who is gone, whether or not it was carried out; None: there is nothing to
-        undo."""
+        """What undoes this command for a caller that is gone, whether or not the server executed it; None: there is
+        nothing to undo."""
         return None
 
     def end(self) -> float:
-        """When the lease it asks for is over."""
+        """When the lease that this command asks for ends."""
         return self.sent + self.ms / 1000 if self.ms else math.inf
 
 
 class CommandBatch(Command):
-    """Step: one command of the dialect for each name, in one flush; the answer is the list of replies."""
+    """Step: one command of the command table for each name, in one flush; the answer is the list of replies."""
 
     kind = MANY
 
@@ -109,14 +108,15 @@ class GetSession:
     """Step: who the server is and what it can do; the answer is a Session, or `ConnectionLost`."""
 
     __slots__ = ("allowed_after_close",)
-    until: float | None = None  # as of an Ask
+    until: float | None = None  # as of a Command
 
     def __init__(self, allowed_after_close: bool = False) -> None:
-        self.allowed_after_close = allowed_after_close  # as of an Ask
+        self.allowed_after_close = allowed_after_close  # as of a Command
 
 
 class ProtocolViolation:
-    """Step: the reply to this ask makes no sense: end the connection it came from. The answer is `ConnectionLost`."""
+    """Step: the reply to this command makes no sense: end the connection that it came from. The answer is
+    `ConnectionLost`."""
 
     __slots__ = ("ask", "reply")
 
@@ -126,7 +126,7 @@ class ProtocolViolation:
 
 
 class Enqueue:
-    """Step: have the waiter wait behind those of this client who wait for the same name."""
+    """Step: put the waiter at the end of this client's local queue for its name."""
 
     __slots__ = ("waiter",)
 
@@ -145,7 +145,7 @@ class Wait:
 
 
 class Sleep:
-    """Step: wait so many seconds. `held`: for somebody who holds the lock."""
+    """Step: sleep so many seconds. `held`: because somebody else holds the lock."""
 
     __slots__ = ("held", "seconds")
 
@@ -155,36 +155,36 @@ class Sleep:
 
 
 class Undo:
-    """Step: release these names if their tokens still hold them; nobody waits for it. It is sent however late it gets:
-    the server counts a lease from when it executes the command, which may be long after that was sent."""
+    """Step: release these names if their tokens still hold them; nobody waits for the reply. It is sent however late it
+    gets: the server counts a lease from when it executes the acquire, which may be long after that was sent."""
 
     kind = CALLS
-    again = False  # it is said once more: behind its scripts, which the server may have forgotten
+    again = False  # whether it is sent again: behind its scripts, which the server may have forgotten
     matters = True  # whether anybody is worse off if it is refused
     refusals = 0
-    task = "forget a caller that is gone"  # for who reads of a refusal
+    task = "forget a caller that is gone"  # for the warning of a refusal
     scripts: tuple[commands.Script, ...] = (commands.HAND_OVER_LUA, commands.RELEASE_LUA)
 
     def __init__(self, names: list[bytes], tokens: list[bytes], stale: tuple[Any, ...] = ()) -> None:
         self.names = names
         self.tokens = tokens
-        self.stale = stale  # as of an Ask
-        self.connection: Any = None  # the connection that it has to go over, while that is there
-        self.reply: UndoReply | None = None  # what is under way now
+        self.stale = stale  # as of a Command
+        self.connection: Any = None  # the connection that it has to go over, as long as that is there
+        self.reply: UndoReply | None = None  # the pending reply to its latest send
 
     @property
     def calls(self) -> list[tuple[bytes, ...]]:
         if not self.names:
-            return [(b"PING",)]  # only to end what is stale
+            return [(b"PING",)]  # it is sent only to end the stale sessions
         return commands.undo_commands(self.names, self.tokens, self.connection.session.capabilities, self.again)
 
     def outlived_by(self, session: Any) -> None:
-        """A session broke under it: to be ended before it is said again."""
+        """Note a session that broke with this undo in flight: it is to be ended before the undo is sent again."""
         if session not in self.stale:
             self.stale = (*self.stale, session)
 
     def set_result(self, replies: list[Any]) -> None:
-        """What was an error is said once more."""
+        """Take the replies. The names that were answered by an error are sent again."""
         answers = commands.undo_outcomes(replies, len(self.names), self.again)
         left = [i for i, answer in enumerate(answers) if isinstance(answer, Exception)]
         if left:
@@ -192,7 +192,7 @@ class Undo:
             self._refused(answers[left[0]])
 
     def _refused(self, reply: Exception) -> None:
-        self.stale = ()  # they were ended before
+        self.stale = ()  # these sessions were ended before the undo was executed
         self.refusals += 1
         if errors.is_lasting(reply):
             self.connection.post_later(self, backoff(self.refusals))
@@ -204,8 +204,8 @@ class Undo:
 
 
 class UndoReply:
-    """An undo as a slot of the pipe: nobody waits for its replies, but a connection that breaks gives it back, to be
-    said on the next. What becomes of it counts no more when the undo is said again, or owed."""
+    """The pending reply to an undo. Nobody waits for it, but a connection that breaks gives the undo back, to be sent
+    over the next one. It is ignored once the undo was sent again, or is deferred."""
 
     __slots__ = ("undo",)
 
@@ -219,18 +219,18 @@ class UndoReply:
     def set_result(self, replies: list[Any]) -> None:
         if self.undo.reply is self:
             self.undo.set_result(replies)
-        if self.undo.reply is self:  # still: or the two would keep each other, and the connection over which it went
+        if self.undo.reply is self:  # else the two would keep each other alive, and the connection of the undo
             self.undo.reply = None
 
     def connection_broke(self, transport: Any, session: Any) -> None:
-        """Its connection broke."""
+        """Defer the undo, as its connection broke."""
         if self.undo.reply is self:
             self.undo.outlived_by(session)
             transport.defer(self.undo)
 
 
 class Dequeue(Undo):
-    """Step: wait no longer in the queue. `matters`: as of an Undo; it does not for who may not queue either."""
+    """Step: take an entry out of the server's queue. `matters`: as of an Undo; False for a user that may not queue."""
 
     scripts = (commands.LEAVE_LUA,)
 
@@ -250,8 +250,8 @@ class Dequeue(Undo):
 
 
 class ConnectionLost:
-    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again. `own`: it
-    broke by the reply to this very step, which made no sense."""
+    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again. `own`: the
+    reply to this very step, which made no sense, broke it."""
 
     def __init__(
         self,
@@ -263,11 +263,11 @@ class ConnectionLost:
         session: Any = None,
         own: bool = False,
     ) -> None:
-        self.retry_for = retry_for  # seconds: how long to go on asking over new connections
+        self.retry_for = retry_for  # seconds for which to retry over new connections
         self.error = error
         self.sent = sent
         self.final = final
-        self.session = session  # which broke
+        self.session = session  # the session that broke
         self.own = own
 
 
