@@ -4,7 +4,7 @@ FASTLOCK_NO_EXTENSIONS=1  pure Python, nothing is compiled
 FASTLOCK_DEBUG=1          -O0 -g3, assertions and bounds checks on
 FASTLOCK_TRACE=1          line tracing for coverage and profilers
 
-A compile that fails is an error, never a quieter kind of success. The mode is compiled in as _core.BUILD.
+A failed compile is an error: the build never goes on without the module. The mode is compiled in as _core.BUILD.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ asked = [switch for switch in SWITCHES if os.environ.get(switch, "0") not in (""
 if len(asked) > 1:
     raise SystemExit(f"fastlock: one build mode at a time, not {' and '.join(asked)}")
 MODE = SWITCHES[asked[0]] if asked else "release"
-# What is compiled speaks POSIX (<poll.h>, clock_gettime) and CPython's own interface.
+# The compiled modules need POSIX (<poll.h>, clock_gettime) and CPython's own C API.
 PURE = MODE == "pure" or platform.python_implementation() != "CPython" or sys.platform == "win32"
 SOURCES = runpy.run_path("fastlock/_build.py")
 LINUX = sys.platform == "linux"
 HARDEN = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if LINUX else []
-SPEED = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O2"]  # who says how far to optimise has the last word
+SPEED = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O2"]  # an -O in CFLAGS wins
 FLAGS = {"debug": ["-O0", "-g3", "-UNDEBUG", "-U_FORTIFY_SOURCE"]}.get(MODE, [*SPEED, *HARDEN])
 TRACED = [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")] if MODE == "trace" else []
 WAY_ROUND = "To install fastlock without it (pure Python, slower), set FASTLOCK_NO_EXTENSIONS=1"
 
 
 class BuildCore(build_ext):
-    """Cython, then C, with generated files outside the source tree; a failure names the way round it."""
+    """Cython, then C, with generated files outside the source tree; a failure says how to install without it."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.force = True  # modes differ in flags, which file times do not show
 
     def build_extensions(self) -> None:
-        """Cython does one after the other, as it is not made for threads; the C compiler all at once."""
+        """Run Cython for one module after the other, as it is not thread-safe, and the C compiler for all at once."""
         from Cython.Build import cythonize
 
         for ext in self.extensions:
@@ -72,7 +72,7 @@ def named(ext: Extension) -> Iterator[None]:
 
 
 def extension(name: str, suffix: str, **directives: bool) -> Extension:
-    """A module of the package, compiled from its text."""
+    """A compiled module of the package, with this suffix of its source."""
     made = Extension(
         f"fastlock.{name}",
         [f"fastlock/{name.replace('.', '/')}{suffix}"],
@@ -84,7 +84,7 @@ def extension(name: str, suffix: str, **directives: bool) -> Extension:
     return made
 
 
-# The text of these is Python's own, and is also run as such: what an annotation says is no type of C, its .pxd is.
+# Directives for the .py modules, which also run as Python: C types come from the .pxd, not from annotations.
 PYTHON = {
     "language_level": 3,
     "binding": True,

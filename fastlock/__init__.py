@@ -1,6 +1,6 @@
-"""fastlock: locks on Redis and Valkey, fast and true, for threads (here) and for asyncio (`fastlock.asyncio`).
+"""fastlock: distributed locks on Redis and Valkey, for threads (here) and for asyncio (`fastlock.asyncio`).
 
-The public names of the thread face; nothing else lives here.
+The public names of the API for threads; nothing else lives here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ __all__ = [
 ]
 
 for _public in (Client, ClientLock, Lock):
-    _public.__module__ = __name__  # where users find it, as messages show it
+    _public.__module__ = __name__  # the module from which users import it, for messages
 
 IMPLEMENTATION: str = _implementation.default.IMPLEMENTATION

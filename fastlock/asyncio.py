@@ -11,4 +11,4 @@ from fastlock._protocol.lease import Lease
 __all__ = ["Client", "ClientClosedError", "ClientLock", "Lease", "Lock", "LockError", "LockNotOwnedError"]
 
 for _public in (Client, ClientLock, Lock):
-    _public.__module__ = __name__  # where users find it, as messages show it
+    _public.__module__ = __name__  # the module from which users import it, for messages

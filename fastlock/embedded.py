@@ -41,7 +41,7 @@ _SOCKET: Final = "server.sock"
 _SOCKET_PATH_LIMIT: Final = 103
 # Between choosing a free port and the server's bind another process may take it: choose again.
 _PORT_TRIES: Final = 5
-# What the class itself decides; anything else may be given in `args`.
+# Options that the class itself sets; anything else may be given in `args`.
 _RESERVED: Final = frozenset({
     "--port", "--bind", "--unixsocket", "--unixsocketperm", "--dir", "--daemonize", "--pidfile", "--logfile",
     "--requirepass", "--tls-port",
@@ -74,7 +74,7 @@ class EmbeddedServerNotFound(EmbeddedServerError):
 
 
 class _PortTakenError(EmbeddedServerError):
-    """Somebody else was faster at the port that looked free."""
+    """Another process took the port that had been free a moment before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _inspect(path: str) -> ServerBinary:
-    """Ask the program for its version; ValueError says why it will not do."""
+    """Ask the program for its version; raises ValueError with the reason if it cannot be used."""
     if not os.path.isfile(path):
         raise ValueError(f"{path} is not a file")
     try:
@@ -427,7 +427,7 @@ class Server:
 
     @property
     def kind(self) -> Literal["valkey", "redis"]:
-        """What the program calls itself."""
+        """Which program runs: "valkey" or "redis"."""
         return self._binary.kind
 
     @property

@@ -1,1 +1,1 @@
-"""What users call: clients and locks, for threads and for asyncio."""
+"""What users call: clients and locks, for threads and for asyncio. Never here: decisions, frames, replies."""

@@ -1,4 +1,4 @@
-"""Face for asyncio: the client. No decisions live here; `_client.py` is the same for threads."""
+"""The client for asyncio; `client.py` is the same for threads. Never here: decisions, frames, replies."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Client:
     redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`, `client_name`,
     `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5 each; also as
     `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that needs one.
-    queue: whether its locks wait in the queue, unless they are told; see `lock`.
+    queue: whether its locks wait in the queue, unless they set it; see `lock`.
 
-    When its loop has ended, a client goes on in the next one; while that lives, use in another is a RuntimeError.
+    When its event loop has ended, a client goes on in the next one; as long as its loop lives, use in another loop
+    raises RuntimeError.
     Raises ValueError or TypeError for an option that makes no sense, and names it.
     """
 
@@ -47,7 +48,7 @@ class Client:
         queue: bool = True,
         **options: Any,
     ) -> None:
-        settings = options.pop("_settings", None)  # of `from_url`, and of a drop-in
+        settings = options.pop("_settings", None)  # given by `from_url` and by a drop-in
         if settings is None:
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
@@ -77,14 +78,15 @@ class Client:
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
-        sleep: seconds between two looks at a name that is held. blocking, blocking_timeout: whether to wait, and how
-        many seconds at most. thread_local: each thread has its own lease; False lets one thread release what another
-        acquired. raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give
-        each lease a `fence`, a number greater than that of every earlier holder. fair: strictly first come, first
-        served over all clients, also where a lease could pass on within the process. queue: whether to wait in the
-        queue; False looks every `sleep` seconds instead, as redis-py does (None: as the client was told).
+        sleep: seconds between two tries of a name that is held, where it has to be polled. blocking, blocking_timeout:
+        whether to wait, and how many seconds at most. thread_local: each task has its own lease; False lets one task
+        release what another acquired. raise_on_release_error: whether leaving an `async with` raises when the lock was
+        lost meanwhile. fence: give each lease a `fence`, a number greater than that of every earlier holder. fair:
+        strictly first come, first served over all clients, also where a lease could be handed over within the process.
+        queue: whether to wait in the queue; False tries every `sleep` seconds instead, as redis-py does (None: the
+        client's setting).
 
-        Raises ValueError or TypeError for a term that makes no sense, and names it.
+        Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
         queue = self._queue if queue is None else queue
         return ClientLock(
@@ -117,7 +119,7 @@ class Client:
         return leases
 
     async def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
-        """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
+        """Release these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
         given: list[Lease | None] = []
         mine: list[Lease] = []
         released: list[Any] = []
@@ -127,7 +129,7 @@ class Client:
             self._transport.begin()
             await self._transport.drive(release_many(mine, self._transport.queues, now, released))
             outcome = batch.merge(given, mine, self._transport.stats.released(base_lock.warn_of_losses(mine, released)))
-        except BaseException as error:  # a signal's handler may have raised
+        except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             if isinstance(error, asyncio.CancelledError):
                 await self._transport.flush_if_closed()
@@ -142,14 +144,14 @@ class Client:
         """Decorator: run the function under a lock.
 
         name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name.
-        The other arguments are those of `lock`. A call raises LockError when the lock could not be had.
+        The other arguments are those of `lock`. A call raises LockError when the lock was not acquired.
         """
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
             named = name_maker(name, function)
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function.__qualname__} is not async: decorate it with a fastlock.Client")
-            self.lock("terms", timeout, **lock_options)  # what makes no sense is said now, not at the first call
+            self.lock("terms", timeout, **lock_options)  # bad settings raise now, not at the first call
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -161,7 +163,7 @@ class Client:
         return decorate
 
     def get_stats(self) -> dict[str, int]:
-        """What this client counted since it was made, or since its process forked; costs nothing and asks nothing.
+        """What this client counted since it was made, or since its process forked. Costs nothing, sends nothing.
 
         The counts are those of `fastlock.Client.get_stats`.
         """
@@ -171,7 +173,7 @@ class Client:
         )
 
     async def server_info(self) -> dict[str, Any]:
-        """Who the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""
+        """What the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""
         return handshake.describe(await self._transport.drive(get_session(now)))
 
     @property
@@ -180,8 +182,8 @@ class Client:
         return self._transport.closed
 
     async def close(self) -> None:
-        """Close all connections, after releases that are under way (a second at most); whoever waits gets
-        ClientClosedError. Held locks stay until they are released or end."""
+        """Close all connections, after releases that are under way (a second at most); a task that waits gets
+        ClientClosedError. Held locks stay until they are released or their leases end."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -202,7 +204,7 @@ class Client:
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         transport = getattr(self, "_transport", None)
-        if transport is not None and not ends():  # when the interpreter ends, so do its connections
+        if transport is not None and not ends():  # when the interpreter ends, so do the connections
             transport.abandon()
 
     def __repr__(self) -> str:

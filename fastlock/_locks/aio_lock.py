@@ -1,4 +1,4 @@
-"""Face for asyncio: locks. No decisions live here; `_lock.py` is the same for threads."""
+"""The locks for asyncio; `lock.py` is the same for threads. Never here: decisions, frames, replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with
 
 
 def coroutine_function(function: F) -> F:
-    """Have it count as one (FastAPI's background tasks ask), though it does something before it gives its coroutine."""
+    """Mark a function as a coroutine function (FastAPI's background tasks ask), though it does something before it
+    returns its coroutine."""
     if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
         inspect.markcoroutinefunction(function)
     else:
@@ -30,13 +31,13 @@ def coroutine_function(function: F) -> F:
 class AsyncLock(BaseLock):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
 
-    __slots__ = ()  # a lock that waits is one of many
+    __slots__ = ()  # there may be many locks, one for each caller that waits
 
     _owner = tasks.task_owner
 
     def _orphaned_lease(self) -> Lease | None:
-        # As after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; or where no
-        # loop runs, and a coroutine that is closed leaves a `with`
+        # Needed after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; and where
+        # no event loop runs, as a coroutine that is closed leaves an `async with`
         closing = asyncio._get_running_loop() is None
         found = [lease for task, lease in self._leases.items() if task is not None and (closing or task.done())]
         return found[-1] if found else None
@@ -51,24 +52,24 @@ class AsyncLock(BaseLock):
         """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
 
         blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two
-        looks at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random
-        one; it must be fresh for each acquire.
+        tries of a name that is held, where it has to be polled. None takes the lock's own setting. token: the token to
+        use instead of a random one; it must be fresh for each acquire.
 
-        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
-        answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
+        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for error replies of the
+        server, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return (await tasks.aio_acquire(self, False)) is not None
         return (await self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token))) is not None
 
-    # These note the task that calls them, and a release also the lease: `shield`, `gather` and others await them in a
-    # task of its own.
+    # The following note the task that calls them, and a release also the lease: `shield`, `gather` and others await
+    # their coroutines in another task.
 
     @coroutine_function
     def release(self) -> Coroutine[Any, Any, None]:
-        """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
+        """Release the lock. Until this returns the lock counts as held: after a ConnectionError it can be called again.
 
-        Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
+        Raises LockError: the caller holds nothing. LockNotOwnedError: the lock is no longer the caller's.
         """
         owner = self._owner()
         return self._release(owner, self._leases.get(owner))
@@ -80,9 +81,9 @@ class AsyncLock(BaseLock):
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
-        Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
-        A lease that was acquired without end is none to extend: LockError; of a drop-in, as of redis-py's lock,
-        LockNotOwnedError.
+        Raises LockError: the caller holds nothing, or the lock has no timeout, or the lease was acquired without end
+        (a drop-in, as redis-py's lock, raises LockNotOwnedError then). LockNotOwnedError: the lock is no longer the
+        caller's.
         """
         return self._extend(additional_time, replace_ttl, self._owner())
 
@@ -118,7 +119,7 @@ class AsyncLock(BaseLock):
 
     __aexit__ = tasks.aio_exit_lock
 
-    if not TYPE_CHECKING:  # which says so itself
+    if not TYPE_CHECKING:  # a type checker refuses these by itself
 
         def __enter__(self):
             raise TypeError(_WRONG_FACE)

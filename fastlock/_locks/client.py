@@ -1,4 +1,4 @@
-"""Face for threads: the client. No decisions live here; `_aio_client.py` is the same for asyncio."""
+"""The client for threads; `aio_client.py` is the same for asyncio. Never here: decisions, frames, replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Client:
     are redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`,
     `client_name`, `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5
     each; also as `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that
-    needs one. queue: whether its locks wait in the queue, unless they are told; see `lock`.
+    needs one. queue: whether its locks wait in the queue, unless they set it; see `lock`.
 
     Raises ValueError or TypeError for an option that makes no sense, and names it.
     """
@@ -45,7 +45,7 @@ class Client:
         queue: bool = True,
         **options: Any,
     ) -> None:
-        settings = options.pop("_settings", None)  # of `from_url`, and of a drop-in
+        settings = options.pop("_settings", None)  # given by `from_url` and by a drop-in
         if settings is None:
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
@@ -75,14 +75,15 @@ class Client:
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
-        sleep: seconds between two looks at a name that is held. blocking, blocking_timeout: whether to wait, and how
-        many seconds at most. thread_local: each thread has its own lease; False lets one thread release what another
-        acquired. raise_on_release_error: whether leaving a `with` raises when the lock was lost meanwhile. fence: give
-        each lease a `fence`, a number greater than that of every earlier holder. fair: strictly first come, first
-        served over all clients, also where a lease could pass on within the process. queue: whether to wait in the
-        queue; False looks every `sleep` seconds instead, as redis-py does (None: as the client was told).
+        sleep: seconds between two tries of a name that is held, where it has to be polled. blocking, blocking_timeout:
+        whether to wait, and how many seconds at most. thread_local: each thread has its own lease; False lets one
+        thread release what another acquired. raise_on_release_error: whether leaving a `with` raises when the lock was
+        lost meanwhile. fence: give each lease a `fence`, a number greater than that of every earlier holder. fair:
+        strictly first come, first served over all clients, also where a lease could be handed over within the process.
+        queue: whether to wait in the queue; False tries every `sleep` seconds instead, as redis-py does (None: the
+        client's setting).
 
-        Raises ValueError or TypeError for a term that makes no sense, and names it.
+        Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
         queue = self._queue if queue is None else queue
         return ClientLock(
@@ -116,7 +117,7 @@ class Client:
         return leases
 
     def release_many(self, leases: Iterable[Lease | None]) -> list[bool]:
-        """Let go of these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
+        """Release these leases, all in one flush. Returns whether each was still the caller's (False for None)."""
         given: list[Lease | None] = []
         mine: list[Lease] = []
         released: list[Any] = []
@@ -125,7 +126,7 @@ class Client:
             self._transport.begin()
             self._transport.drive(release_many(mine, self._transport.queues, now, released))
             outcome = batch.merge(given, mine, self._transport.stats.released(base_lock.warn_of_losses(mine, released)))
-        except BaseException as error:  # a signal's handler may have raised
+        except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             raise
         return outcome
@@ -136,14 +137,14 @@ class Client:
         """Decorator: run the function under a lock.
 
         name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name.
-        The other arguments are those of `lock`. A call raises LockError when the lock could not be had.
+        The other arguments are those of `lock`. A call raises LockError when the lock was not acquired.
         """
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 raise TypeError(f"{function.__qualname__} is async: decorate it with a fastlock.asyncio.Client")
             named = name_maker(name, function)
-            self.lock("terms", timeout, **lock_options)  # what makes no sense is said now, not at the first call
+            self.lock("terms", timeout, **lock_options)  # bad settings raise now, not at the first call
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -155,20 +156,20 @@ class Client:
         return decorate
 
     def get_stats(self) -> dict[str, int]:
-        """What this client counted since it was made, or since its process forked; costs nothing and asks nothing.
+        """What this client counted since it was made, or since its process forked. Costs nothing, sends nothing.
 
-        acquires: leases that callers got. waits: acquires that had to wait. local_handovers: leases that passed to the
-        next caller within the client, without a command. remote_handovers: leases that the server gave to a waiter.
-        late_grants: grants whose time was over before the reply came (given back). timeouts: acquires that waited and
+        acquires: leases that callers got. waits: acquires that had to wait. local_handovers: leases that were
+        handed over within the client, without a command. remote_handovers: leases that the server granted to a waiter.
+        late_grants: leases that ended before the reply came (undone). timeouts: acquires that waited and
         got nothing. recovered: acquires and releases whose reply was lost, and whose outcome was found out. losses:
-        leases that were over, or somebody else's, when they were released or extended. reconnects: connections in place
-        of broken ones. commands, flushes: their quotient is the number of commands in one write.
+        leases found ended, or the name somebody else's, at a release or an extension. reconnects: connections opened in
+        place of broken ones. commands, flushes: their quotient is the number of commands in one write.
         """
         check()
         return self._transport.stats.as_dict([each.stream for each in self._transport.connections])
 
     def server_info(self) -> dict[str, Any]:
-        """Who the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""
+        """What the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""
         return handshake.describe(self._transport.drive(get_session(now)))
 
     @property
@@ -177,8 +178,8 @@ class Client:
         return self._transport.closed
 
     def close(self) -> None:
-        """Close all connections; whoever waits gets ClientClosedError. Held locks stay until they are released or
-        end."""
+        """Close all connections; a thread that waits gets ClientClosedError. Held locks stay until they are released or
+        their leases end."""
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -199,9 +200,8 @@ class Client:
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         transport = getattr(self, "_transport", None)
-        if (
-            transport is not None and not ends() and not transport.closed
-        ):  # when the interpreter ends, so do its connections
+        # When the interpreter ends, so do the connections
+        if transport is not None and not ends() and not transport.closed:
             transport.close()
 
     def __repr__(self) -> str:

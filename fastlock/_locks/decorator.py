@@ -1,4 +1,7 @@
-"""The name under which a decorated function is locked: from a template over the arguments of a call, or a callable."""
+"""The name under which `locked` locks a call of a function: from a template over the arguments, or a callable.
+
+Never here: how to acquire or release.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Face for threads: locks. No decisions live here; `_aio_lock.py` is the same for asyncio."""
+"""The locks for threads; `aio_lock.py` is the same for asyncio. Never here: decisions, frames, replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `as
 class SyncLock(BaseLock):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered."""
 
-    __slots__ = ()  # a lock that waits is one of many
+    __slots__ = ()  # there may be many locks, one for each caller that waits
 
     def _owner(self) -> Any:
         return threads.thread_owner() if self.thread_local else None
@@ -31,29 +31,29 @@ class SyncLock(BaseLock):
         """Acquire the lock; afterwards `lease` is what is owned. Returns False when somebody else holds it.
 
         blocking: whether to wait for it. blocking_timeout: for how many seconds at most. sleep: seconds between two
-        looks at a name that is held. None takes the lock's own setting. token: proof of ownership instead of a random
-        one; it must be fresh for each acquire.
+        tries of a name that is held, where it has to be polled. None takes the lock's own setting. token: the token to
+        use instead of a random one; it must be fresh for each acquire.
 
-        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for what the server
-        answers, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
+        Raises ValueError or TypeError for arguments that make no sense; redis-py's exceptions for error replies of the
+        server, and ConnectionError or TimeoutError when it stays away: the lock is then not held.
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return threads.acquire(self, False) is not None
         return self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token)) is not None
 
     def release(self) -> None:
-        """Let go. Until this returns the lock counts as held: after a ConnectionError it can be called again.
+        """Release the lock. Until this returns the lock counts as held: after a ConnectionError it can be called again.
 
-        Raises LockError: the caller holds nothing. LockNotOwnedError: it is no longer the caller's.
+        Raises LockError: the caller holds nothing. LockNotOwnedError: the lock is no longer the caller's.
         """
         threads.release(self)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Move the lease's end by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
 
-        Raises LockError: nothing held, or a lock without timeout. LockNotOwnedError: it is no longer the caller's.
-        A lease that was acquired without end is none to extend: LockError; of a drop-in, as of redis-py's lock,
-        LockNotOwnedError.
+        Raises LockError: the caller holds nothing, or the lock has no timeout, or the lease was acquired without end
+        (a drop-in, as redis-py's lock, raises LockNotOwnedError then). LockNotOwnedError: the lock is no longer the
+        caller's.
         """
         extension = self._extension(additional_time, replace_ttl, "extend", self._owner())
         return self._moved("extend", self._transport.drive(extension))
@@ -79,7 +79,7 @@ class SyncLock(BaseLock):
 
     __exit__ = threads.exit_lock
 
-    if not TYPE_CHECKING:  # which says so itself
+    if not TYPE_CHECKING:  # a type checker refuses these by itself
 
         async def __aenter__(self):
             raise TypeError(_WRONG_FACE)

@@ -1,8 +1,8 @@
-"""What makes a lock a drop-in for redis-py's, whichever its face: the client behind it, and redis-py's arguments.
+"""The drop-ins for redis-py's locks, for threads and for asyncio: the client behind them, and redis-py's arguments.
 
-One fastlock client serves a connection pool of redis-py's, which owns it: made at first use, gone with the pool.
-Arguments are taken as redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here: how to acquire,
-wait or release.
+One fastlock client serves one connection pool of redis-py's. The pool owns the client: it is made at first use and gone
+with the pool. Arguments are taken as redis-py takes them; docs/drop-in.md lists what differs on purpose. Never here:
+how to acquire, wait or release.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fastlock._protocol.steps import Clock, Steps
 from fastlock._stream_errors import by_handler
 from fastlock._transport.settings import settings_from_pool
 
-# The attribute of a pool that is its client: a table would keep a pool alive that a waiter of its own client holds.
+# A pool's client is an attribute of the pool: a table would keep a pool alive to which a waiter of its client refers.
 CLIENT_ATTRIBUTE = "_fastlock_client"
-_MUTEX = native.RLock()  # which a handler of signals may want while its thread has it
+_MUTEX = native.RLock()  # reentrant: a signal handler may acquire it while its own thread holds it
 
 
 def _forget_parent() -> None:
-    """In a forked child: a thread that is not here any more may have held the mutex."""
+    """Make a new mutex in a forked child: a thread of the parent, which the child does not have, may have held it."""
     global _MUTEX
     _MUTEX = native.RLock()
 
@@ -73,20 +73,19 @@ def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
     if client is None:
         with _MUTEX:
             client = _made(owned) or kind(_settings=settings_from_pool(pool))
-            client = owned[CLIENT_ATTRIBUTE] = (
-                _made(owned) or client
-            )  # a handler of signals may have made another meanwhile
+            # A signal handler may have made another client meanwhile
+            client = owned[CLIENT_ATTRIBUTE] = _made(owned) or client
     return client
 
 
 def _made(owned: dict[str, Any]) -> Any:
-    """The client of a pool, unless it has none, or closed it."""
+    """The client among a pool's attributes; None: there is none, or it was closed."""
     client = owned.get(CLIENT_ATTRIBUTE)
     return None if client is None or client.closed else client
 
 
 def _part(whole: Any, name: str) -> Any:
-    """An attribute, or None; also where a signal's handler may raise AttributeError."""
+    """An attribute, or None if there is none. An AttributeError that a signal handler raises is raised."""
     try:
         return getattr(whole, name)
     except AttributeError as error:
@@ -103,31 +102,31 @@ def _kind(asynchronous: bool) -> str:
 
 
 def as_text(value: Any) -> Any:
-    """A name or token: of numbers what redis-py's encoder makes of them. All else is left to the checks."""
+    """A name or token: a number becomes what redis-py's encoder makes of it. All else is left to the checks."""
     return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def as_number(value: Any) -> Any:
-    """Seconds: whatever is a real number. Anything else is left to the checks, which refuse it by name."""
+    """Seconds: any real number becomes a float. All else is left to the checks, which refuse it and name it."""
     if value is None or type(value) in (int, float):
         return value
     return float(value) if isinstance(value, (Real, Decimal)) else value
 
 
 def as_sleep(value: Any) -> Any:
-    """`sleep`. redis-py takes None and fails when it has to wait."""
+    """`sleep` in seconds; None is DEFAULT_SLEEP. redis-py takes None too, and fails when it has to wait."""
     return DEFAULT_SLEEP if value is None else as_number(value)
 
 
 def as_blocking_timeout(value: Any) -> Any:
-    """`blocking_timeout`: below 0 there is one look, as with 0; longer than can be waited is for ever."""
+    """`blocking_timeout` in seconds: below 0 it is 0, one try; above MAX_WAIT it is None, for ever."""
     seconds = as_number(value)
     if not isinstance(seconds, (int, float)) or math.isnan(seconds):
         return seconds
     return None if seconds > arguments.MAX_WAIT else max(0, seconds)
 
 
-# What redis-py's lock is made of, by the method that is there instead.
+# The parts of redis-py's lock that are not here, each with the method to override instead.
 _INNARDS = {
     name: verb
     for verb in ("acquire", "release", "extend", "reacquire")
@@ -136,7 +135,7 @@ _INNARDS = {
 
 
 def _foreign(name: str) -> str:
-    """Why a part of redis-py's lock cannot be replaced here."""
+    """The text of the error for code that replaces a part of redis-py's lock on one of ours."""
     verb = _INNARDS[name]
     way = f": override {verb!r} itself" if verb else ""
     if verb == "extend":
@@ -145,7 +144,7 @@ def _foreign(name: str) -> str:
 
 
 class _Innard:
-    """A part of redis-py's lock that is not there, and cannot be put there."""
+    """A descriptor for a part of redis-py's lock: reading it and assigning it raise AttributeError."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -178,7 +177,7 @@ def _waited(lock: Any, value: Any) -> Any:
 
 
 class _Whole(type):
-    """A class on which nobody can put such a part either, as software does that replaces it for all locks."""
+    """A class on which such a part cannot be assigned either, as software does that replaces it for all locks."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name in _INNARDS:
@@ -187,7 +186,7 @@ class _Whole(type):
 
 
 class DropIn(BaseLock, metaclass=_Whole):
-    """What the drop-ins of both faces have in common. Each adds how it waits."""
+    """What the drop-ins for threads and for asyncio have in common. Each adds how it waits."""
 
     if not TYPE_CHECKING:
         name = mutable_setting("name", _named)
@@ -197,7 +196,7 @@ class DropIn(BaseLock, metaclass=_Whole):
         vars().update({name: _Innard(name) for name in _INNARDS})
 
     redis: Any
-    _names: str  # their encoding; that of tokens may be another
+    _names: str  # the encoding of names; that of tokens may be another
 
     def __init__(
         self,
@@ -234,7 +233,8 @@ class DropIn(BaseLock, metaclass=_Whole):
             self.name = name
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """A subclass may override what is public, also for `with`; what it defines for redis-py's lock is refused."""
+        """Let a subclass override what is public, also for `with`; refuse one that defines parts of redis-py's lock, by
+        TypeError."""
         super().__init_subclass__(**keywords)
         theirs = itertools.takewhile(lambda base: base.__module__.partition(".")[0] != "fastlock", cls.__mro__)
         defined = {name for base in theirs for name in vars(base)}
@@ -244,22 +244,22 @@ class DropIn(BaseLock, metaclass=_Whole):
 
     @classmethod
     def _heed(cls, defined: set[str]) -> None:
-        """Enter and leave a `with` by the subclass's own `acquire` and `release`."""
+        """Have a `with` enter and leave by the `acquire` and `release` that the subclass has defined."""
 
     @property
     def local(self) -> LocalToken:
-        """redis-py's place of the token: `lock.local.token`."""
+        """Where redis-py keeps the token: `lock.local.token`."""
         return LocalToken(self)
 
     def _acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Any:
-        """As redis-py has it: its numbers, and None for the lock's own setting."""
+        """As `BaseLock._acquire_with`, with the numbers that redis-py takes; None is the lock's own setting."""
         seconds = as_blocking_timeout(blocking_timeout)
-        if seconds is None and blocking_timeout is not None:  # for ever, and not what the lock says
+        if seconds is None and blocking_timeout is not None:  # to wait for ever, whatever the lock's own setting is
             seconds = arguments.MAX_WAIT
         return super()._acquire_with(as_number(sleep), blocking, seconds, token)
 
     def _check_both(self, blocking: bool) -> None:
-        """Who does not wait may name a time: `acquire(blocking=True)` means it."""
+        """Allow a blocking_timeout beside blocking=False: it is for a later `acquire(blocking=True)`."""
 
     def _as_token(self, token: Any) -> bytes:
         return arguments.as_bytes(as_text(token), "token", self._encoding)
@@ -274,14 +274,14 @@ class DropIn(BaseLock, metaclass=_Whole):
         return shortened(lease, ms, bool(replace_ttl), now)
 
     def _endless(self, why: str) -> LockError:
-        """As redis-py's script has it, of whose answers 0 stands for this, too."""
+        """The error that redis-py raises: its script answers 0 for a lease without end, as for a lost one."""
         return LockNotOwnedError(why, lock_name=self._text)
 
 
 def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
     """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
     outcome = yield from extension.extend(lease, ms, replace, clock)
-    over = outcome is extension.Outcome.LOST and lease._deadline != ENDED  # by now, as was asked for
+    over = outcome is extension.Outcome.LOST and lease._deadline != ENDED  # the lease ended meanwhile, as asked for
     return extension.Outcome.MOVED if over else outcome
 
 
@@ -291,7 +291,7 @@ class Lock(DropIn, SyncLock):
     Made from a `redis.Redis` directly, or by `redis.Redis().lock(name, lock_class=fastlock.Lock)`. All locks of one
     redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
     What differs from redis-py on purpose: docs/drop-in.md.
-    queue: False waits as redis-py's own lock does, for as long as some of these wait for the same names.
+    queue: False polls as redis-py's own lock does; for a time in which some of those wait for the same names.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Lock(DropIn, SyncLock):
         super().__init__(
             redis,
             client,
-            "utf-8",  # as redis-py sends names, whatever encoding it was given
+            "utf-8",  # redis-py sends the names of locks so, whatever encoding its client was given
             name,
             timeout,
             sleep,
@@ -355,7 +355,7 @@ class AsyncioLock(DropIn, AsyncLock):
     Made from a `redis.asyncio.Redis` directly, or by its `lock(name, lock_class=fastlock.asyncio.Lock)`. All locks of
     one redis-py connection pool share one fastlock client. `timeout` None (redis-py's default) is a lease without end.
     What differs from redis-py on purpose: docs/drop-in.md.
-    queue: False waits as redis-py's own lock does, for as long as some of these wait for the same names.
+    queue: False polls as redis-py's own lock does; for a time in which some of those wait for the same names.
     """
 
     def __init__(
@@ -394,7 +394,7 @@ class AsyncioLock(DropIn, AsyncLock):
             cls.__aexit__ = cls._exit
 
     async def __aenter__(self) -> Self:
-        """Acquire. Raises LockError when it could not be had within the lock's blocking_timeout."""
+        """Acquire. Raises LockError when the lock was not acquired within its blocking_timeout."""
         await tasks.aio_acquire(self, True)
         return self
 
@@ -412,4 +412,4 @@ class AsyncioLock(DropIn, AsyncLock):
             self._report_release_error(error, problem)
 
 
-AsyncioLock.__name__ = AsyncioLock.__qualname__ = "Lock"  # as users know it: fastlock.asyncio.Lock
+AsyncioLock.__name__ = AsyncioLock.__qualname__ = "Lock"  # users know it as fastlock.asyncio.Lock

@@ -72,13 +72,14 @@ class Acquire(Command):
         return Undo([self.key], [self.token], self.stale)
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
-        """From the first answer to the outcome."""
+        """Go on from the first answer to the outcome."""
         lease = yield from with_undo(self._looks(answer, clock), lambda: self.undo() if self.outcome_unknown else None)
         if lease is None and self.outcome_unknown:
             yield self.undo()
         return lease
 
     def _looks(self, answer: Any, clock: Clock) -> Steps:
+        """Try, and wait between tries, until a lease is granted or the time is over."""
         while True:
             waiter = answer if type(answer) is Waiter else None
             lease = (

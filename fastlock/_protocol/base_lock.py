@@ -1,8 +1,9 @@
-"""What the locks of both faces have in common: checked terms, the leases they keep, the texts of their errors. No I/O,
-no waiting.
+"""What the locks for threads and for asyncio have in common: checked settings, the leases they keep, the texts of their
+errors.
 
-A lock is terms plus convenience; what is owned is the lease of one acquisition. Leases are kept by owner (a thread, or
-a task), so that a lock shared between owners never lets one of them free what another acquired.
+A lock is a name with settings; what is owned is the lease of one acquisition. Leases are kept by owner (a thread, or
+a task), so that a lock shared between owners never lets one of them release what another acquired. Never here: I/O,
+waiting.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from fastlock._protocol.release import Release
 from fastlock._protocol.stats import Stats
 from fastlock._stream_errors import by_handler
 
-DEFAULT_SLEEP = 0.1  # seconds between two looks at a name that is held
+DEFAULT_SLEEP = 0.1  # seconds between two tries of a name that is held, where it is polled
 SHOWN = 200  # characters of a name that messages repeat
-MAX_LEASES = 64  # leases of one lock: beyond, those that ended are forgotten, whose owners never released them
+MAX_LEASES = 64  # leases that one lock keeps: beyond, ended ones are forgotten, whose owners never released them
 _MAX_LEASES: int = MAX_LEASES  # typed, where this is compiled
 _LOG = logging.getLogger("fastlock")
 
@@ -51,7 +52,7 @@ class BaseLock:
         queue: bool = True,
         encoding: str = "utf-8",
     ) -> None:
-        self._client = client  # which closes its connections when nobody needs it any more
+        self._client = client  # kept alive: a client that nobody refers to closes its connections
         self._transport = client._transport
         self._encoding = encoding
         self.name = name
@@ -76,7 +77,7 @@ class BaseLock:
             raise ValueError("fair=True is an order in the queue, which queue=False stays out of: give one of them")
 
     def _check_both(self, blocking: bool) -> None:
-        """Refuse a time to wait for who does not wait: which of the two is meant?"""
+        """Refuse a blocking_timeout together with blocking=False, by ValueError: they contradict each other."""
         if not blocking:
             raise ValueError(
                 "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
@@ -87,7 +88,7 @@ class BaseLock:
         return arguments.as_bytes(token, "token", self._encoding)
 
     def _owner(self) -> Any:
-        """The owner under which the caller's lease is kept: its thread or task, or None for everybody's."""
+        """The owner under which the caller's lease is kept: its thread or task, or None where all share one lease."""
         raise NotImplementedError
 
     def _orphaned_lease(self) -> Lease | None:
@@ -106,7 +107,7 @@ class BaseLock:
                     self._leases.pop(other, None)
 
     def _granted(self, owner: Any, token: bytes, sent: float, time: float, stats: Stats) -> Lease | None:
-        """Keep and count the lease that the server's plain answer to an acquire grants. None: its time was over before
+        """Keep and count the lease that the server's plain answer to an acquire grants. None: the lease ended before
         the answer came."""
         deadline = sent + self._ms / 1000 if self._ms else math.inf
         if time >= deadline:
@@ -117,8 +118,8 @@ class BaseLock:
         return lease
 
     def _handed_over(self, owner: Any, waiter: Waiter, time: float, queues: LocalQueues) -> Lease | None:
-        """Keep and count the lease that a waiter has got. None: it has none, or its time was over before the caller
-        ran, and the protocol gives it back."""
+        """Keep and count the lease that a waiter has got. None: it has none, or one that ended before the caller ran,
+        which the protocol gives back."""
         lease = waiter.lease
         if lease is None or time >= lease._deadline:
             return None
@@ -128,15 +129,15 @@ class BaseLock:
         return lease
 
     def _released(self, owner: Any, lease: Lease) -> None:
-        """The lease is over: the server has said so, or the next waiter has it."""
+        """Note that the owner's lease has ended: the server released it, or the next waiter has it."""
         if self._leases.get(owner) is lease:
             self._leases.pop(owner, None)
         lease._deadline = ENDED
 
     def _waits_locally(self, answer: Any, token: Any, queued: dict[bytes, Any]) -> Waiter | None:
-        """The waiter of a caller that is to wait behind others of its client: where one of them waits for the name (it
-        is among the `queued`), or as the server answered that somebody holds it. None: the caller may not wait, or has
-        to go another way."""
+        """A waiter, if the caller is to wait in the local queue: because others of its client wait for the name (it is
+        among the `queued`), or because the server answered that somebody holds it. None: the caller may not wait, or
+        has to take the slow path."""
         if not self.blocking or self.fair or not self.queue or self.blocking_timeout == 0:
             return None
         if self._key in queued if answer is None else type(answer) is bytes and answer != token:
@@ -158,8 +159,8 @@ class BaseLock:
     def _new_acquire(
         self, token: bytes | None = None, required: bool = True, start: float | None = None
     ) -> LockAcquire:
-        """The operation of an acquire on the lock's own terms. must: whether not to get it is an error; start: when it
-        was begun, if that was before."""
+        """The operation of an acquire with the lock's own settings. required: whether it raises LockError if it does
+        not get the lock; start: when the acquire began, if that was earlier."""
         op = LockAcquire(self, token or new_token(), required)
         if self.blocking:
             op.blocking = True
@@ -174,7 +175,7 @@ class BaseLock:
         raw_token = new_token() if token is None else self._as_token(token)
         op = LockAcquire(self, raw_token, required=False)
         op.given = token is not None
-        op.polls = op.given or not self.queue  # in a queue, two who give the same token would be taken for each other
+        op.polls = op.given or not self.queue  # two callers that give the same token would be one in the queue
         op.blocking = bool(self.blocking if blocking is None else blocking)
         op.sleep = self.sleep if sleep is None else as_wait(sleep, "sleep")
         if blocking_timeout is not None:
@@ -190,7 +191,7 @@ class BaseLock:
     def _limit(op: Acquire, blocking_timeout: float, start: float | None = None) -> None:
         if blocking_timeout:
             op.until = (now() if start is None else start) + blocking_timeout
-        else:  # no time to wait: one look, with as much time as a look takes
+        else:  # no time to wait: one try, with as much time as a try takes
             op.blocking = False
 
     @property
@@ -211,26 +212,26 @@ class BaseLock:
             raise LockError(self._cannot(verb, why), lock_name=self._text)
         if verb != "release" and not self._ms:
             raise LockError(self._cannot(verb, "it has no timeout"), lock_name=self._text)
-        if lease._deadline == ENDED:  # let go of by `release_many`, or by its token
+        if lease._deadline == ENDED:  # released by `release_many`, or by its token
             if verb == "release":
                 self._drop_lease(lease)
             raise self._lost(verb)
         return lease
 
     @property
-    def _text(self) -> Any:  # redis-py declares a str; it shows whatever names the lock
+    def _text(self) -> Any:  # `lock_name` of an error: declared by redis-py as a str, whatever the name is
         return self.name
 
     def _cannot(self, verb: str, why: str) -> str:
         return f"Cannot {verb} lock {abbreviated(self.name)}: {why}"
 
     def _extension(self, seconds: float, replace_ttl: bool, verb: str, owner: Any) -> Any:
-        """The operation that moves the end of an owner's lease."""
+        """The operation that moves the end of an owner's lease by `seconds`, or to `seconds` from now."""
         ms = as_ms(seconds, "additional_time")
         return extension.extend(self._lease_for(verb, owner), ms, replace_ttl, now, verb == "reacquire")
 
     def _moved(self, verb: str, outcome: extension.Outcome) -> Literal[True]:
-        """From the outcome of an extension to that of the call, or its error."""
+        """True if the extension moved the lease's end; else raises LockError or LockNotOwnedError."""
         if outcome is extension.Outcome.ENDLESS:
             raise self._endless(self._cannot(verb, "it was acquired without end; reacquire() gives it one"))
         if outcome is not extension.Outcome.MOVED:
@@ -252,13 +253,13 @@ class BaseLock:
         return LockError(self._cannot(verb, why), lock_name=self._text)
 
     def _not_got(self) -> LockError:
-        limit = self.blocking_timeout  # in which the server may also just have been slow
+        limit = self.blocking_timeout  # after it, nobody knows whether the name was held or the server was slow
         why = ": somebody else holds it" if limit is None else f" within {limit} seconds"
         return LockError(f"Unable to acquire lock {abbreviated(self.name)}{why}", lock_name=self._text)
 
     def _lost(self, verb: str, found: bool = False) -> LockNotOwnedError:
-        """The error of a loss. found: just now, so that it is counted and told in the log; else it was known before, or
-        let go of."""
+        """The error of a lost lease. found: it was found lost just now, so it is counted and logged; else that was
+        known before, or it was released."""
         if found:
             self._transport.stats.losses += 1
             warn_of_loss(self.name, verb)
@@ -285,9 +286,9 @@ class BaseLock:
 
 
 def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
-    """One of a lock's terms that can be changed after it was made, as an attribute of its class. changed: what a value
-    becomes, and what follows from it."""
-    if name in vars(BaseLock):  # which is compiled
+    """A descriptor for a setting of a lock that can be changed after the lock was made. changed: returns the value to
+    keep, and updates on the lock what depends on it."""
+    if name in vars(BaseLock):  # BaseLock is compiled
         read, write = vars(BaseLock)[name].__get__, vars(BaseLock)[name].__set__
     else:
         place = f"_{name}"
@@ -310,7 +311,7 @@ def _timed(lock: Any, value: Any) -> Any:
 
 
 class MutableSettings:
-    """The terms of a client's lock that can be changed later, for the acquires from then on."""
+    """The settings of a client's lock that can be changed later, for the acquires from then on."""
 
     __slots__ = ()
 
@@ -324,7 +325,7 @@ class MutableSettings:
 
 
 def refuse_copy(thing: Any) -> TypeError:
-    """Of clients and locks: what is said to who copies or pickles one."""
+    """The error for a caller that copies or pickles a client or a lock."""
     kind = type(thing)
     return TypeError(
         f"a {kind.__module__}.{kind.__qualname__} cannot be copied or pickled, as its connections and leases cannot: "
@@ -334,19 +335,19 @@ def refuse_copy(thing: Any) -> TypeError:
 
 
 def abbreviated(name: Any) -> str:
-    """A lock's name for messages: 64 KiB of it say no more than its beginning does."""
+    """A lock's name for messages, cut off after SHOWN characters: a name can have 64 KiB."""
     text = repr(bytes(name) if isinstance(name, bytearray | memoryview) else name)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def warn_of_loss(name: Any, verb: str) -> None:
-    """Once for each lease that its holder finds lost."""
+    """Log the loss of a lease, once for each lease that its holder finds lost."""
     why = "its lease had ended, or its key was deleted or taken"
     _LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[verb], why)
 
 
 def warn_of_losses(leases: list[Lease], released: list[Any]) -> list[Any]:
-    """Of a batch. None: another thread let go of it meanwhile."""
+    """Log the losses of a batch: where `released` has False. (None: another thread released the lease meanwhile.)"""
     if False in released:
         for lease, was_mine in zip(leases, released, strict=True):
             if was_mine is False:
@@ -364,7 +365,7 @@ class LockAcquire(Acquire):
         self.alone = lock.fair
 
     def forget(self) -> None:
-        """The caller is gone before it could know that it holds."""
+        """Keep no lease for a caller that was interrupted before it knew of it."""
         lease = self.lock.lease
         if lease is not None and lease._raw_token == self.token:
             self.lock._drop_lease(lease)
@@ -397,15 +398,15 @@ class LockAcquire(Acquire):
 
 
 class LockRelease(Release):
-    """A release after which the lock keeps the lease no longer. Raises LockNotOwnedError: it was not the caller's any
-    more."""
+    """A release after which the lock keeps the lease no longer. Raises LockNotOwnedError: the lock was not the caller's
+    any more."""
 
     def __init__(self, lock: BaseLock, lease: Lease) -> None:
         self.lock = lock
         Release.__init__(self, lease)
 
     def abandon(self, queues: LocalQueues, clock: steps.Clock) -> list[steps.Undo]:
-        """The lease stays, so that the release can be repeated; not where it has passed on."""
+        """Keep the lease, so that the release can be repeated; unless it was handed over."""
         undos = super().abandon(queues, clock)
         if self.lease._deadline == ENDED:
             self.lock._drop_lease(self.lease)
@@ -414,7 +415,7 @@ class LockRelease(Release):
     def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
         was_mine = yield from super().rest(answer, clock)
         lock = self.lock
-        known = self.lease._deadline == ENDED  # somebody has let go of it meanwhile, or has told
+        known = self.lease._deadline == ENDED  # released by somebody else meanwhile, or reported as lost before
         lock._drop_lease(self.lease)
         self.lease._deadline = ENDED
         lock._transport.stats.recovered += was_mine and self.lease._release_unknown
@@ -423,7 +424,7 @@ class LockRelease(Release):
 
 
 class LocalToken:
-    """`lock.local` as redis-py has it: the caller's token, to be read, or set to one acquired elsewhere."""
+    """`lock.local` as redis-py has it: the caller's token, to be read, or set to one that was acquired elsewhere."""
 
     __slots__ = ("_lock",)
 
@@ -443,7 +444,7 @@ class LocalToken:
                 lock._drop_lease(lock.lease)
         else:
             raw_token = lock._as_token(token)
-            end = now() if lock._ms else math.inf  # when it ends, only the server knows
+            end = now() if lock._ms else math.inf  # only the server knows when the lease ends
             lease = Lease(lock.name, lock._key, raw_token, end)
             lease._token_read = lease._expiry_unknown = True
             lock._keep_lease(lock._owner(), lease)

@@ -1,7 +1,7 @@
-"""Law: what a batch does for each of its names: checks before, and values made of the replies. No I/O, no waiting.
+"""What a batch does for each of its names: checks before it is sent, and values made of the replies.
 
-Compiled from this same text where a compiler is (`_batch.pxd` names the types): with hundreds of names these loops are
-most of what a batch costs on this side of the wire.
+Compiled from this same text where a compiler is (`batch.pxd` names the types): with hundreds of names these loops are
+most of what a batch costs in the client. Never here: I/O, waiting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastlock._protocol import commands
 from fastlock._protocol.arguments import as_ms, as_name
 from fastlock._protocol.lease import ENDED, Lease, is_inherited
 
-_ENDED: float = ENDED  # typed, where it is compiled: compared for each lease of a batch
+_ENDED: float = ENDED  # typed, where this is compiled: it is compared for each lease of a batch
 
 
 def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[bytes], int]:
@@ -35,7 +35,8 @@ def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[
 def granted(
     names: list[Any], keys: list[bytes], token: bytes, deadline: float, replies: list[Any]
 ) -> tuple[list[Any], list[int]]:
-    """A lease for each name that was free, None where another token holds it; and where the reply does not say all."""
+    """(A lease for each name that was free, None where another token holds it; the indexes of the names whose reply
+    does not say all)."""
     leases: list[Any] = []
     odd: list[int] = []
     for i, reply in enumerate(replies):
@@ -49,9 +50,9 @@ def granted(
 
 
 def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
-    """The checked argument of release_many: once each, those that can be released, or were without a word.
+    """The checked argument of release_many: each lease once, if it can be released, or was released unreported.
 
-    Appends them to `given` as they are given, which an iterator does once.
+    Appends all that `leases` has to `given`, as an iterator can be read only once.
     """
     if not isinstance(leases, Iterable):
         raise as_own(TypeError(f"leases must be a list, not {type(leases).__name__}"))
@@ -59,8 +60,9 @@ def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
     mine: list[Any] = []
     for lease in given:
         if type(lease) is Lease:
-            one = lease  # typed, where it is compiled
-            if not is_inherited(one) and (one._deadline != _ENDED or one._unreported):  # else it may be another's now
+            one = lease  # typed, where this is compiled
+            # Of another lease that ended, somebody else may hold the name by now
+            if not is_inherited(one) and (one._deadline != _ENDED or one._unreported):
                 mine.append(one)
         elif lease is not None:
             raise as_own(TypeError(f"leases must be a list of Lease or None, not of {type(lease).__name__}"))
@@ -69,7 +71,7 @@ def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
 
 
 def unended(leases: list[Any], at: list[int]) -> list[int]:
-    """Which of these nobody has let go of."""
+    """Those of the indexes `at` whose leases were not released yet."""
     left = len(at)
     for i in at:
         lease = leases[i]
@@ -78,7 +80,8 @@ def unended(leases: list[Any], at: list[int]) -> list[int]:
 
 
 def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
-    """Whether each was released by a release_many that failed for others, which is told now; and where not."""
+    """(Whether each lease was released by a release_many that failed for others, and is reported now; the indexes of
+    the leases that were not)."""
     released: list[bool] = []
     rest: list[int] = []
     for i, lease in enumerate(leases):
@@ -91,13 +94,13 @@ def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
 
 
 def unreported(leases: list[Any], released: list[bool]) -> None:
-    """A release_many fails that has released some of them."""
+    """Note which leases a release_many has released that fails now, for a later one to report."""
     for i, lease in enumerate(leases):
         lease._unreported = released[i]
 
 
 def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
-    """What proves each of them."""
+    """The keys and tokens of these leases, of which a release begins now."""
     keys: list[bytes] = []
     tokens: list[bytes] = []
     for lease in leases:
@@ -108,8 +111,8 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
 
 
 def ended(leases: list[Any], replies: list[Any], at: list[int], released: list[bool]) -> list[int]:
-    """Note which of them, each `at` its place in `released`, were the caller's and are over now. Returns the places
-    where the reply does not say, as somebody may wait for it."""
+    """Note in `released`, at the indexes `at`, which leases the replies say were the caller's and are released now.
+    Returns the indexes of those whose reply does not say, as somebody may wait for the name."""
     odd: list[int] = []
     for i, lease in enumerate(leases):
         reply = replies[i]

@@ -18,14 +18,14 @@ from fastlock._protocol.retry import RetryState, get_session, request, resolve, 
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Clock, Command, CommandBatch, ConnectionLost, RawCommands, Steps, Undo
 
-RELEASE_CHUNK = 100  # names in one script: a server does nothing else meanwhile (35 us)
+RELEASE_CHUNK = 100  # names released by one script: the server does nothing else meanwhile (35 us)
 
 
 class AcquireMany(CommandBatch):
     """Acquire each name that is free, all in one flush with one token: a step, whose answer goes to `rest`. The outcome
     is a list of Lease or None.
 
-    An error reply to one of them releases what the others got, and is raised.
+    An error reply for one name is raised, and the leases of the others are released.
     """
 
     def __init__(self, names: list[Any], keys: list[bytes], token: bytes, ms: int, stats: Stats) -> None:
@@ -35,10 +35,10 @@ class AcquireMany(CommandBatch):
         self.stats = stats
 
     def local(self, queues: LocalQueues, now: float) -> None:
-        """As of an Acquire: it never waits."""
+        """None, as this never waits; for the rest as `Acquire.local`."""
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
-        """From the first answer to the outcome."""
+        """Go on from the first answer to the outcome."""
         leases = yield from with_undo(_each(self, answer, self.given, clock), self.undo)
         if clock() >= self.end():
             yield self.undo()
@@ -46,14 +46,14 @@ class AcquireMany(CommandBatch):
         return self.stats.acquired(leases)
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """As of an Acquire."""
+        """The undos of a batch whose caller was interrupted, as `Acquire.abandon` returns them."""
         undo = self.undo()
         undo.connection = self.connection
         return [undo] if self.sent else []
 
 
 def _each(ask: CommandBatch, answers: Any, names: list[Any], clock: Clock) -> Steps:
-    """From the answers to leases, each name on its own where its answer does not say all."""
+    """From the answers to leases. A name whose answer does not say all is asked for again, on its own."""
     if type(answers) is not list:
         answers = yield from resolve(ask, answers, RetryState(clock))
     leases, odd = batch.granted(names, ask.names, ask.token, ask.end(), answers)
@@ -62,27 +62,26 @@ def _each(ask: CommandBatch, answers: Any, names: list[Any], clock: Clock) -> St
         try:
             leases[i] = yield from _again(one, clock)
         finally:
-            ask.stale += one.stale  # of what broke under it: to be ended before all is undone
+            ask.stale += one.stale  # sessions that broke with it in flight: to be ended before an undo is sent
     return leases
 
 
 def _again(one: Acquire, clock: Clock) -> Steps:
-    """One name of a batch whose answer does not say all: asked again on its own."""
+    """Acquire one name of a batch again, on its own. Returns the lease, or None: somebody else holds the name."""
     answer = yield from request(one, RetryState(clock))
     if answer is None:
         return one._lease(one.sent, None)
-    if commands.token_matches(
-        answer, one.token
-    ):  # which is fresh with every batch: whatever became of the replies, it is ours
+    # Each batch has a fresh token, so a name that holds it is ours, whatever became of the replies
+    if commands.token_matches(answer, one.token):
         return (yield from one._confirm(None, clock))
     return None
 
 
 def release_many(leases: list[Lease], queues: LocalQueues, clock: Clock, released: list[Any] | None = None) -> Steps:
-    """Let go of several, in one flush; those that others wait for, in a second one. Returns `released`, filled: whether
-    each was the caller's; None where another thread let go of it meanwhile.
+    """Release several leases in one flush; those that others wait for, in a second one. Returns `released`, filled:
+    whether each lease was the caller's; None where another thread released it meanwhile.
 
-    What was released before it failed for others is told when it is repeated.
+    If it fails for some, a repeated call reports what the failed one had released.
     """
     released = [] if released is None else released
     told, rest = batch.reported(leases)
@@ -91,7 +90,8 @@ def release_many(leases: list[Lease], queues: LocalQueues, clock: Clock, release
         for i in rest if queues.by_key else ():
             released[i] = queues.release(leases[i], clock()) == ReleaseRoute.LOCAL
         session = (yield from get_session(clock, allowed_after_close=True)) if not all(released) else None
-        # what is over by now was passed on, or another thread released it: its token may be the next holder's already
+        # A lease that has ended by now was handed over, or another thread released it: its token may be the next
+        # holder's already
         sent = batch.unended(leases, rest)
         for i in rest if len(sent) < len(rest) else ():
             released[i] = released[i] or None
@@ -104,15 +104,15 @@ def release_many(leases: list[Lease], queues: LocalQueues, clock: Clock, release
 
 
 class InterruptedRelease:
-    """What is left of a release of many that is struck from outside; and what was released, to be told later."""
+    """A `release_many` that was interrupted: the leases to release, and what was released, to be reported later."""
 
     def __init__(self, leases: Iterable[Lease | None], released: list[Any]) -> None:
         self.leases = leases
         self.released = released
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """As of a Release, of each that nobody has let go of."""
-        if not isinstance(self.leases, Collection):  # an iterator that was not asked, or may fail once more
+        """The undos of each lease that was not released yet, as `Release.abandon` returns them."""
+        if not isinstance(self.leases, Collection):  # an iterator that was not read, or may fail again
             return []
         leases = list(self.leases)
         if self.released:
@@ -123,6 +123,7 @@ class InterruptedRelease:
 
 
 def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any, clock: Clock) -> Steps:
+    """Release the leases at these indexes, and note in `released` which were the caller's."""
     leases = given if len(at) == len(given) else [given[i] for i in at]
     names, tokens = batch.keys_and_tokens(leases)
     ask: Command
@@ -145,7 +146,8 @@ def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any
 
 
 def _asked_to_release(ask: Command, leases: list[Lease]) -> Steps:
-    """The answers of the server. Whoever does not hear them may find, asking again, what it has released already."""
+    """Send releases; returns the server's answers. If they are lost, each lease is noted as perhaps released: a
+    repeated release may find its key gone."""
     ask.allowed_after_close = doubted = True
     try:
         answers = yield ask
@@ -158,7 +160,7 @@ def _asked_to_release(ask: Command, leases: list[Lease]) -> Steps:
 
 
 def _flat(answers: list[Any], count: int) -> list[Any]:
-    """The answers of a script for each RELEASE_CHUNK names as one for each name; None where one answered an error."""
+    """The answers of scripts for RELEASE_CHUNK names each, as one answer for each name; None where a script failed."""
     flat: list[Any] = []
     for part in answers:
         size = min(RELEASE_CHUNK, count - len(flat))
@@ -167,7 +169,8 @@ def _flat(answers: list[Any], count: int) -> list[Any]:
 
 
 def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps:
-    """Those of a batch that somebody waits for, or that are not the caller's any more: the script knows."""
+    """Release by the hand-over script the leases of a batch that somebody waits for, or that are not the caller's any
+    more, which the script tells apart."""
     ask = RawCommands([commands.hand_over(lease._key, lease._raw_token) for lease in leases])
     answers = yield from _asked_to_release(ask, leases)
     whole = type(answers) is list and len(answers) == len(leases)
@@ -175,7 +178,7 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: C
         known = lease._deadline == ENDED
         if is_int(answer):
             released[i] = bool(answer) or lease._release_unknown
-        else:  # lost, or an error: alone, with all that it takes to know the outcome
+        else:  # the answer was lost, or is an error: a release of its own finds out the outcome
             again = Release(lease)
             again.hand_over()
             released[i] = yield from again.rest((yield again), clock)

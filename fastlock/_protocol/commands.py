@@ -1,8 +1,8 @@
-"""Law: what is said to the server. Verbs, their forms on each kind of server, scripts, and what a server can do.
+"""What is sent to the server: opcodes, their templates on each kind of server, scripts, and what a server can do.
 
-A form is a tuple of bytes (literal arguments) and NAME, TOKEN, MS (what the call gives); the bytes layer compiles it
-into a template. Which form a connection uses is its dialect, chosen by the capabilities that its own handshake found: a
-promoted node may be older than the one before. Never here: sockets, waiting, redis-py.
+The parts of a template are bytes (literal arguments) and NAME, TOKEN, MS (placeholders for what the call gives); the
+core compiles them. The templates that a connection uses are its command table, chosen by the capabilities that its own
+handshake found: a promoted node may be older than the one before. Never here: sockets, waiting, redis-py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME, TOKEN, MS = 0, 1, 2
 
 
 class Opcode(enum.IntEnum):
-    """What is asked of a server: the index of a template in a command table."""
+    """What a server is to do: the index of a template in a command table."""
 
     ACQUIRE = 0
     ACQUIRE_ENDLESS = 1
@@ -33,7 +33,7 @@ class Opcode(enum.IntEnum):
     ACQUIRE_ENDLESS_SCRIPT = 10
 
 
-# What to ask instead where a server (or a proxy before it) refuses the native command that its handshake promised.
+# What to send instead where a server (or a proxy before it) refuses the native command that its handshake promised.
 SCRIPTED: dict[int, Opcode] = {
     Opcode.ACQUIRE: Opcode.ACQUIRE_SCRIPT,
     Opcode.ACQUIRE_ENDLESS: Opcode.ACQUIRE_ENDLESS_SCRIPT,
@@ -47,18 +47,15 @@ DELIFEQ = "delifeq"  # DELIFEQ key value: Valkey 9.0
 DELEX = "delex"  # DELEX key IFEQ value: Redis 8.4, Valkey 9.2
 SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) and with DELEX (Redis 8.4)
 
-TOKEN_SIZE, PLAIN_PREFIX, CONTENDED_PREFIX = (
-    35,
-    b"fl:",
-    b"fl+",
-)  # of our tokens: length, beginning, and that once somebody waits
-QUEUE_KEPT_MS = 10_000  # a queue outlives its last use by so long: all who wait in it look far more often
+# Of our tokens: their length, how they begin, and how they begin once somebody waits
+TOKEN_SIZE, PLAIN_PREFIX, CONTENDED_PREFIX = 35, b"fl:", b"fl+"
+QUEUE_KEPT_MS = 10_000  # the server keeps a queue so long after its last use: its waiters enter far more often
 # A fence counter outlives the last use of its name by an hour: by then the server's clock is past whatever it held.
 FENCE_KEPT_MS = 3_600_000
 
 
 class Script:
-    """A Lua script: its text, behind the parts it shares with others, and its SHA1 by which the server knows it."""
+    """A Lua script: its text, behind the parts it shares with others, and the SHA1 by which the server knows it."""
 
     def __init__(self, *parts: str) -> None:
         folder = resources.files(__package__).joinpath("scripts")
@@ -68,7 +65,7 @@ class Script:
 
     @property
     def rights(self) -> str:
-        """What an ACL user needs to run it, as ACL SETUSER has it."""
+        """The permissions that an ACL user needs to run the script, as ACL SETUSER has them."""
         calls = re.findall(r"redis\.p?call\('(\w+)'(?:, '(\w+)')?", self.text.decode())
         commands = {f"{one}|{two}" if one == "PUBSUB" else one for one, two in calls}
         return " ".join(["+evalsha", "+script|load", *sorted(f"+{command.lower()}" for command in commands)])
@@ -96,7 +93,7 @@ RawCommand = tuple[bytes, ...]
 
 
 def command_table(capabilities: frozenset[str]) -> tuple[TemplateParts, ...]:
-    """The form of each verb, by index, on a server with these capabilities."""
+    """The template of each opcode, by index, on a server with these capabilities."""
     table: dict[int, TemplateParts] = {
         Opcode.ACQUIRE_SCRIPT: ACQUIRE_LUA.template(NAME, TOKEN, MS),
         Opcode.ACQUIRE_ENDLESS_SCRIPT: ACQUIRE_LUA.template(NAME, TOKEN, b"0"),
@@ -133,7 +130,7 @@ def scripts_to_load(capabilities: frozenset[str]) -> list[Script]:
 
 
 def acquire_fenced(name: bytes, token: bytes, ms: int) -> tuple[bytes, ...]:
-    """The call that acquires and mints a fence."""
+    """The call that acquires a name together with a fence."""
     return (
         *(b"EVALSHA", FENCED_LUA.sha, b"2", name, fence_key(name)),
         *(token, b"%d" % ms, b"%d" % FENCE_KEPT_MS),
@@ -141,7 +138,8 @@ def acquire_fenced(name: bytes, token: bytes, ms: int) -> tuple[bytes, ...]:
 
 
 def rights_needed(call: tuple[bytes, ...]) -> str:
-    """What an ACL user needs for the call of a script, which is refused without a word of it; else nothing."""
+    """The permissions that an ACL user needs for the call of a script, as the server's refusal does not name them;
+    empty for other calls."""
     if call[0] != b"EVALSHA":
         return ""
     (rights,) = (script.rights for script in SCRIPTS if script.sha == call[1])
@@ -155,28 +153,28 @@ def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
 
 
 def enter(name: bytes, channel: bytes, fenced: bool, entry: bytes | int = TOKEN, ms: bytes | int = MS) -> Any:
-    """The call that acquires a contended lock, or waits for it; its form, if place and lease are not given."""
+    """The call that acquires a contended lock or joins its queue; its template, if `entry` and `ms` are not given."""
     keys = (name, queue_key(name), fence_key(name)) if fenced else (name, queue_key(name))
     kept = b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
     return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, entry, channel, ms, *kept)
 
 
 def leave(name: bytes, entry: bytes, channel: bytes) -> tuple[bytes, ...]:
-    """The call that waits no longer."""
+    """The call that takes an entry out of the server's queue."""
     return (b"EVALSHA", LEAVE_LUA.sha, b"2", name, queue_key(name), entry, channel)
 
 
 def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
-    """The call that releases a contended lock; its form, if the token is not given."""
+    """The call that releases a contended lock; its template, if the token is not given."""
     return (b"EVALSHA", HAND_OVER_LUA.sha, b"2", name, queue_key(name), token)
 
 
 def undo_commands(
     names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], again: bool
 ) -> list[RawCommand]:
-    """The calls that release each name: to who waits, if anybody does, which not every user may do; and should that be
-    refused. In this order, as a token that was just granted is not marked, whoever waits behind it. `again`: behind the
-    scripts, and in whichever form the token stands there."""
+    """The calls that release each name: the hand-over script, which not every user may run, and a plain delete, should
+    the script be refused. In this order, as a token that was just granted is not contended, even if others wait behind
+    it. `again`: the scripts are loaded first, and the delete is sent for the plain and for the contended token."""
     calls: list[RawCommand] = [HAND_OVER_LUA.load, RELEASE_LUA.load] if again else []
     for name, token in zip(names, tokens, strict=True):
         calls.append(hand_over(name, token))
@@ -187,7 +185,7 @@ def undo_commands(
 
 
 def undo_outcomes(replies: list[Any], count: int, again: bool) -> list[Any]:
-    """What became of each of `count` names of an `undo`: an integer, or the error for which nobody knows."""
+    """The outcome for each of the `count` names of an undo: an integer, or the error that left it unknown."""
     each, first = (3, 2) if again else (2, 0)
     return [_undo_outcome(replies[i : i + each], again) for i in range(first, first + each * count, each)]
 
@@ -202,33 +200,33 @@ def _undo_outcome(replies: list[Any], again: bool) -> Any:
 
 @lru_cache(1024)
 def fence_key(name: bytes) -> bytes:
-    """The counter of a name."""
+    """The key of the fence counter of a name."""
     return _beside(b"fastlock:fence:", name)
 
 
 @lru_cache(1024)
 def queue_key(name: bytes) -> bytes:
-    """Those who wait for a name."""
+    """The key of the server's queue for a name."""
     return _beside(b"fastlock:queue:", name)
 
 
 def _beside(prefix: bytes, name: bytes) -> bytes:
-    """A key in the same cluster slot as the name, wherever the rules for hash tags allow it."""
+    """A key in the same hash slot as the name, wherever the rules for hash tags allow it."""
     start = name.find(b"{")
     if start >= 0 and name.find(b"}", start) > start + 1:
-        return prefix + b":" + name  # the name's own tag decides, here as there; `a` and `{a}` are two names
+        return prefix + b":" + name  # the name's own hash tag decides for both; `a` and `{a}` are two names
     return prefix + b"{" + name + b"}"
 
 
 def token_matches(held: bytes | None, token: bytes) -> bool:
-    """Whether a name that is held so is held by this token, in either of its forms."""
+    """Whether a key's value `held` is this token, plain or contended."""
     return held == token or (
         held is not None and held[:3] == CONTENDED_PREFIX and held[3:] == token[3:] and can_be_marked(token)
     )
 
 
 def can_be_marked(token: bytes) -> bool:
-    """Whether others can mark it, so that its holder learns that they wait: a token of ours."""
+    """Whether waiters can mark the token as contended, so that its holder learns of them: whether it is one of ours."""
     return len(token) == TOKEN_SIZE and token[:3] == PLAIN_PREFIX
 
 
@@ -247,7 +245,7 @@ def capabilities(hello: dict[bytes, Any], commands: Any) -> frozenset[str]:
 
 
 def version(hello: dict[bytes, Any]) -> tuple[int, ...]:
-    """A server's version as numbers; (0,) when it says none that can be read."""
+    """A server's version as numbers; (0,) when it sends none that can be read."""
     text = hello.get(b"version")
     try:
         return tuple(int(part) for part in text.split(b".")[:3]) if isinstance(text, bytes) else (0,)

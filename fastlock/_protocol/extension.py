@@ -1,8 +1,8 @@
-"""Law: what moves the end of a lease, and questions that change nothing. As `_law.py`, of which it is a part.
+"""How the end of a lease is moved (extension), and the questions to the server that change nothing.
 
-A lease never claims more than the server granted: until an extension is answered the earlier end holds, of two at once
-the earlier one, and what is sent later never comes behind one that nobody waited for. Never here: sockets, asyncio,
-threads, sleep.
+A lease never claims more than the server granted: until an extension is answered the earlier of the two ends holds; of
+two extensions at once the earlier end holds; and an extension whose caller gave up is never executed after a later one.
+Never here: sockets, asyncio, threads, sleep.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ class Outcome(enum.Enum):
     """What became of an extension."""
 
     MOVED = enum.auto()
-    LOST = enum.auto()  # the lease is not the caller's any more, as is found now
-    GONE = enum.auto()  # nor is it here, as is known: it was let go of, or a release of it is under way
-    ENDLESS = enum.auto()  # it has no end, and is left so
+    LOST = enum.auto()  # the lease was just found to be not the caller's any more
+    GONE = enum.auto()  # the lease was known to be no longer the caller's: released, or a release of it is under way
+    ENDLESS = enum.auto()  # the lease has no end, and is left so
 
 
 class _Extension:
-    """An extension that has not ended. Of two at once nobody knows which one the server carries out last; and while one
-    is under way the lease passes to nobody, for whom it would be carried out."""
+    """An extension that is under way. Of two at once nobody knows which one the server executes last. Meanwhile the
+    lease is not handed over locally: the extension would be executed for the next holder."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.alone = True
-        lease._extensions += 1  # before anybody looks whether it was let go of
-        _UNDER_WAY.append(self)  # first: of two that begin at once one sees the other
+        lease._extensions += 1  # before anybody checks whether the lease was released
+        _UNDER_WAY.append(self)  # before the loop: of two that begin at once one sees the other
         for other in tuple(_UNDER_WAY):
             if other.lease is lease and other is not self:
                 self.alone = other.alone = False
 
     def to(self, end: float) -> None:
-        """The lease ends then; beside another, not later than that one says. If it was not let go of: between that look
-        and the change no call is made, in which another thread could do so."""
+        """Set the lease's end; if another extension was under way, only to an earlier time. A released lease stays so:
+        no call, in which another thread could release it, is made between the check and the change."""
         lease, alone = self.lease, self.alone
         if lease._deadline != ENDED and (alone or end < lease._deadline):
             lease._deadline = end
 
     def end(self) -> None:
-        """It is not under way any more."""
+        """Note that this extension is not under way any more."""
         _UNDER_WAY.remove(self)
         self.lease._extensions -= 1
 
@@ -59,7 +59,8 @@ at_fork(_UNDER_WAY.clear)
 
 
 def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps:
-    """A new lease of `ms`. Returns when it was sent, None: not the caller's."""
+    """Have the server end the lease `ms` milliseconds from now. Returns the time when that was sent, or None: the name
+    is not held by this token."""
     ask = Command(Opcode.EXTEND, key, token, ms)
     if lease is not None:
         ask.stale, lease._stale_sessions = lease._stale_sessions, ()
@@ -69,11 +70,12 @@ def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | N
 
 
 def _extended(ask: Command, retry: RetryState) -> Steps:
+    """Send an extension, as a native command first, and resolve its answer."""
     answer = yield ask
     if answer == b"OK" or answer == 1:
         return answer
     answer = yield from resolve(ask, answer, retry)
-    if answer is None and commands.can_be_marked(ask.token):  # somebody waits, or it is not the caller's
+    if answer is None and commands.can_be_marked(ask.token):  # the token was marked, or the lock is not the caller's
         ask.opcode = Opcode.EXTEND_SCRIPT
         try:
             answer = yield from resolve(ask, (yield ask), retry)
@@ -85,7 +87,7 @@ def _extended(ask: Command, retry: RetryState) -> Steps:
 
 
 def _extended_as_it_stands(ask: Command, retry: RetryState) -> Steps:
-    """By a user who may not run scripts: marked once, the token stays so."""
+    """Extend for a user that may not run scripts, by the token as it is on the server: once contended, it stays so."""
     held = yield from request(Command(Opcode.GET, ask.key), retry)
     if not commands.token_matches(held, ask.token):
         return None
@@ -94,18 +96,18 @@ def _extended_as_it_stands(ask: Command, retry: RetryState) -> Steps:
 
 
 def _given_up(ask: Command, lease: Lease | None) -> Undo | None:
-    """An extension that was sent must not shorten or prolong the lease later."""
+    """The undo of an extension that failed: it must not be executed later, and shorten or extend the lease then."""
     if not ask.stale:
         return None
     if lease is not None:
         lease._stale_sessions = ask.stale
-        lease._token_read = True  # nor the lease of another caller, to whom it would be handed over
+        lease._token_read = True  # nor may the lease be handed over, to a caller that the extension would hit
     return Undo([], [], ask.stale)
 
 
 def _under_way(ask: Command, lease: Lease | None) -> Undo | None:
-    """As `_given_up`, of a caller that is gone: the connection may have it still. The next extension goes over that one
-    as well, or ends it."""
+    """As `_given_up`, for a caller that is gone: the extension may still be in flight on its connection. The next
+    extension goes over the same connection, or ends it first."""
     left = _given_up(ask, lease)
     if not ask.sent or ask.connection is None or ask.connection.session is None:
         return left
@@ -117,11 +119,11 @@ def _under_way(ask: Command, lease: Lease | None) -> Undo | None:
 
 
 def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = False) -> Steps:
-    """Move the end of a lease: to `ms` from now, or `ms` further, or earlier if that is below 0; never into the past.
-    Returns an Outcome. `anew`: gives one without end an end.
+    """Move the end of a lease: to `ms` from now (`replace`), or by `ms`, earlier if that is below 0; never into the
+    past. Returns an Outcome. `anew`: a lease without end gets one.
 
-    "Further" is sent as an end too, counted from the lease as this process knows it, so that asking again after a lost
-    reply does not add twice. Until the server answered, the earlier of the two ends holds.
+    A move by `ms` is sent as an end too, counted from the lease as this process knows it, so that sending it again
+    after a lost reply does not add twice. Until the server replied, the earlier of the two ends holds.
     """
     move = _Extension(lease)
     try:
@@ -130,7 +132,7 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
             if left is None:
                 return Outcome.ENDLESS
             ms = max(1, ms if replace else ms + left)
-        if lease._deadline == ENDED:  # it may be another's by now, by the same token
+        if lease._deadline == ENDED:  # another may hold the name by now, by the same token
             return Outcome.GONE
         return (yield from _moved(lease, ms, clock, move))
     finally:
@@ -138,7 +140,8 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
 
 
 def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps:
-    if lease._deadline == math.inf:  # no other may get it who wants an end: until the server answered it may have none
+    # Until the server replied, the lease may still be without end: it may not be handed over to a waiter that wants one
+    if lease._deadline == math.inf:
         lease._token_read = True
     end = clock() + ms / 1000
     try:
@@ -149,21 +152,21 @@ def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps:
         raise
     if sent is None:
         if lease._releasing or lease._deadline == ENDED:
-            lease._shorten(clock())  # and no more: the release tells what it finds
+            lease._shorten(clock())  # it is not counted as lost here: the release reports what it finds
             return Outcome.GONE
         lease._deadline = ENDED
         return Outcome.LOST
     move.to(sent + ms / 1000)
-    if lease._deadline == ENDED:  # it was let go of meanwhile
+    if lease._deadline == ENDED:  # it was released meanwhile
         return Outcome.GONE
-    # As with an acquire, what is over when the reply comes does not count
+    # As with an acquire, a lease that has ended when the reply comes does not count
     return Outcome.MOVED if clock() < lease._deadline else Outcome.LOST
 
 
 def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
-    """Milliseconds until a lease ends, if they count; None: it has no end. The server is asked about what this process
-    does not know: a token from elsewhere, a lease that the server lets live a moment longer, or one without end, to
-    which somebody may have given one."""
+    """Milliseconds until a lease ends, or 0 if the new end does not depend on them; None: the lease has no end. The
+    server is asked where this process does not know: for a token from elsewhere, a lease that the server lets live a
+    moment longer, or one without end, to which somebody may have given an end."""
     left = lease.remaining
     if 0 < left < math.inf:
         return int(left * 1000)
@@ -175,6 +178,6 @@ def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
 
 
 def inspect(opcode: int, key: bytes, clock: Clock) -> Steps:
-    """Ask a question that changes nothing. Returns the reply."""
+    """Send a command that only reads the key. Returns the reply."""
     ask = Command(opcode, key)
     return (yield from request(ask, RetryState(clock)))

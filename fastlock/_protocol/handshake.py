@@ -1,7 +1,7 @@
-"""Law: the start of a connection. What is said first, all in one write, and what is learned from the replies.
+"""The handshake of a connection: what is sent first, all in one write, and what is learned from the replies.
 
-A session is what a connection knows of its server: who it is there (to be ended by another connection, should this one
-break with commands in flight), and in which forms it takes its commands. Bytes and values only; no sockets.
+A session is what a connection knows of its server: its own client id there (by which another connection ends it, should
+this one break with commands in flight), and which commands the server has. Bytes and values only. Never here: sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._version import __version__
 
-FLOOR = (6, 2)
+FLOOR = (6, 2)  # the oldest version of Redis that is supported
 _SERIAL = itertools.count()
 
 
@@ -25,11 +25,11 @@ class Session(NamedTuple):
 
     hello: dict[bytes, Any]
     capabilities: frozenset[str]
-    id: bytes  # of this client at the server; empty when the server did not tell
-    address: bytes
+    id: bytes  # the connection's client id at the server; empty when the server did not tell
+    address: bytes  # the connection's address at the server; empty when the server did not tell
     policy: str  # maxmemory-policy; empty when the server did not tell
-    serial: int = 0  # of this process's sessions, in order
-    run_id: bytes = b""  # of the server, another one after each start; empty when the server did not tell
+    serial: int = 0  # number of this session among those of this process, in order
+    run_id: bytes = b""  # the server's run id, another one after each start; empty when the server did not tell
 
 
 def greeting(settings: Any, credentials: tuple[str | None, str | None]) -> list[tuple[bytes, ...]]:
@@ -49,22 +49,23 @@ def greeting(settings: Any, credentials: tuple[str | None, str | None]) -> list[
         (b"CLIENT", b"SETINFO", b"LIB-VER", __version__.encode()),
         (b"INFO", b"server"),
     ]
-    if settings.db:  # else it is a permission that nobody needs
+    if settings.db:  # else SELECT would only be one more permission to give
         calls.append((b"SELECT", b"%d" % settings.db))
     return calls
 
 
 def refused(hello: Any) -> None:
-    """Raise what the server said before it closed the connection, if it said anything."""
+    """Raise the error with which the server refused the handshake, if it sent one."""
     if isinstance(hello, Exception):
-        if str(hello).startswith("NOAUTH"):  # whose own text tells how to say HELLO
+        if str(hello).startswith("NOAUTH"):  # the server's own text tells how to send HELLO
             why = "the server asks for a password, and none was given: password=, or redis://:password@host"
             raise errors.as_own(errors.AuthenticationError(why))
         raise errors.from_reply(hello)
 
 
 def read_greeting(replies: list[Any]) -> Session:
-    """What the replies say. Only HELLO and SELECT must succeed; the rest may be forbidden, or unknown to an old server.
+    """The session that the replies describe. Only HELLO and SELECT must succeed; the rest may be forbidden, or unknown
+    to an old server.
 
     Raises redis-py's exceptions: AuthenticationError, ResponseError, InvalidResponse.
     """
@@ -98,14 +99,15 @@ def _policy(reply: Any) -> str:
 
 
 def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
-    """The call by which the current connection ends another, so that nothing that sent can still be executed.
+    """The call by which the current session's connection ends another, so that no command sent over that one can still
+    be executed; None: there is nothing to end.
 
-    By number and address together, and only at the server on which it was, by that one's run id: another one, as after
-    a restart, has nothing of what it sent, and gives its number to somebody else. Where the run id is not known, the
-    address has to tell them apart, which that of a unix socket cannot: all who are there have the same. And numbers
-    only grow while a server lives: a later connection with a smaller one talks to a server that was restarted.
+    It names the client id and the address, and is sent only to the same server, by its run id: another server, as after
+    a restart, has none of those commands, and may have given the id to somebody else. Where the run id is not known,
+    the address has to tell servers apart, which that of a unix socket cannot: all its clients have the same. Client ids
+    only grow while a server runs: a later connection with a smaller id talks to a server that was restarted.
     """
-    if not session.id or session is current:  # or it is behind that already
+    if not session.id or session is current:  # not known, or what follows is executed behind its commands anyway
         return None
     if session.run_id and current.run_id:
         same = session.run_id == current.run_id
@@ -116,21 +118,22 @@ def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
 
 
 def loaded(transport: Any, scripts: list[commands.Script], replies: list[Any]) -> None:
-    """The replies to SCRIPT LOAD: a user may be allowed to acquire locks, and not to release them."""
+    """Warn if the replies to SCRIPT LOAD say that the user may acquire locks, but not release them."""
     refused = [errors.from_reply(reply) for reply in replies if isinstance(reply, Exception)]
     if forbidden := [error for error in refused if errors.is_forbidden(error)]:
         _warn(transport, "may refuse to release locks", "they stay until their leases end", forbidden[0], scripts)
 
 
 def warn_of_refusal(transport: Any, ask: Any, error: errors.RedisError) -> None:
-    """What a caller left behind stays at the server until its time is over, or the next holder is not told."""
+    """Warn that the server refused a command: what a caller left behind stays until its lease ends, or the next holder
+    is not told."""
     _warn(transport, f"refuses to {ask.task}", "others wait longer", error, ask.scripts)
 
 
 def _warn(
     transport: Any, trouble: str, effect: str, error: errors.RedisError, scripts: Iterable[commands.Script]
 ) -> None:
-    """Once a client."""
+    """Log a warning, once a client."""
     if transport.warned:
         return
     transport.warned = True
@@ -142,7 +145,7 @@ def _warn(
 
 
 def warn_of_pending_undos(transport: Any, left: list[Any]) -> None:
-    """A client was closed, and what callers left behind could not be undone."""
+    """Warn that a client was closed before these undos could be sent."""
     names = sorted({name for undo in left for name in undo.names})
     if names:
         logging.getLogger("fastlock").warning(
@@ -153,7 +156,7 @@ def warn_of_pending_undos(transport: Any, left: list[Any]) -> None:
 
 
 def warn_of_eviction(session: Session, endpoint: str) -> None:
-    """Once a client: a server that may evict keys drops held locks without a word to anybody."""
+    """Warn, once a client, of a server that may evict keys: it drops held locks, and nobody is told."""
     if session.policy not in ("", "noeviction"):
         logging.getLogger("fastlock").warning(
             "%s may evict locks that are held (maxmemory-policy %s): use noeviction for a server of locks",
@@ -163,7 +166,7 @@ def warn_of_eviction(session: Session, endpoint: str) -> None:
 
 
 def describe(session: Session) -> dict[str, Any]:
-    """A session for people: `Client.server_info()`."""
+    """What `Client.server_info()` shows of a session."""
 
     def text(key: bytes) -> str:
         value = session.hello.get(key, b"")

@@ -1,4 +1,4 @@
-"""Law: what is owned. The lease of one acquisition, the clock it is measured by, and the tokens that name it.
+"""What is owned: the lease of one acquisition, the clock it is measured by, and the tokens that name it.
 
 A lease is a value: it says without I/O how long it is valid, and never claims more than the server granted, because its
 time is counted from before the command was sent, on a clock that nobody can set back and that goes on while the machine
@@ -18,12 +18,12 @@ from fastlock._fork import at_fork, check, generation
 
 __all__ = ["Lease", "new_token", "now"]
 
-# CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease does not.
-# (macOS's counts on, and there is no other.)
+# CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease goes on.
+# (On macOS CLOCK_MONOTONIC goes on too, and there is no other.)
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 now: Callable[[], float] = time.monotonic if _BOOTTIME is None else functools.partial(time.clock_gettime, _BOOTTIME)
 
-ENDED = -math.inf  # the deadline of a lease of which the server said that it is over
+ENDED = -math.inf  # the deadline of a lease that is known to be released, handed over or lost
 
 
 class Lease:
@@ -45,14 +45,14 @@ class Lease:
         self._deadline = deadline  # on the clock `now`
         self._fence = fence  # greater than that of every earlier holder; None unless it was asked for
         self._contended = False  # whether others waited when it was granted, or it had to wait for others
-        self._token_read = False  # whether its token was read: it may be known elsewhere, where it would go on to count
+        self._token_read = False  # whether its token was read: it may be known elsewhere, where it would stay valid
         self._expiry_unknown = False  # whether only the server knows when it ends, as it was acquired elsewhere
-        self._extensions = 0  # extensions of it under way: by its token, which would count for whoever had it next
+        self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
         self._releasing = False  # whether a release of it was begun
         self._unreported = False  # whether it was released by a `release_many` that failed for others
-        self._release_unknown = False
-        self._stale_sessions: tuple[Any, ...] = ()  # that broke under an extension: to be ended before the next one
-        self._generation = generation()  # a child owns nothing that its parent acquired
+        self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
+        self._stale_sessions: tuple[Any, ...] = ()  # sessions that broke with an extension in flight, not ended yet
+        self._generation = generation()  # a forked child owns nothing that its parent acquired
 
     @property
     def name(self) -> Any:
@@ -66,9 +66,10 @@ class Lease:
 
     @property
     def token(self) -> bytes:
-        """What proves ownership, to whoever has it. A lease whose token was read never passes to another by that. After
-        its release it reads `fl-...` instead of `fl:...` and proves nothing: the next holder may have the other."""
-        self._token_read = True  # first: whoever passes it on looks at this, and then ends it
+        """The token that proves ownership. A lease whose token was read is not handed over locally, as the next holder
+        would have the same token. After the release this is `fl-...` instead of `fl:...` and proves nothing: the next
+        holder may have the other."""
+        self._token_read = True  # first: a local handover checks this, and then sets the deadline to ENDED
         if self._deadline == ENDED and self._raw_token.startswith(b"fl:"):
             return b"fl-" + self._raw_token[3:]
         return self._raw_token
@@ -82,7 +83,7 @@ class Lease:
 
     @property
     def valid(self) -> bool:
-        """Whether nobody else can have the lock yet, as far as time tells; a deleted key is only seen by the server."""
+        """Whether nobody else can have the lock yet, as far as time tells; of a deleted key only the server knows."""
         return not is_inherited(self) and now() < self._deadline
 
     @property
@@ -91,17 +92,18 @@ class Lease:
         return is_inherited(self)
 
     def _shorten(self, end: float) -> None:
-        """It ends then, if not before. No call between the two: nobody lets go of it meanwhile."""
+        """Let the lease end then, if not before. No call, in which another thread could release it, is made between the
+        check and the change."""
         if end < self._deadline:
             self._deadline = end
 
     def _note_unknown_release(self, started: float) -> None:
-        """A release was sent and its reply lost: a key that is gone then is its work, unless the lease had ended
-        before."""
+        """Note that a release was sent at `started` and its reply lost: a key that is found missing then counts as
+        deleted by it, unless the lease had ended before."""
         self._release_unknown = self._release_unknown or self._expiry_unknown or started < self._deadline
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """For copies: they claim what the lease claims, where and when they are looked at."""
+        """The state of a copy or pickle, which is valid as long as the lease is, wherever it is read."""
         self._token_read = True
         told = (self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended)
         state = (self._release_unknown, self._expiry_unknown, self._stale_sessions, is_inherited(self))
@@ -116,8 +118,8 @@ class Lease:
             self._came_from(booted, end)
 
     def _came_from(self, booted: bytes, end: float) -> None:
-        """The deadline means nothing on a clock that began with another boot, or elsewhere in a container: the clock on
-        the wall, of which the two may drift apart by a second, tells one from the other."""
+        """Correct the deadline of a copy that came from another boot, or from a container whose clock began at another
+        time. The wall clock tells; a difference of up to a second is taken for drift between the two clocks."""
         if booted != boot_id():
             self._deadline, self._expiry_unknown = now(), True
         elif self._deadline - now() > (left := end - time.time()) + 1:
@@ -130,13 +132,13 @@ class Lease:
 
 
 def is_inherited(lease: Lease) -> bool:
-    """As `Lease.inherited`, which is a Python property also where this is compiled."""
+    """What `Lease.inherited` says, without the cost of a Python property, which that is even where it is compiled."""
     return lease._generation != generation()
 
 
 @functools.cache
 def boot_id() -> bytes:
-    """Which boot of which machine the clock `now` counts from; empty where the system does not tell."""
+    """The id of the boot from which the clock `now` counts; empty where the system does not tell."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read()
@@ -144,18 +146,18 @@ def boot_id() -> bytes:
         return b""
 
 
-_BLOCK = 256
+_BLOCK = 256  # tokens made at a time
 _stock: list[bytes] = []
 
 
 def new_token() -> bytes:
-    """A token that nobody can guess: 128 random bits as 32 hexadecimal digits, behind what says that it is ours."""
+    """A token that nobody can guess: 128 random bits as 32 hexadecimal digits, behind `fl:`, which says it is ours."""
     check()
     try:
-        return _stock.pop()  # atomic: no two threads get the same
+        return _stock.pop()  # atomic: no two threads get the same token
     except IndexError as none:
         if none.__traceback__ is not None and none.__traceback__.tb_next is not None:
-            raise  # a signal's handler did
+            raise  # a signal handler raised it
         digits = os.urandom(16 * _BLOCK).hex().encode()
         fresh = [b"fl:" + digits[i : i + 32] for i in range(0, 32 * _BLOCK, 32)]
         token = fresh.pop()
@@ -163,4 +165,4 @@ def new_token() -> bytes:
         return token
 
 
-at_fork(_stock.clear)  # no token may come twice
+at_fork(_stock.clear)  # a child must not use its parent's tokens again

@@ -44,7 +44,7 @@ class Release(Command):
         return Undo([self.key], [self.token], self.stale)
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
-        """From the first answer to the outcome."""
+        """Go on from the first answer to the outcome."""
         lease = self.lease
         retry = RetryState(clock)
         steps = self._ended(answer, retry)
@@ -85,6 +85,7 @@ class Release(Command):
         self.calls = [commands.hand_over(self.key, self.token)]
 
     def _ended(self, answer: Any, retry: RetryState) -> Steps:
+        """From the first answer to whether the server released the lock, or the local queue handed it over."""
         if answer is Answer.HANDED_OVER or answer is Answer.ALREADY_RELEASED:
             return answer is Answer.HANDED_OVER
         if self.kind == ONE:

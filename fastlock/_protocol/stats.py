@@ -1,4 +1,4 @@
-"""Law: what a client counts while it works. Integers, kept without a lock; read by `Client.get_stats()`.
+"""What a client counts while it works: integers, kept without a lock, read by `Client.get_stats()`.
 
 Compiled from this same text where a compiler is. Never here: times, names of locks, anything per lock.
 """
@@ -21,30 +21,30 @@ class Stats:
     def __init__(self) -> None:
         self.acquires = 0  # leases that callers got
         self.waits = 0  # acquires that had to wait
-        self.local_handovers = 0  # leases that passed from one caller to the next within the client
-        self.remote_handovers = 0  # leases that the server gave to a waiter
-        self.late_grants = 0  # whose time was over before the reply came: given back, and asked for again
+        self.local_handovers = 0  # leases handed over from one caller to the next within the client
+        self.remote_handovers = 0  # leases that the server granted to a waiter
+        self.late_grants = 0  # leases that ended before the reply came: undone, and tried again
         self.timeouts = 0  # acquires that waited and got nothing
         self.recovered = 0  # acquires and releases whose reply was lost, and whose outcome was found out
-        self.losses = 0  # leases that were over, or somebody else's, when they were released or extended
-        self.reconnects = 0  # connections in place of broken ones
-        self.commands = 0  # sent over connections that are gone; `as_dict` adds those of the others
-        self.flushes = 0
+        self.losses = 0  # leases found ended, or the name somebody else's, at a release or an extension
+        self.reconnects = 0  # connections opened in place of broken ones
+        self.commands = 0  # commands sent over connections that are gone; `as_dict` adds those of the others
+        self.flushes = 0  # writes in which these were sent
 
     def acquired(self, leases: list[Any]) -> list[Any]:
-        """A batch got these leases, and None."""
+        """Count the leases that a batch got, among None where it got none. Returns the list."""
         for lease in leases:  # to count by comparing costs more than all the rest, where this is compiled
             self.acquires += lease is not None
         return leases
 
     def released(self, outcomes: list[Any]) -> list[Any]:
-        """A batch let go of these, and found some lost."""
+        """Count the leases that the release of a batch found lost (False). Returns the list."""
         for released in outcomes:
             self.losses += released is False
         return outcomes
 
     def retire(self, stream: Any) -> None:
-        """A connection is gone: keep what it counted."""
+        """Keep what the stream of a connection counted that is gone."""
         self.commands += stream.commands
         self.flushes += stream.flushes
 

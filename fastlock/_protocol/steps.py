@@ -105,7 +105,7 @@ class Enter(RawCommands):
 
 
 class GetSession:
-    """Step: who the server is and what it can do; the answer is a Session, or `ConnectionLost`."""
+    """Step: the session of a connection to the server; the answer is a Session, or `ConnectionLost`."""
 
     __slots__ = ("allowed_after_close",)
     until: float | None = None  # as of a Command

@@ -1,23 +1,23 @@
--- Acquire a contended lock, or wait for it in the queue. Asked again it keeps the place, and confirms a grant.
+-- Acquire a contended lock, or join its queue. Sent again it keeps the entry's place, and confirms a grant.
 -- KEYS     1: name, 2: queue, 3: counter of fences (only if a fence is wanted)
--- ARGV     1: place, which becomes the holder's token, 2: the client's inbox, 3: lease in milliseconds, 0 = without end,
---          4: how long the queue is kept after its last use, in milliseconds, 5: the same of the counter
--- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, told}: queued, the holder's lease has so many
---          milliseconds left (-1: without end), told = 1: the holder was told that somebody waits, 0: it cannot be
--- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 once more
-redis.replicate_commands() -- TIME before a write needs it on Redis 6.2; since 7.0 it changes nothing
+-- ARGV     1: entry, which becomes the holder's token, 2: the client's channel, 3: lease in milliseconds, 0 = without
+--          end, 4: how long the queue is kept after its last use, in milliseconds, 5: the same of the counter
+-- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, told}: queued, the holder's lease has so
+--          many milliseconds left (-1: without end), told = 1: the holder's token is contended now, 0: it cannot be
+-- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 again
+redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
 local me = ARGV[2] .. ARGV[1]
 local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' then
-  return held -- an error of its own when something else than a lock stands there
+  return held -- an error reply if the key holds something that is no lock
 end
 if mine(held, ARGV[1]) or (not held and not grant(me)) then
   local fence = 0
-  if KEYS[3] then -- what may be refused is asked before anything is written: nobody would know of a lock without it
+  if KEYS[3] then -- these may be refused, so they come before any write: nobody would know of a lock written before
     local time = redis.call('TIME')
     fence = math.max((tonumber(redis.call('GET', KEYS[3]) or 0) or 0) + 1, time[1] * 1000000 + time[2])
   end
-  redis.call('ZREM', KEYS[2], me) -- also if it is out already: a script that has begun to write is not refused memory
+  redis.call('ZREM', KEYS[2], me) -- also if it is not in there: a script that has begun to write is not refused memory
   local waiting, value = redis.call('ZCARD', KEYS[2]), ARGV[1]
   if waiting > 0 and markable(value) then
     value = marked(value)

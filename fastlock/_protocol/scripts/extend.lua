@@ -1,4 +1,4 @@
--- Give a held lock a new lease, where the server has no compare-and-set of its own, or somebody waits for it.
+-- Give a held lock a new lease, where the server has no compare-and-set command, or somebody waits for the lock.
 -- KEYS     1: name
 -- ARGV     1: token, 2: the new lease in milliseconds
 -- returns  1: extended; 0: somebody else's, nobody's, or not a lock

@@ -1,18 +1,18 @@
--- Part of other scripts: a free name goes to the first waiter whose client is still there.
+-- Part of other scripts: grant a free name to the first entry in the queue whose client is still there.
 -- KEYS     1: name, 2: queue
 -- ARGV     none
--- returns  grant(me): whether anybody got it, of those before `me` if that is given. It is theirs for a moment only, in
---          which their client has to come and enter.
--- cost     4 commands, and 2 for each waiter whose client is gone (3 where the user may not ask for subscribers)
+-- returns  grant(me): whether an entry got it, of those before `me` if that is given. It gets the name for
+--          MOMENT only, in which its client has to enter again.
+-- cost     4 commands, and 2 for each entry whose client is gone (3 where the user may not ask for subscribers)
 local MOMENT = 1000 -- milliseconds
-local INBOX = 41 -- bytes of an inbox's name, before the place in an entry of the queue
-local function tell(inbox, place) -- PUBLISH counts those who subscribed to patterns as well, which hear everything
+local INBOX = 41 -- bytes of a channel's name, which stands before the entry in a member of the queue
+local function tell(inbox, place) -- PUBLISH also counts subscribers to patterns, which get everything
   local there = redis.pcall('PUBSUB', 'NUMSUB', inbox)[2]
   if there == 0 then
     return false
   end
   local heard = redis.pcall('PUBLISH', inbox, place)
-  return there or heard ~= 0 -- may it not publish, the waiter comes to look by itself
+  return there or heard ~= 0 -- if PUBLISH is refused, the waiter rechecks by itself
 end
 local function grant(me)
   while true do

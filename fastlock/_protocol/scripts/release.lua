@@ -1,4 +1,4 @@
--- Release a lock that nobody waits for, where the server has no compare-and-delete of its own.
+-- Release a lock that nobody waits for, where the server has no compare-and-delete command.
 -- KEYS     1: name
 -- ARGV     1: token
 -- returns  1: released; 0: somebody else's, nobody's, or not a lock

@@ -1,4 +1,4 @@
--- Release several locks, where the server has no compare-and-delete of its own.
+-- Release several locks, where the server has no compare-and-delete command.
 -- KEYS     1..n: names
 -- ARGV     1..n: their tokens
 -- returns  a list of 1 (released) and 0 (somebody else's, nobody's, or not a lock), in order

@@ -1,7 +1,8 @@
--- Part of other scripts: tokens, and the form in which a token tells its holder that somebody waits.
+-- Part of other scripts: plain tokens, and contended ones, which tell their holder that somebody waits.
 -- KEYS     none
 -- ARGV     none
--- returns  markable(token); marked(token); mine(held, token): whether a name that is held so is held by this token
+-- returns  markable(token): whether it can become contended; marked(token): the token as a contended one;
+--          mine(held, token): whether the value `held` is this token, plain or contended
 -- cost     no command
 local function markable(token)
   return #token == 35 and string.sub(token, 1, 3) == 'fl:'
