@@ -1,5 +1,5 @@
-# Each target works as the first command on a fresh clone: it makes its own virtualenv, installs, compiles, runs.
-# Stamps in the virtualenv keep the second run fast; a change of the core or of its build recompiles.
+# Each target works as the first command on a fresh clone: it makes a virtualenv, installs, compiles and runs.
+# Stamps in the virtualenv keep the second run fast; a change of a compiled module or of the build recompiles.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +30,7 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer, please: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
-# The core is left out here and compiled by the next rule, once and in plain sight.
+# The compiled modules are left out here: the rule of `.core-*` compiles them, once, with its output shown.
 $(INSTALLED): $(VENV)/pyvenv.cfg pyproject.toml
 	FASTLOCK_NO_EXTENSIONS=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,bench,embedded]"
 	@touch $@
@@ -39,7 +39,7 @@ $(LINTERS): $(INSTALLED)
 	FASTLOCK_NO_EXTENSIONS=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[lint]"
 	@touch $@
 
-# One shared object lies in the source tree, so one stamp at most: that of the mode it was compiled in.
+# The shared objects in the source tree are of one build mode, so there is one stamp at most: that of this mode.
 $(VENV)/.core-release $(VENV)/.core-debug: $(INSTALLED) $(CORE)
 	@rm -f $(VENV)/.core-*
 	$(if $(findstring debug,$@),FASTLOCK_DEBUG=1) $(BIN)/python setup.py --quiet build_ext --inplace
@@ -52,10 +52,10 @@ servers:
 	if [ "$${version%%.*}" -ge 7 ] 2>/dev/null; then echo "servers: redis-server $$version and those installed by pip"; \
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
-# A process has one implementation: those sessions that are in Python run what depends on it; on two servers, as what is said
-# to a server is the same. By what names of files begin with, so that each takes as long; all at once, as tests wait most of the
-# time, and whatever becomes of the others: one is seen while it runs, what the others said comes then. pytest exits with 5
-# where ARGS leave a session nothing to do.
+# A process has one implementation, so the tests run in several pytest sessions. Those in pure Python run only the tests that depend
+# on the implementation, and on two servers, as both implementations send the same commands. Sessions are split by the first letters
+# of test files, so that each takes as long, and run all at once, as tests wait most of the time; one that fails does not end the others.
+# The output of one is shown while it runs, that of the others after it. pytest exits with 5 where ARGS leave a session nothing to do.
 OTHERS := python:a-h python:!a-h cython:afp cython:ch cython:dirt cython:!abcdfghiprt
 SHOWN := cython:bg
 
@@ -76,7 +76,7 @@ endef
 test: build servers
 	$(call SESSIONS)
 
-# In copies of the tree, with virtualenvs of its own.
+# The matrix runs in copies of the tree, with virtualenvs of its own.
 matrix:
 	$(PYTHON) -m tests.matrix $(ARGS)
 
