@@ -246,22 +246,37 @@ class TestHelp:
         assert done.returncode == 0
         assert all(command in done.stdout for command in COMMANDS)
 
-    def test_loads_nothing_heavy(self) -> None:
+    @pytest.mark.parametrize(
+        ("args", "heavy"),
+        [
+            (["--help"], ("rich", "hdrh", "uvloop", "fastlock.benches")),
+            (["flash-sale", "--help"], ("rich", "hdrh", "uvloop", "fastlock.benches.cli", "fastlock.benches.stats")),
+        ],
+    )
+    def test_loads_nothing_heavy(self, args: list[str], heavy: tuple[str, ...]) -> None:
         code = (
             "import sys; from fastlock._cli import main as cli\n"
-            "try: cli.main(['flash-sale', '--help'])\n"
+            f"try: cli.main({args})\n"
             "except SystemExit: pass\n"
-            "print([name for name in ('rich', 'hdrh', 'uvloop', 'fastlock.benches') if name in sys.modules])"
+            f"print([name for name in {heavy} if name in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", code], **_surroundings({}), capture_output=True, timeout=40)
         assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_missing_benchmarks_are_refused() -> None:
+@pytest.mark.parametrize("command", ["bench", "flash-sale"])
+def test_missing_benchmarks_are_refused(command: str) -> None:
     code = "import sys; sys.modules['fastlock.benches'] = None; from fastlock._cli import main as cli; "
-    code += "sys.exit(cli.main(['bench']))"
+    code += f"sys.exit(cli.main(['{command}']))"
     done = subprocess.run([sys.executable, "-c", code], **_surroundings({}), capture_output=True, timeout=40)
     assert "install fastlock[bench]" in refused(done)
+
+
+def test_flash_sale_needs_no_library_of_the_benchmarks(url: str) -> None:
+    code = "import sys; sys.modules.update(hdrh=None, rich=None); from fastlock._cli import main as cli; "
+    code += f"sys.exit(cli.main(['flash-sale', '--stock', '5', '--processes', '1', '--url', {url!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], **_surroundings({}), capture_output=True, timeout=40)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_closed_stdout_is_no_crash(url: str) -> None:

@@ -23,11 +23,12 @@ from typing import Any
 import pytest
 import redis
 
-from fastlock import _flash_sale, embedded
-from fastlock._flash_sale_buyers import Buyer, NoLock, Plan, Tally, walk
-from fastlock._flash_sale_crew import Crew
-from fastlock._flash_sale_report import JSON_SHAPE, Outcome, as_json, jain, percentile, table
-from fastlock._flash_sale_shop import Books, Shop, audit, open_shop
+from fastlock import embedded
+from fastlock.benches.flash_sale import command
+from fastlock.benches.flash_sale.buyers import Buyer, NoLock, Plan, Tally, walk
+from fastlock.benches.flash_sale.report import JSON_SHAPE, Outcome, as_json, jain, percentile, table
+from fastlock.benches.flash_sale.shop import Books, Shop, audit, open_shop
+from fastlock.benches.flash_sale.workers import Crew
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("--stock", "120", "--processes", "2")
@@ -344,11 +345,9 @@ class TestCrew:
             assert event is not None
             assert event.kind == "ready"
             (pid,) = crew.pids()
-            command = subprocess.run(
-                ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
-            ).stdout
-        assert "_flash_sale_buyers" in command
-        assert "s3cret" not in command
+            shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+        assert "flash_sale.buyers" in shown
+        assert "s3cret" not in shown
 
     def test_leaves_no_process_behind(self, tmp_path: Path) -> None:
         open_shop(str(tmp_path / "shop"), skus=1, stock=1)
@@ -413,15 +412,15 @@ class TestReport:
 
 def test_watch_notices_a_stalled_sale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(_flash_sale.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
     open_shop(str(tmp_path / "shop"), skus=1, stock=10)
     shop = Shop(str(tmp_path / "shop"))
-    args = _flash_sale.argparse.Namespace(stock=10, skus=1, timeout=1.0, think=0.0)
-    watch = _flash_sale.Watch(shop, args)
-    now[0] += _flash_sale.STALLED_SECONDS
+    args = command.argparse.Namespace(stock=10, skus=1, timeout=1.0, think=0.0)
+    watch = command.Watch(shop, args)
+    now[0] += command.STALLED_SECONDS
     assert watch.look()[1] is None
     shop.sell(0, 9, "one")
     assert watch.look() == ("1 of 10 sold, 9 left, 30 s", None)
-    now[0] += _flash_sale.STALLED_SECONDS + 1
+    now[0] += command.STALLED_SECONDS + 1
     assert watch.look()[1] == "stalled"
     shop.close()

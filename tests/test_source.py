@@ -62,7 +62,7 @@ LAYERS = [
     Layer("_transport", never={"redis"}),
     Layer("_fastpath", never={"redis"}),
     Layer("_locks __init__ asyncio embedded", never={"redis", "hiredis"}),
-    Layer("_flash_sale_shop _flash_sale_report _flash_sale_buyers _flash_sale_crew _flash_sale _cli __main__"),
+    Layer("_cli __main__"),
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.modules.split()}
 

@@ -1,7 +1,7 @@
 """The command line, `fastlock` and `python -m fastlock`: its commands, where their server comes from, how they end.
 
-Each command imports what it needs when it runs; the options of `bench` and `flash-sale` are declared in their own
-modules, which are loaded only when they are the command. No command prints a password, and whatever is wrong with what
+Each command imports what it needs when it runs; `bench` and `flash-sale` live in `fastlock.benches`, which is
+loaded only when one of them is the command. No command prints a password, and whatever is wrong with what
 the user gave is one line on stderr.
 """
 
@@ -283,36 +283,32 @@ def _print_info(about: dict[str, Any]) -> None:
 
 
 def _declare_bench(parser: argparse.ArgumentParser) -> None:
-    _benches().add_arguments(parser)
+    _benches("cli").add_arguments(parser)
 
 
 def _run_bench(args: argparse.Namespace) -> int:
-    return int(_benches().run(args))
+    return int(_benches("cli").run(args))
 
 
-def _benches() -> Any:
+def _benches(module: str) -> Any:
     # By name: in a source tree the benchmarks are a folder beside the package; only an installation puts them into it.
     try:
-        return importlib.import_module("fastlock.benches.cli")
+        return importlib.import_module(f"fastlock.benches.{module}")
     except ImportError as error:
         raise Refusal(f"the benchmarks cannot be loaded ({error}); install fastlock[bench]") from None
 
 
 def _declare_flash_sale(parser: argparse.ArgumentParser) -> None:
-    from fastlock import _flash_sale
-
     _declare_common(parser)
-    _flash_sale.add_arguments(parser)
+    _benches("flash_sale.command").add_arguments(parser)
 
 
 def _run_flash_sale(args: argparse.Namespace) -> int:
-    from fastlock import _flash_sale
-
     with _server_of(args) as url:
         server = _ask(url)
         for warning in _evicts(server):
             print(f"fastlock: warning: {warning}", file=sys.stderr)
-        return _flash_sale.run(args, url, server, Progress(sys.stderr))
+        return int(_benches("flash_sale.command").run(args, url, server, Progress(sys.stderr)))
 
 
 COMMANDS = {

@@ -1,6 +1,6 @@
 """The worker processes of one flash sale: started, let in together, told to stop, listened to, never left behind.
 
-Knows processes, pipes and signals; what the workers do is in `_flash_sale_buyers`. Everything that happens arrives as
+Knows processes, pipes and signals; what the workers do is in `buyers`. Everything that happens arrives as
 an `Event` in one queue, the user's Ctrl-C too: one plain loop conducts the sale, nothing interrupts its cleaning up.
 """
 
@@ -19,10 +19,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
-from fastlock._flash_sale_buyers import Plan, plan_line
+from .buyers import Plan, plan_line
 
 # The parent's sys.path goes along, so that the workers import the same fastlock; it holds no secrets, unlike the plan.
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fastlock._flash_sale_buyers import main; main()"
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+BOOT += "from fastlock.benches.flash_sale.buyers import main; main()"
 KILLED_SECONDS = 5.0  # how long a killed process may take to disappear
 
 

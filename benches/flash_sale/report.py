@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastlock._flash_sale_shop import Books
+from .shop import Books
 
 SCHEMA = 1  # of the JSON document; a change that could break a reader counts up
 

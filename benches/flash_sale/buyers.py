@@ -3,7 +3,7 @@
 What a buyer does is written once, as a generator of steps (`shopping`); a thread calls each step, a task awaits it. The
 worker speaks JSON lines with its parent: the plan comes in on stdin (not in argv, where every user of the machine could
 read the URL's password), then "go", then perhaps "stop"; "ready" and the tally go out on stdout. The end of stdin means
-"stop", so no worker outlives its parent. `_flash_sale_crew` starts it.
+"stop", so no worker outlives its parent. `workers` starts it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as ConnectionLost
 
-from fastlock._flash_sale_shop import Shop
+from .shop import Shop
 
 PATIENCE = 3  # failed purchases in a row after which a buyer goes home
 

@@ -1,8 +1,8 @@
 """`fastlock flash-sale`: many processes buy from one stock under a lock, and the books are audited afterwards.
 
 This file conducts: options, one sale after the other, each on a fresh stock, the lock keys, the verdict. The shop, the
-buyers, their processes and the report are files of their own (`_flash_sale_*.py`). Only keys of this run's own prefix
-are ever looked at or deleted.
+buyers, their processes and the report are files of their own. Only keys of this run's own prefix are ever read or
+deleted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from fastlock._cli.console import INTERRUPTED, OK, WRONG, Progress, Refusal, scrub, seconds, whole
-from fastlock._flash_sale_buyers import Plan, redis_url
-from fastlock._flash_sale_crew import Crew, Event
-from fastlock._flash_sale_report import JSON_SHAPE, SCHEMA, Outcome, as_json, print_table, table
-from fastlock._flash_sale_shop import Shop, audit, open_shop
+
+from .buyers import Plan, redis_url
+from .report import JSON_SHAPE, SCHEMA, Outcome, as_json, print_table, table
+from .shop import Shop, audit, open_shop
+from .workers import Crew, Event
 
 RIVALS = ("fastlock", "redis-py", "mixed", "no-lock")
 
