@@ -14,6 +14,8 @@ from typing import Any
 
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
+from .measures import jain
+
 SHORTEST, LONGEST = 1_000, 60_000_000_000
 """What a histogram tells apart, in nanoseconds: a microsecond to a minute, three digits. Longer times count there."""
 
@@ -237,12 +239,6 @@ def percentiles(histogram: Any) -> Percentiles | None:
         return None
     p50, p90, p99, p999 = (histogram.get_value_at_percentile(at) / 1e3 for at in (50, 90, 99, 99.9))
     return Percentiles(p50, p90, p99, p999, histogram.get_max_value() / 1e3, histogram.get_total_count())
-
-
-def jain(grants: Sequence[int]) -> float | None:
-    """Jain's index: 1 where all got the same, 1/n where one got all. None if nobody got any."""
-    squares = sum(number * number for number in grants)
-    return sum(grants) ** 2 / (len(grants) * squares) if squares else None
 
 
 def fairness(samples: Sequence[Sample]) -> Fairness | None:

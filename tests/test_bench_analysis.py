@@ -17,7 +17,7 @@ import pytest
 from hdrh.histogram import HdrHistogram
 
 from fastlock._cli.console import Refusal
-from fastlock.benches import stats
+from fastlock.benches import measures, stats
 from fastlock.benches.contention import analysis, contests, lanes
 from fastlock.benches.contention.contests import Contest
 from fastlock.benches.contention.crew import Crew
@@ -278,7 +278,7 @@ def test_order_kept() -> None:
     ("grants", "index"), [([5, 5, 5, 5], 1.0), ([8, 0, 0, 0], 0.25), ([0, 0], None), ([3, 1], 0.8)]
 )
 def test_jain(grants: list[int], index: float | None) -> None:
-    assert stats.jain(grants) == (index if index is None else pytest.approx(index))
+    assert measures.jain(grants) == (index if index is None else pytest.approx(index))
 
 
 def test_fairness_adds_rounds_up_lane_by_lane() -> None:

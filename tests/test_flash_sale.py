@@ -26,9 +26,10 @@ import redis
 from fastlock import embedded
 from fastlock.benches.flash_sale import command
 from fastlock.benches.flash_sale.buyers import Buyer, NoLock, Plan, Tally, walk
-from fastlock.benches.flash_sale.report import JSON_SHAPE, Outcome, as_json, jain, percentile, table
+from fastlock.benches.flash_sale.report import JSON_SHAPE, Outcome, as_json, table
 from fastlock.benches.flash_sale.shop import Books, Shop, audit, open_shop
 from fastlock.benches.flash_sale.workers import Crew
+from fastlock.benches.measures import percentile
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("--stock", "120", "--processes", "2")
@@ -404,10 +405,6 @@ class TestReport:
     @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 5), (0.51, 6), (0.99, 10), (1.0, 10)])
     def test_percentile(self, share: float, value: int) -> None:
         assert percentile(range(1, 11), share) == value
-
-    @pytest.mark.parametrize(("counts", "index"), [([5, 5, 5], 1.0), ([9, 0, 0], 1 / 3), ([1, 3], 0.8), ([0, 0], None)])
-    def test_jain(self, counts: list[int], index: float | None) -> None:
-        assert jain(counts) == (None if index is None else pytest.approx(index))
 
 
 def test_watch_notices_a_stalled_sale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

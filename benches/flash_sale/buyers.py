@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as ConnectionLost
 
+from ..rivals import redis_url
 from .shop import Shop
 
 PATIENCE = 3  # failed purchases in a row after which a buyer goes home
@@ -138,11 +139,6 @@ class NoAsyncLock:
 
     async def release(self) -> None:
         return None
-
-
-def redis_url(url: str) -> str:
-    """The same URL in the schemes that redis-py knows."""
-    return "redis" + url.removeprefix("valkey") if url.startswith("valkey") else url
 
 
 def lock_maker(plan: Plan, stack: ExitStack) -> Callable[[int], AnyLock]:

@@ -26,8 +26,10 @@ from typing import Any
 
 from fastlock._cli.console import INTERRUPTED, OK, WRONG, Progress, Refusal, scrub, seconds, whole
 
-from .buyers import Plan, redis_url
-from .report import JSON_SHAPE, SCHEMA, Outcome, as_json, print_table, table
+from ..rivals import redis_url
+from ..terminal import print_rows
+from .buyers import Plan
+from .report import JSON_SHAPE, SCHEMA, Outcome, as_json, table
 from .shop import Shop, audit, open_shop
 from .workers import Crew, Event
 
@@ -301,7 +303,7 @@ def _print_text(args: argparse.Namespace, server: dict[str, Any], outcomes: list
     for line in _heading(args, server):
         print(line)
     print()
-    print_table(table(outcomes), pretty=sys.stdout.isatty())
+    print_rows(table(outcomes), 1, sys.stdout, pretty=sys.stdout.isatty(), tight=False)
     for outcome in outcomes:
         for finding in outcome.findings:
             print(f"{outcome.rival}: {finding}")

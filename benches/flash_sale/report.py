@@ -1,16 +1,16 @@
-"""What came out of a flash sale: an `Outcome` for each rival, judged, as a table and as JSON. No I/O but print.
+"""What came out of a flash sale: an `Outcome` for each rival, judged, as a table and as JSON. No I/O.
 
 A sale is fine if its books balance, nothing failed, nobody died and no lock key is left; `findings` says what is not.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..measures import jain, percentile
 from .shop import Books
 
 SCHEMA = 1  # of the JSON document; a change that could break a reader counts up
@@ -65,17 +65,6 @@ class Outcome:
         return not self.findings
 
 
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest of the `ordered` numbers that at least `share` of them do not exceed; None if there are none."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
-
-
-def jain(counts: Sequence[int]) -> float | None:
-    """Jain's fairness index: 1 if all have the same, 1/n if one has it all; None if nobody has anything."""
-    squares = sum(count * count for count in counts)
-    return sum(counts) ** 2 / (len(counts) * squares) if squares else None
-
-
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """The "runs" entry of `outcome`; see `JSON_SHAPE`."""
     books, waits, counts = outcome.books, outcome.waits, _counts(outcome)
@@ -121,35 +110,6 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 _COUNTS = (("sold", "sold"), ("left", "left"), ("oversold", "oversold"), ("beyond the stock", "beyond_stock"))
-
-
-def print_table(rows: Sequence[Sequence[str]], *, pretty: bool) -> None:
-    """Print `rows`, the first of them a heading: with rich if `pretty` and it is installed, else in plain columns."""
-    if pretty:
-        try:
-            _print_rich(rows)
-        except ImportError:
-            pass
-        else:
-            return
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join([first.strip().ljust(widths[0]), *rest]).rstrip())
-
-
-def _print_rich(rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    heading, *body = rows
-    grid = Table(box=SIMPLE_HEAD)
-    for number, title in enumerate(heading):
-        grid.add_column(title, justify="right" if number else "left")
-    for row in body:
-        grid.add_row(*row)
-    Console().print(grid)  # rich itself knows NO_COLOR
 
 
 def _counts(outcome: Outcome) -> list[int]:
