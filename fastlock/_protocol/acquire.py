@@ -141,7 +141,7 @@ class Acquire(Command):
                 if lease is not None or self.polls or self._late(clock):
                     break
                 yield Wait(waiter, last)
-        except GeneratorExit:  # nobody drives these steps any more: nothing can be left
+        except GeneratorExit:  # nobody carries out these steps any more, so no undo can be sent
             self.leave(waiter, lease, clock)
             raise
         except BaseException:

@@ -19,7 +19,7 @@ cdef class BaseLock:
     cdef public dict _leases
     cdef public str _encoding
     cdef object __weakref__
-    # Called by compiled modules only: the others need not be looked up, as what a subclass may override
+    # These are called by compiled modules only, as C functions; the other methods can be overridden in Python
     cdef _keep(self, owner, Lease lease)
 
     @cython.locals(deadline=double, lease=Lease)

@@ -168,7 +168,7 @@ class LocalQueue:
         self.entry_sent = False  # whether an enter of the entry was sent, so that the server may have it queued
         self.was_queued = False  # whether the server queued the entry: other clients want the name, and will again
         self.queued_early = False  # whether the entry was sent while a lease circulates here
-        self.templates: dict[Any, Any] | None = None  # of the compiled fast path, by what they ask
+        self.templates: dict[Any, Any] | None = None  # the fast path keeps templates for `key` here, by command
         self.connection: Any = None  # the connection over which the enter was sent
         self.stale: tuple[Any, ...] = ()  # sessions that broke with an enter of the entry in flight
         self.recheck_at = 0.0  # when the first waiter is to enter again, though nobody wakes it

@@ -118,7 +118,7 @@ def with_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], 
     interrupted), the one that `gone` makes."""
     try:
         return (yield from steps)
-    except GeneratorExit:  # nobody drives these steps any more: nothing can be left
+    except GeneratorExit:  # nobody carries out these steps any more, so no undo can be sent
         raise
     except BaseException as error:
         if (left := (undo if gone is None or errors.is_own(error) else gone)()) is not None:
