@@ -38,11 +38,10 @@ def task_owner(self: Any) -> Any:
     if not self.thread_local:
         return None
     stream = self._transport.open_stream
+    # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
+    loop = stream.wakeups.loop if stream is not None and stream.thread == threading.get_ident() else None
     try:
-        # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
-        return current_task(
-            stream.wakeups.loop if stream is not None and stream.thread == threading.get_ident() else None
-        )
+        return current_task(loop)
     except RuntimeError:
         return None
 

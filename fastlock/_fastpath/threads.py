@@ -259,7 +259,7 @@ def release(lock: BaseLock) -> None:
             transport.run(lock._new_release())
             return
         # Whether other clients wait, as far as is known; and WAIT_LOCALLY, once the local queue was asked
-        contended, told, lease._releasing = lease._contended, None, True  # whether others wait elsewhere, if known
+        contended, told, lease._releasing = lease._contended, None, True
         if transport.queued_keys:
             route, told = transport.queues.release(lease, clock()), Answer.WAIT_LOCALLY
             if route == _LOCAL:

@@ -73,20 +73,18 @@ class Acquire(Command):
 
     def rest(self, answer: Any, clock: Clock) -> Steps:
         """Go on from the first answer to the outcome."""
-        lease = yield from with_undo(self._looks(answer, clock), lambda: self.undo() if self.outcome_unknown else None)
+        tries = self._try_until_granted(answer, clock)
+        lease = yield from with_undo(tries, lambda: self.undo() if self.outcome_unknown else None)
         if lease is None and self.outcome_unknown:
             yield self.undo()
         return lease
 
-    def _looks(self, answer: Any, clock: Clock) -> Steps:
+    def _try_until_granted(self, answer: Any, clock: Clock) -> Steps:
         """Try, and wait between tries, until a lease is granted or the time is over."""
         while True:
-            waiter = answer if type(answer) is Waiter else None
-            lease = (
-                None
-                if waiter is not None or answer is Answer.WAIT_LOCALLY
-                else (yield from self._outcome(answer, clock))
-            )
+            waiter, lease = answer if type(answer) is Waiter else None, None
+            if waiter is None and answer is not Answer.WAIT_LOCALLY:
+                lease = yield from self._outcome(answer, clock)
             if lease is not None:
                 if lease.valid:
                     return lease
@@ -123,7 +121,7 @@ class Acquire(Command):
                 if waiter.lease is None and queue.error is not None:
                     raise errors.fresh_copy(queue.error)
                 if waiter.lease is None and queue.must_verify(waiter, clock()):
-                    yield from self._see(queue, clock)
+                    yield from self._verify_circulating(queue, clock)
                 if seen is not None:
                     (ask, answer), seen = seen, None
                     yield from self._enter(waiter, ask, answer, clock)
@@ -156,16 +154,14 @@ class Acquire(Command):
         """End the acquire of a caller that was interrupted. Returns the undos to send; called again, the same ones."""
         left = None if self.waiting is None else self.leave(self.waiting, None, clock)
         undos = [] if left is None else [left]
-        passed = self.handed is not None and queues.release(self.handed, clock()) in (
-            ReleaseRoute.LOCAL,
-            ReleaseRoute.NOT_HELD,
-        )
+        done = (ReleaseRoute.LOCAL, ReleaseRoute.NOT_HELD)
+        passed = self.handed is not None and queues.release(self.handed, clock()) in done
         if not passed and (self.sent or self.outcome_unknown):
             undos.append(self.undo())
             undos[-1].connection = self.connection
         return undos
 
-    def _see(self, queue: LocalQueue, clock: Clock) -> Steps:
+    def _verify_circulating(self, queue: LocalQueue, clock: Clock) -> Steps:
         """Ask the server whether the circulating lease still holds the name."""
         held, ask = queue.circulating, Command(Opcode.GET, self.key)
         ask.until = self.until

@@ -143,20 +143,9 @@ class LocalQueue:
     """The waiters of one client for one name, in order of arrival; they share one entry in the server's queue."""
 
     __slots__ = (
-        *(
-            "queued_early",
-            "entry_sent",
-            "rapid",
-            "remote_waiters",
-            "error",
-            "templates",
-            "queues",
-            "handed_over_at",
-            "circulating",
-            "key",
-            "connection",
-        ),
-        *("recheck_at", "handovers_left", "entry", "shared", "confirmed_at", "sleep", "stale", "was_queued", "waiters"),
+        *("queues", "key", "shared", "entry", "waiters", "entry_sent", "was_queued", "queued_early", "templates"),
+        *("connection", "stale", "recheck_at", "sleep", "handed_over_at", "rapid", "circulating", "confirmed_at"),
+        *("remote_waiters", "handovers_left", "error"),
     )
 
     def __init__(self, queues: LocalQueues, key: bytes, entry: bytes | None) -> None:
