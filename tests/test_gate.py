@@ -124,7 +124,8 @@ def test_who_is_called_wakes(queues: LocalQueues, clock: Clock) -> None:
         (math.inf, False, True, 7.0, 7.0),
         (5.0, False, False, 0.0, SHORTEST_SLEEP),  # no setting makes a busy loop
         (5.0, True, True, 0, SHORTEST_SLEEP),
-        (0.0, False, False, 0.0, 0.0),  # the lease ends now
+        (0.0, False, False, 0.0, SHORTEST_SLEEP),  # the last millisecond of the lease, as a server rounds it
+        (0.0, True, False, 0.1, SHORTEST_SLEEP),
     ],
 )
 def test_the_first_looks_again_when_it_may_have_changed(

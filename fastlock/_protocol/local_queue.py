@@ -228,7 +228,8 @@ class LocalQueue:
         self.sleep = 0.0
         if not told or self.queues.push_refused:  # the shortest `sleep` counts: the first waiter enters for all
             self.sleep = max(SHORTEST_SLEEP, min([waiter.sleep for waiter in self.waiters], default=RECHECK_SECONDS))
-        self.recheck_at = now + min(left, self.sleep or RECHECK_SECONDS)
+        # The server says 0 for the whole last millisecond of a lease
+        self.recheck_at = now + max(SHORTEST_SLEEP, min(left, self.sleep or RECHECK_SECONDS))
 
     def note_granted(self, waiter: Waiter, lease: Lease, remote_waiters: int, now: float) -> None:
         """Note that the server granted the waiter the name, while so many other clients' entries are queued."""
