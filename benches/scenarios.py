@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns as clock
 from typing import Protocol
 
-from .pipe import told
+from .orders import error_text
 from .rivals import LEASE, MakeAsyncLock, MakeLock, Rival, Tasks, Threads
 
 ROOM_RATE = 1_000_000
@@ -72,7 +72,7 @@ class Tally:
     errors: list[str] = field(default_factory=list)
 
 
-class Playing(Protocol):
+class OpenScenario(Protocol):
     """A scenario opened for one rival: run it many times, close it once."""
 
     def run(self, seconds: float) -> Tally: ...
@@ -80,16 +80,16 @@ class Playing(Protocol):
     def close(self) -> None: ...
 
 
-def play(scenario: Scenario, rival: Rival, url: str, label: str) -> Playing:
+def open_scenario(scenario: Scenario, rival: Rival, url: str, label: str) -> OpenScenario:
     """Open ``scenario`` for ``rival``; names begin with ``label``. Raises what its client raises."""
     keys = [f"{label}:{number}" for number in range(scenario.names)]
     if scenario.face == "tasks":
-        return _PlayTasks(scenario, rival, url, label, keys)
+        return _OnTasks(scenario, rival, url, label, keys)
     threads = rival.open_threads(url, label)
     if scenario.face == "batch":
         assert threads.batch is not None, "this rival has no batches"
-        return _PlayBatch(threads.batch, threads.close, keys)
-    return _PlayThreads(threads, keys)
+        return _Batches(threads.batch, threads.close, keys)
+    return _OnThreads(threads, keys)
 
 
 def thread_lane(lane: Lane, lock: MakeLock, key: str, gate: threading.Barrier, span: int) -> None:
@@ -108,7 +108,7 @@ def thread_lane(lane: Lane, lock: MakeLock, key: str, gate: threading.Barrier, s
             released += 1
             last = now
     except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = told(error)
+        lane.error = error_text(error)
     lane.count, lane.acquired, lane.released, lane.finished = released, acquired, released, last
 
 
@@ -128,7 +128,7 @@ async def task_lane(lane: Lane, lock: MakeAsyncLock, key: str, gate: asyncio.Eve
             released += 1
             last = now
     except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = told(error)
+        lane.error = error_text(error)
     lane.count, lane.acquired, lane.released, lane.finished = released, acquired, released, last
 
 
@@ -148,7 +148,7 @@ def batch_lane(lane: Lane, batch: Callable[[Sequence[str]], tuple[int, int]], ke
             lane.count += 1
             last = now
     except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = told(error)
+        lane.error = error_text(error)
     lane.finished = last
 
 
@@ -173,12 +173,12 @@ def tally(lanes: Iterable[Lane], pairs_a_lap: int = 1) -> Tally:
     )
 
 
-class _PlayThreads:
+class _OnThreads:
     """A thread a lane, all over one client."""
 
     def __init__(self, threads: Threads, keys: Sequence[str]) -> None:
         if threads.lock is None:
-            raise NotImplementedError("this rival plays batches only")
+            raise NotImplementedError("this rival has batches only")
         self._lock, self._keys, self._close = threads.lock, keys, threads.close
 
     def run(self, seconds: float) -> Tally:
@@ -198,7 +198,7 @@ class _PlayThreads:
         self._close()
 
 
-class _PlayBatch:
+class _Batches:
     """The main thread alone."""
 
     def __init__(
@@ -218,7 +218,7 @@ class _PlayBatch:
         self._close()
 
 
-class _PlayTasks:
+class _OnTasks:
     """A task a lane, all over one client, on one loop that lives as long as the client."""
 
     def __init__(self, scenario: Scenario, rival: Rival, url: str, label: str, keys: Sequence[str]) -> None:

@@ -23,12 +23,13 @@ from fastlock._cli.console import Progress, scrub
 
 from . import raw
 from .ceiling import Ceiling, Hiredis, RoundTrip, find_tool
-from .contention.crew import Crew
+from .contention.workers import Workers
 from .plan import CEILING, HIREDIS, Plan, Seat, Stage
+from .processes import end_all
 from .rivals import ALONE, ALONE_ENTRY, BASELINE, COMPILED, OURS, RIVALS
 from .stats import Percentiles, Row, Sample, merge, noise_at, percentiles, spread, summarize, twin_ratios
 from .target import PREFIX, Meter, Target
-from .workers import Meanwhile, RivalMissing, Turn, WorkerError, WorkerProcess, WorkerRival, end_all
+from .workers import Meanwhile, RivalMissing, Turn, WorkerError, WorkerProcess, WorkerRival
 
 ROUND_TRIP = "round trip"
 
@@ -122,7 +123,7 @@ class Session:
     prefix: str = field(default_factory=lambda: f"{PREFIX}:{os.urandom(6).hex()}")
     _absent: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _missing: dict[str, str] = field(default_factory=dict)
-    _rivals: dict[tuple[str, bool], WorkerRival | Crew] = field(default_factory=dict)
+    _rivals: dict[tuple[str, bool], WorkerRival | Workers] = field(default_factory=dict)
     _ticket: tuple[int, int] = (1, 1)
     _began: float = 0.0
 
@@ -145,7 +146,7 @@ class Session:
     def end(self) -> None:
         """End the workers, then remove what they may have left."""
         for rival in self._rivals.values():
-            if isinstance(rival, Crew):
+            if isinstance(rival, Workers):
                 rival.stop()
         processes: list[WorkerProcess] = [process for rival in self._rivals.values() for process in rival.processes]
         end_all(processes)
@@ -242,7 +243,7 @@ class Session:
 
     def _players(self, stage: Stage, taken: Taken) -> list[Player]:
         players: list[Player] = []
-        starting: list[tuple[Seat, WorkerRival | Crew]] = []
+        starting: list[tuple[Seat, WorkerRival | Workers]] = []
         for seat in self._table(stage, taken):
             if seat.entry is None:
                 players += self._tool(seat)
@@ -283,19 +284,19 @@ class Session:
         contest = stage.turns[0][1].contest
         return None if contest is None or contest.rate else BESIDE.get(stage.name)
 
-    def _start(self, stage: Stage, seat: Seat) -> WorkerRival | Crew | None:
+    def _start(self, stage: Stage, seat: Seat) -> WorkerRival | Workers | None:
         assert seat.entry is not None
         contended = stage.unit == "grants"
         key = (seat.label, contended)
         if key not in self._rivals:
-            kind = Crew if contended else WorkerRival
+            kind = Workers if contended else WorkerRival
             self._rivals[key] = kind(seat.label, self.target.url, seat.entry)
         found = self._rivals[key]
-        if isinstance(found, Crew):
-            found.grow(max(found.own(turn.contest).crews for _, turn in stage.turns if turn.contest is not None))
+        if isinstance(found, Workers):
+            found.grow(max(found.own(turn.contest).workers for _, turn in stage.turns if turn.contest is not None))
         return found
 
-    def _greet(self, stage: Stage, seat: Seat, rival: WorkerRival | Crew) -> bool:
+    def _greet(self, stage: Stage, seat: Seat, rival: WorkerRival | Workers) -> bool:
         try:
             rival.greet()
         except RivalMissing as error:
@@ -343,9 +344,9 @@ class Session:
             player.open(stage.name, self._label(stage, player), [*turns, *([first] if first else [])])
             if first:
                 player.run(first, lambda: self._count_connections(stage, taken, player))
-                for lie in player.wrong if isinstance(player, Crew) else ():
+                for lie in player.wrong if isinstance(player, Workers) else ():
                     self._fail(f"{stage.name}, {player.name}: in the warm-up {lie}")
-            if isinstance(player, Crew) and turns[0].contest is not None:
+            if isinstance(player, Workers) and turns[0].contest is not None:
                 taken.leases[player.name] = player.own(turns[0].contest).lease
 
         if not self._guard(stage, player, warm_up):
@@ -368,7 +369,7 @@ class Session:
             before = self.target.read()
             sample = player.run(turn)
             spent = self.target.since(before)
-            if isinstance(player, WorkerRival | Crew):
+            if isinstance(player, WorkerRival | Workers):
                 sample = replace(sample, server_cpu=spent.cpu, commands=spent.commands)
                 self._judge(stage, player, sample, spent)
             samples.append(sample)
@@ -376,12 +377,12 @@ class Session:
 
         return self._guard(stage, player, measure)
 
-    def _judge(self, stage: Stage, player: WorkerRival | Crew, sample: Sample, spent: Meter) -> None:
+    def _judge(self, stage: Stage, player: WorkerRival | Workers, sample: Sample, spent: Meter) -> None:
         ours = player.name.partition("#")[0] in OURS
         counted = spent if self.target.private else None
-        found = contended_lies(sample, counted, player.due) if isinstance(player, Crew) else lies(sample, counted)
+        found = contended_lies(sample, counted, player.due) if isinstance(player, Workers) else lies(sample, counted)
         where = f"{stage.name}, {player.name}"
-        if isinstance(player, Crew):
+        if isinstance(player, Workers):
             found = [*found, *player.wrong]
             errors = f"{where}: {sample.failures} calls failed: {'; '.join(player.errors)}" if player.errors else ""
             if errors and ours:
@@ -395,7 +396,7 @@ class Session:
         return f"{self.prefix}:{stage.name}:{player.name.replace(' ', '-')}"
 
     def _count_connections(self, stage: Stage, taken: Taken, player: Player) -> None:
-        if isinstance(player, WorkerRival | Crew):
+        if isinstance(player, WorkerRival | Workers):
             count = self.target.connections(self._label(stage, player))
             taken.connections[player.name] = max(taken.connections.get(player.name, 0), count)
 
@@ -437,7 +438,7 @@ def _absence(seat: Seat) -> str:
 
 def stands(player: Player, turn: Turn) -> bool:
     """Whether it is asked to play this turn: not with more waiters than it can stand."""
-    return turn.contest is None or not isinstance(player, Crew) or player.stands(turn.contest)
+    return turn.contest is None or not isinstance(player, Workers) or player.stands(turn.contest)
 
 
 def lies(sample: Sample, counted: Meter | None) -> Sequence[str]:

@@ -1,6 +1,6 @@
-"""The worker of an uncontended scenario: one process per rival (``python -m fastlock.benches.worker MODULE``).
+"""The worker of a scenario without contention: one process per rival (``python -m fastlock.benches.worker MODULE``).
 
-Law: it talks on the pipe only between runs; during a run nothing of it but the scenario is busy.
+It exchanges messages with its parent between runs only; during a run nothing of it but the scenario is busy.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .pipe import main
+from .orders import main
 from .rivals import Rival
-from .scenarios import SCENARIOS, Playing, play
+from .scenarios import SCENARIOS, OpenScenario, open_scenario
 from .stats import encode
 
 Answer = dict[str, Any]
@@ -24,19 +24,19 @@ class Worker:
 
     def __init__(self, rival: Rival) -> None:
         self._rival = rival
-        self._playing: Playing | None = None
+        self._open: OpenScenario | None = None
 
     def open(self, scenario: str, url: str, label: str) -> Answer:
         """Open a scenario; it stays open over its rounds. Keys begin with ``label``."""
-        self._playing = play(SCENARIOS[scenario], self._rival, url, label)
+        self._open = open_scenario(SCENARIOS[scenario], self._rival, url, label)
         return {}
 
     def run(self, seconds: float) -> Answer:
         """Run the open scenario once. Percentiles are put together after the clocks have stopped."""
-        assert self._playing is not None, "open comes before run"
+        assert self._open is not None, "open comes before run"
         gc.collect()
         before = time.process_time_ns()
-        tally = self._playing.run(seconds)
+        tally = self._open.run(seconds)
         cpu = time.process_time_ns() - before
         return {
             "grants": tally.pairs,
@@ -50,16 +50,16 @@ class Worker:
 
     def close(self) -> Answer:
         """Close the open scenario, if any."""
-        playing, self._playing = self._playing, None
-        if playing is not None:
-            playing.close()
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
         return {}
 
 
-def verbs(worker: Worker) -> dict[str, Callable[..., Answer]]:
-    """The orders it takes."""
+def actions(worker: Worker) -> dict[str, Callable[..., Answer]]:
+    """What it can be ordered to do."""
     return {"open": worker.open, "run": worker.run, "close": worker.close}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv, lambda rival: verbs(Worker(rival))))
+    sys.exit(main(sys.argv, lambda rival: actions(Worker(rival))))

@@ -20,8 +20,8 @@ from fastlock._cli.console import Refusal
 from fastlock.benches import measures, stats
 from fastlock.benches.contention import analysis, contests, lanes
 from fastlock.benches.contention.contests import Contest
-from fastlock.benches.contention.crew import Crew
 from fastlock.benches.contention.log import ATTEMPTS, COUNT, FAILURES, LATE, LOST, MET, Grant, Lane, Log, shape_for
+from fastlock.benches.contention.workers import Workers
 from fastlock.benches.plan import Wishes, make_plan
 from fastlock.benches.rivals import ALONE_ENTRY
 from fastlock.benches.session import Taken
@@ -584,7 +584,7 @@ def test_zipf_prefers_the_first_names() -> None:
 @pytest.mark.parametrize("lanes_, processes", [(1, 4), (7, 4), (16, 4), (1000, 4)])
 def test_lanes_are_spread_evenly(lanes_: int, processes: int) -> None:
     contest = Contest("tasks", processes, lanes_, 1)
-    shares = [contest.share(process) for process in range(contest.crews)]
+    shares = [contest.share(process) for process in range(contest.workers)]
     assert [lane for share in shares for lane in share] == list(range(lanes_))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert all(shares)
@@ -666,8 +666,8 @@ def test_polling_rivals_skip_the_largest_numbers_of_waiters() -> None:
     plan = make_plan(Wishes(("waiters",), ("fastlock", "redis-py")))
     for seat in plan.seats:
         assert seat.entry is not None
-        crew = Crew(seat.label, "", seat.entry)
-        stood = [x for x, turn in plan.stages[0].turns if turn.contest and crew.stands(turn.contest)]
+        workers = Workers(seat.label, "", seat.entry)
+        stood = [x for x, turn in plan.stages[0].turns if turn.contest and workers.stands(turn.contest)]
         assert stood == ([1, 10, 100, 1000] if seat.label == "redis-py" else [1, 10, 100, 1000, 10_000])
 
 
@@ -681,8 +681,8 @@ def test_a_variant_runs_in_its_scenarios_only() -> None:
 
 
 def test_reference_holds_alone() -> None:
-    crew = Crew("alone", "", ALONE_ENTRY)
-    own = crew.own(replace(HOT, hold=0.001))
+    workers = Workers("alone", "", ALONE_ENTRY)
+    own = workers.own(replace(HOT, hold=0.001))
     assert (own.processes, own.lanes, own.hold) == (1, 1, 0.001)
 
 

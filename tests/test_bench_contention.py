@@ -25,7 +25,7 @@ from fastlock import embedded
 from fastlock._cli import main as cli
 from fastlock.benches import ceiling, rivals, session
 from fastlock.benches.contention.contests import SCENARIOS
-from fastlock.benches.contention.crew import Crew
+from fastlock.benches.contention.workers import Workers
 from fastlock.benches.plan import Wishes, make_plan
 from fastlock.benches.stats import Sample
 from fastlock.benches.target import Target
@@ -244,8 +244,8 @@ def test_lock_that_grants_twice_is_caught(shared: embedded.Server, tmp_path: Pat
     assert "updates of what they guarded were lost" in found["failures"][0]
 
 
-class Overrun(Crew):
-    """A crew whose warm-up finds a name held twice."""
+class Overrun(Workers):
+    """Workers that find a name held twice in the warm-up."""
 
     def open(self, *args: Any) -> None: ...
 

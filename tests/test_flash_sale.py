@@ -1,7 +1,7 @@
 """The flash sale on real servers, processes and SQLite files: books that balance, and how they fail to balance.
 
-The first half runs the command as users do; the second plants the faults that the audit, the buyers and the crew must
-notice.
+The first half runs the command as users do; the second plants the faults that the audit, the buyers and the parent of
+the workers must notice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastlock.benches.flash_sale import command
 from fastlock.benches.flash_sale.buyers import Buyer, NoLock, Plan, Tally, walk
 from fastlock.benches.flash_sale.report import JSON_SHAPE, Outcome, as_json, table
 from fastlock.benches.flash_sale.shop import Books, Shop, audit, open_shop
-from fastlock.benches.flash_sale.workers import Crew
+from fastlock.benches.flash_sale.workers import Workers
 from fastlock.benches.measures import percentile
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -258,7 +258,7 @@ class TestShop:
         writer.sell(0, 4, "writer")
         assert reader.stock(0) == 4
         reader.sell(0, 3, "reader")
-        assert reader.glance() == (2, 3)
+        assert reader.progress() == (2, 3)
         reader.close()
         writer.close()
 
@@ -304,19 +304,19 @@ class TestBuyer:
     ) -> None:
         tally, shop = self._visit(tmp_path, Broken(where, error), threading.Event())
         assert dict(tally.errors) == {error.__name__: times}
-        assert shop.glance()[0] == orders
+        assert shop.progress()[0] == orders
         shop.close()
 
     def test_buys_the_whole_stock(self, tmp_path: Path) -> None:
         tally, shop = self._visit(tmp_path, NoLock(), threading.Event())
-        assert (shop.glance(), len(tally.waits), tally.sold_out) == ((10, 0), 11, {0})
+        assert (shop.progress(), len(tally.waits), tally.sold_out) == ((10, 0), 11, {0})
         shop.close()
 
     def test_stops_at_the_stop_event(self, tmp_path: Path) -> None:
         stop = threading.Event()
         stop.set()
         _, shop = self._visit(tmp_path, NoLock(), stop)
-        assert shop.glance() == (0, 10)
+        assert shop.progress() == (0, 10)
         shop.close()
 
     def _visit(self, folder: Path, lock: Any, stop: threading.Event) -> tuple[Tally, Shop]:
@@ -326,34 +326,34 @@ class TestBuyer:
         return tally, shop
 
 
-class TestCrew:
+class TestWorkers:
     def plan(self, folder: Path, **changes: Any) -> Plan:
         given = {"rival": "no-lock", "url": "", "path": str(folder / "shop"), "prefix": "x:", "worker": 0, "buyers": 1}
         given |= {"tasks": False, "uvloop": False, "skus": 1, "think": 0.0, "timeout": 1.0}
         return Plan(**{**given, **changes})
 
     def test_a_worker_that_cannot_start_reports_the_reason(self, tmp_path: Path) -> None:
-        with Crew([self.plan(tmp_path, rival="fastlock", url="http://nowhere")], tmp_path) as crew:
-            event = crew.next_event(20)
+        with Workers([self.plan(tmp_path, rival="fastlock", url="http://nowhere")], tmp_path) as workers:
+            event = workers.next_event(20)
             assert event is not None
             assert event.kind == "ended"
-            assert re.match(r"ended with exit code 1: \w+Error: .+", crew.epitaph(0))
+            assert re.match(r"ended with exit code 1: \w+Error: .+", workers.how_it_ended(0))
 
     def test_keeps_the_password_out_of_the_process_list(self, tmp_path: Path) -> None:
         open_shop(str(tmp_path / "shop"), skus=1, stock=1)
-        with Crew([self.plan(tmp_path, url="redis://:s3cret@localhost")], tmp_path) as crew:
-            event = crew.next_event(20)  # the worker waits for "go" now
+        with Workers([self.plan(tmp_path, url="redis://:s3cret@localhost")], tmp_path) as workers:
+            event = workers.next_event(20)  # the worker waits for "go" now
             assert event is not None
             assert event.kind == "ready"
-            (pid,) = crew.pids()
+            (pid,) = workers.pids()
             shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
         assert "flash_sale.buyers" in shown
         assert "s3cret" not in shown
 
     def test_leaves_no_process_behind(self, tmp_path: Path) -> None:
         open_shop(str(tmp_path / "shop"), skus=1, stock=1)
-        with Crew([self.plan(tmp_path)], tmp_path) as crew:
-            (pid,) = crew.pids()
+        with Workers([self.plan(tmp_path)], tmp_path) as workers:
+            (pid,) = workers.pids()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -415,9 +415,9 @@ def test_watch_notices_a_stalled_sale(tmp_path: Path, monkeypatch: pytest.Monkey
     args = command.argparse.Namespace(stock=10, skus=1, timeout=1.0, think=0.0)
     watch = command.Watch(shop, args)
     now[0] += command.STALLED_SECONDS
-    assert watch.look()[1] is None
+    assert watch.check()[1] is None
     shop.sell(0, 9, "one")
-    assert watch.look() == ("1 of 10 sold, 9 left, 30 s", None)
+    assert watch.check() == ("1 of 10 sold, 9 left, 30 s", None)
     now[0] += command.STALLED_SECONDS + 1
-    assert watch.look()[1] == "stalled"
+    assert watch.check()[1] == "stalled"
     shop.close()

@@ -2,5 +2,5 @@
 
 Law: workers act and write times into shared memory (``lanes``, ``log``), the parent reads them afterwards and computes
 everything out of them (``analysis``): also what a process that was killed had done. What is played stands in
-``contests``; ``crew`` gives the orders, ``worker`` carries them out.
+``contests``; ``workers`` gives the orders, ``worker`` carries them out.
 """

@@ -75,7 +75,7 @@ class Contest:
         return deadline < called + int(self.patience * 1e9) and now >= deadline - int(EARLY * 1e9)
 
     @property
-    def crews(self) -> int:
+    def workers(self) -> int:
         """Processes that are needed: never more than lanes; the victim of a crash has one of its own."""
         return min(self.processes, self.lanes + (self.role == "crash"))
 
@@ -84,13 +84,13 @@ class Contest:
         first = 1 if self.role == "crash" else 0
         if process < first:
             return range(0)
-        mine, crews = process - first, self.crews - first
-        return range(mine * self.lanes // crews, (mine + 1) * self.lanes // crews)
+        mine, workers = process - first, self.workers - first
+        return range(mine * self.lanes // workers, (mine + 1) * self.lanes // workers)
 
     def process_of(self) -> list[int]:
         """The process of each lane; the holders of a storm or a crash live in the first."""
         found = [0] * (self.lanes + self.holders)
-        for process in range(self.crews):
+        for process in range(self.workers):
             for lane in self.share(process):
                 found[lane] = process
         return found

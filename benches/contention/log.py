@@ -17,7 +17,7 @@ from operator import gt
 from time import monotonic_ns as clock
 from typing import NamedTuple
 
-from ..pipe import told
+from ..orders import error_text
 
 WORD = 8
 HEADER, CELL, TALLY, RECORD = 8, 4, 8, 6
@@ -225,7 +225,7 @@ class Lane:
         """An acquire or a release raised; the first few errors are kept."""
         self._failures += 1
         if len(self.errors) < 3:
-            self.errors.append(told(error))
+            self.errors.append(error_text(error))
 
     def write(self) -> None:
         """Into the log, all of it: also of a name that it holds still, as whoever is going to be killed does."""

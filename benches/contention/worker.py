@@ -1,8 +1,8 @@
 """A worker of a contest: one of a rival's processes (``python -m fastlock.benches.contention.worker MODULE``).
 
-Law: as ``benches.worker``: it talks on its pipe only between runs, leaves Ctrl-C to the parent, and ends when its
-standard input does. It arms its lanes when told, and lets them loose when told; they begin at the time that stands in
-the log. The victim of a crash is a child that it forks for each run, before it has opened anything itself.
+As ``benches.worker``, it exchanges messages with its parent between runs only. It prepares its lanes when ordered to,
+and starts them when ordered to; they begin at the time that stands in the log. The victim of a crash is a child that
+it forks for each run, before it has opened anything itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic_ns as clock
 from typing import Any, Protocol, TypeVar
 
-from ..pipe import main, told
+from ..orders import error_text, main
 from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
 from .analysis import promise
 from .contests import Contest
@@ -65,7 +65,7 @@ class ThreadFace:
 
     def __init__(self, contest: Contest, rival: Rival, url: str, label: str) -> None:
         self._client = rival.open_threads(url, label)
-        assert self._client.lock is not None, "this rival plays batches only"
+        assert self._client.lock is not None, "this rival has batches only"
         self._make: MakeLock = self._client.lock
         self._held: list[SyncLock] = []
 
@@ -90,7 +90,7 @@ class ThreadFace:
         try:
             thread_lane(job, self._make)
         except Exception as error:  # a fault of the lane itself: a thread must not die unseen
-            job.lane.errors.append(told(error))
+            job.lane.errors.append(error_text(error))
 
     def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
         for job in jobs:
@@ -190,7 +190,7 @@ class TaskFace:
         try:
             await task_lane(job, self._make)
         except Exception as error:
-            job.lane.errors.append(told(error))
+            job.lane.errors.append(error_text(error))
 
     def sent(self) -> int | None:
         """Commands sent until now, where the library counts them."""
@@ -338,11 +338,11 @@ class Worker:
             time.sleep(LOOK_SECONDS)
 
 
-def verbs(worker: Worker) -> dict[str, Callable[..., Answer]]:
-    """The orders it takes."""
+def actions(worker: Worker) -> dict[str, Callable[..., Answer]]:
+    """What it can be ordered to do."""
     return {"open": worker.open, "arm": worker.arm, "go": worker.go, "close": worker.close}
 
 
 if __name__ == "__main__":
     exact_sleeps()
-    sys.exit(main(sys.argv, lambda rival: verbs(Worker(rival))))
+    sys.exit(main(sys.argv, lambda rival: actions(Worker(rival))))

@@ -1,40 +1,37 @@
 """The buyers of the flash sale: one worker process, full of threads or of asyncio tasks.
 
 What a buyer does is written once, as a generator of steps (`shopping`); a thread calls each step, a task awaits it. The
-worker speaks JSON lines with its parent: the plan comes in on stdin (not in argv, where every user of the machine could
-read the URL's password), then "go", then perhaps "stop"; "ready" and the tally go out on stdout. The end of stdin means
-"stop", so no worker outlives its parent. `workers` starts it.
+parent (`workers`) sends the plan as a message (not in argv, where every user of the machine could read the URL's
+password), then "go", then perhaps "stop"; the worker sends "ready" and its tally. A parent that is gone means "stop".
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as ConnectionLost
 
+from ..processes import Lines, to_parent
 from ..rivals import redis_url
 from .shop import Shop
 
-PATIENCE = 3  # failed purchases in a row after which a buyer goes home
+MOST_FAILURES = 3  # failed purchases in a row after which a buyer leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """All that a worker needs to know. Times are in seconds."""
 
-    rival: str  # fastlock, redis-py or no-lock; "mixed" is for the parent, who gives every worker one of the first two
+    rival: str  # fastlock, redis-py or no-lock; of a "mixed" sale the parent gives every worker one of the first two
     url: str
     path: str  # the shop's file
     prefix: str  # of the lock names: prefix + sku
@@ -48,7 +45,7 @@ class Plan:
 
 
 class AnyLock(Protocol):
-    """What the rivals have in common, in both worlds: a call that does it, or that returns an awaitable."""
+    """What the locks of all rivals have in common: methods that do it, or that return an awaitable in asyncio."""
 
     def acquire(self) -> Any: ...
 
@@ -57,15 +54,15 @@ class AnyLock(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What the buyers of one worker saw; what they bought stands in the books."""
+    """What the buyers of one worker measured; what they bought is in the books."""
 
-    waits: list[float] = field(default_factory=list)  # seconds from asking for a lock to having it
+    waits: list[float] = field(default_factory=list)  # seconds from the call of acquire to holding the lock
     errors: Counter[str] = field(default_factory=Counter)  # by class name
     examples: dict[str, str] = field(default_factory=dict)  # the first message of each class
     sold_out: set[int] = field(default_factory=set)
 
     def failed(self, error: Exception) -> None:
-        """Count an error; a sale goes on without hiding one."""
+        """Count an error: the sale goes on, and reports it."""
         kind = type(error).__name__
         self.errors[kind] += 1
         self.examples.setdefault(kind, str(error))
@@ -85,10 +82,10 @@ class Buyer:
     stop: threading.Event
 
     def shopping(self, shop: Shop, skus: int) -> Generator[Step, Any, None]:
-        """Buy until all is sold out or `stop` is set. Yields steps; wants each one's answer or exception back."""
+        """Buy until all is sold out or `stop` is set. Yields steps; the result or exception of each is sent back."""
         choice = random.Random(self.name)
         failures = 0
-        while failures < PATIENCE and not self.stop.is_set():
+        while failures < MOST_FAILURES and not self.stop.is_set():
             wanted = [sku for sku in range(skus) if sku not in self.tally.sold_out]
             if not wanted:
                 return
@@ -96,7 +93,7 @@ class Buyer:
                 yield from self._purchase(shop, choice.choice(wanted))
             except ConnectionLost as error:
                 self.tally.failed(error)
-                return  # the client has tried for seconds to reach its server again, and the next purchase would too
+                return  # the client has retried for seconds to reach its server, and the next purchase would too
             except Exception as error:
                 self.tally.failed(error)
                 failures += 1
@@ -105,11 +102,11 @@ class Buyer:
 
     def _purchase(self, shop: Shop, sku: int) -> Generator[Step, Any, None]:
         lock = self.lock(sku)
-        asked = time.perf_counter()
+        called = time.perf_counter()
         if not (yield lock.acquire):
             raise RuntimeError("acquire() without a limit returned False")
-        # Waits for an article that turns out to be sold out count too: they are often the longest.
-        self.tally.waits.append(time.perf_counter() - asked)
+        # A wait for an article that turns out to be sold out counts too: such waits are often the longest.
+        self.tally.waits.append(time.perf_counter() - called)
         try:
             pieces = shop.stock(sku)
             if pieces <= 0:
@@ -122,7 +119,7 @@ class Buyer:
 
 
 class NoLock:
-    """The rival that does not lock: what happens then is the reason for the others."""
+    """The rival that does not lock: it shows what the other rivals prevent."""
 
     def acquire(self) -> bool:
         return True
@@ -152,7 +149,7 @@ def lock_maker(plan: Plan, stack: ExitStack) -> Callable[[int], AnyLock]:
         return lambda sku: ours.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
     import redis
 
-    # A pool smaller than the number of buyers would raise, and the rival is to be seen at its best.
+    # A pool smaller than the number of buyers would raise, and the rival is to be measured at its best.
     theirs = stack.enter_context(redis.Redis.from_url(redis_url(plan.url), max_connections=plan.buyers + 1))
     return lambda sku: theirs.lock(f"{plan.prefix}{sku}", timeout=plan.timeout)
 
@@ -187,7 +184,7 @@ def sell_to_threads(plan: Plan, tally: Tally, ready: Callable[[], None], stop: t
             with closing(Shop(plan.path)) as shop:
                 doors.wait()
                 walk(buyer.shopping(shop, plan.skus))
-        except Exception as error:  # of the shop itself; a thread must not die unseen
+        except Exception as error:  # an error of the shop itself; a thread must not die unseen
             tally.failed(error)
 
     with ExitStack() as stack:
@@ -204,7 +201,7 @@ def sell_to_threads(plan: Plan, tally: Tally, ready: Callable[[], None], stop: t
 
 
 def walk(steps: Generator[Step, Any, None]) -> None:
-    """Take the steps of `shopping` one by one in this thread."""
+    """Run the steps of `shopping` one by one in this thread."""
     try:
         step = next(steps)
         while True:
@@ -261,34 +258,31 @@ def run_tasks(plan: Plan, tally: Tally, ready: Callable[[], None], stop: threadi
 
 def main() -> None:
     """The worker process: plan in, tally out."""
-    # Unbuffered: the watcher below sits in a read when the process ends, and must not hold a buffer's lock then.
-    lines = os.fdopen(0, "rb", buffering=0, closefd=False)
-    plan = Plan(**json.loads(lines.readline()))
+    parent = to_parent()
+    plan = Plan(**(parent.receive() or {}))
     tally, stop = Tally(), threading.Event()
 
     def ready() -> None:
-        tell({"event": "ready"})
-        if lines.readline() != b"go\n":
+        parent.send({"event": "ready"})
+        if ordered(parent) != "go":
             stop.set()
         threading.Thread(target=watch, name="parent", daemon=True).start()
 
     def watch() -> None:
-        lines.readline()  # "stop", or the end of a parent that is gone
+        ordered(parent)  # nothing but "stop" comes after "go"
         stop.set()
 
     (run_tasks if plan.tasks else sell_to_threads)(plan, tally, ready, stop)
-    tell({"event": "done", "waits": tally.waits, "errors": tally.errors, "examples": tally.examples})
+    parent.send({"event": "done", "waits": tally.waits, "errors": tally.errors, "examples": tally.examples})
 
 
-def tell(event: dict[str, Any]) -> None:
-    """One line to the parent."""
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
-
-
-def plan_line(plan: Plan) -> str:
-    """The line that `main` reads."""
-    return json.dumps(asdict(plan)) + "\n"
+def ordered(parent: Lines) -> str:
+    """The next order of the parent: "stop" if it is gone."""
+    try:
+        order = parent.receive()
+    except EOFError:
+        return "stop"
+    return str(order and order["action"])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from ..terminal import print_rows
 from .buyers import Plan
 from .report import JSON_SHAPE, SCHEMA, Outcome, as_json, table
 from .shop import Shop, audit, open_shop
-from .workers import Crew, Event
+from .workers import Event, Workers
 
 RIVALS = ("fastlock", "redis-py", "mixed", "no-lock")
 
@@ -46,10 +46,10 @@ rival gets a fresh stock on the same server:
   mixed     both on the same names, every other process uses redis-py
   no-lock   no lock; this one is expected to fail"""
 
-LOOK_SECONDS = 0.25  # between two looks at the books while the sale runs
-STALLED_SECONDS = 30.0  # without any purchase (or three leases, if that is longer) nobody is going to buy any more
+CHECK_SECONDS = 0.25  # without any event, after which the books are checked while the sale runs
+STALLED_SECONDS = 30.0  # without any purchase (or three leases, if that is longer) a sale is stalled
 OVERSOLD_ENOUGH = 3  # times the stock: a sale without a lock may put the stock up as often as down
-LEAVE_SECONDS = 10.0  # beyond the lease: how long buyers may take to go home
+LEAVE_SECONDS = 10.0  # beyond the lease: how long buyers may take to leave after "stop"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def rivals(text: str) -> tuple[str, ...]:
 def run(args: argparse.Namespace, url: str, server: dict[str, Any], progress: Progress) -> int:
     """Hold the sales that `args` asks for on the server at `url`, print what came out, and return the exit code.
 
-    `server` is what `Client.server_info()` said, for the report.
+    `server` is the result of `Client.server_info()`, for the report.
     """
     if args.uvloop and args.tasks is None:
         raise Refusal("--uvloop needs --tasks")
@@ -92,7 +92,8 @@ def run(args: argparse.Namespace, url: str, server: dict[str, Any], progress: Pr
         print("fastlock: uvloop is not installed, the tasks run on asyncio's own loop", file=sys.stderr)
         args.uvloop = False
     if args.uvloop:
-        args.think = math.ceil(args.think * 1000) / 1000  # its timers know whole milliseconds, and 0.5 would become 0
+        # The timers of uvloop know whole milliseconds, and 0.5 would become 0.
+        args.think = math.ceil(args.think * 1000) / 1000
     outcomes: list[Outcome] = []
     code = OK
     for rival in dict.fromkeys((*args.rivals, *(["no-lock"] if args.no_lock else []))):
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace, url: str, server: dict[str, Any], progress: Pr
 
 @dataclass
 class Sale:
-    """One rival's sale, from the opening of the shop to the audit."""
+    """One rival's sale, from the opening of the shop to the audit of its books."""
 
     args: argparse.Namespace
     rival: str
@@ -125,14 +126,14 @@ class Sale:
     began: float | None = None
 
     def hold(self) -> Outcome:
-        """Hold the sale; the keys and the folder of this run are gone afterwards, whatever happened."""
+        """Hold the sale; the keys and the folder of this run are removed afterwards, whatever happens."""
         with tempfile.TemporaryDirectory(prefix="fastlock-flash-sale-") as folder:
             path = str(Path(folder, "shop.sqlite"))
             open_shop(path, skus=self.args.skus, stock=self.args.stock)
-            crew = Crew(self._plans(path), Path(folder))
+            workers = Workers(self._plans(path), Path(folder))
             try:
-                with crew.signals(), crew, closing(Shop(path)) as shop:
-                    self._conduct(crew, shop)
+                with workers.signals(), workers, closing(Shop(path)) as shop:
+                    self._conduct(workers, shop)
             finally:
                 self.progress.clear()
                 keys_left = self._sweep()
@@ -173,69 +174,70 @@ class Sale:
             for worker in range(self.args.processes)
         ]
 
-    def _conduct(self, crew: Crew, shop: Shop) -> None:
-        """Hear the workers out: open the doors when all are ready, and stop the sale when there is a reason to."""
+    def _conduct(self, workers: Workers, shop: Shop) -> None:
+        """Follow the workers to their end: open the doors when all are ready, stop the sale if there is a reason."""
         missing, working = set(range(self.args.processes)), set(range(self.args.processes))
         done: set[int] = set()
         watch = Watch(shop, self.args)
         while working:
-            event = crew.next_event(LOOK_SECONDS)
+            event = workers.next_event(CHECK_SECONDS)
             match event:
                 case None:
-                    self._look(crew, watch, waiting_for=len(missing))
+                    self._check(workers, watch, waiting_for=len(missing))
                 case Event("signal"):
-                    self.signal = event.said["number"]
-                    self._stop(crew, watch, "interrupted")
+                    self.signal = event.message["number"]
+                    self._stop(workers, watch, "interrupted")
                 case Event("ready"):
                     missing.discard(event.worker)
                 case Event("done"):
-                    self._note(event.said)
+                    self._note(event.message)
                     done.add(event.worker)
                 case Event("ended"):
                     working.discard(event.worker)
                     missing.discard(event.worker)
                     if event.worker not in done:
-                        self.accidents.append(f"worker {event.worker} {scrub(crew.epitaph(event.worker), self.url)}")
+                        how = scrub(workers.how_it_ended(event.worker), self.url)
+                        self.accidents.append(f"worker {event.worker} {how}")
             if not missing and self.began is None:
                 self.began = time.monotonic()
-                crew.say("go" if self.stopped is None else "stop")
+                workers.order("go" if self.stopped is None else "stop")
 
-    def _look(self, crew: Crew, watch: Watch, waiting_for: int) -> None:
-        """Nothing was said for a while: see how the sale goes."""
-        text, reason = watch.look()
+    def _check(self, workers: Workers, watch: Watch, waiting_for: int) -> None:
+        """No event has come for a while: show how the sale goes, and stop it if it has gone on for long enough."""
+        text, reason = watch.check()
         if waiting_for:
             text = f"waiting for {waiting_for} of {self.args.processes} workers"
         self.progress.show(f"{self.rival}: {text}")
-        if self.stopped is not None and time.monotonic() > watch.patience:
+        if self.stopped is not None and time.monotonic() > watch.deadline:
             self.accidents.append("workers that did not go home were killed")
-            crew.kill()
-            watch.patience = float("inf")
+            workers.kill()
+            watch.deadline = float("inf")
         elif self.stopped is None and reason is not None:
             if reason == "stalled":
                 self.accidents.append(f"no purchase for {watch.limit:g} seconds, {text}")
-            self._stop(crew, watch, reason)
+            self._stop(workers, watch, reason)
 
-    def _stop(self, crew: Crew, watch: Watch, reason: str) -> None:
+    def _stop(self, workers: Workers, watch: Watch, reason: str) -> None:
         self.stopped = reason
-        # A waiter gets its turn, sees the sign and leaves; behind a holder that died it has to wait for a whole lease.
-        watch.patience = time.monotonic() + self.args.timeout + LEAVE_SECONDS
-        crew.say("stop")
+        # A waiter leaves when it is granted the lock; behind a holder that died it waits for a whole lease.
+        watch.deadline = time.monotonic() + self.args.timeout + LEAVE_SECONDS
+        workers.order("stop")
 
-    def _note(self, said: dict[str, Any]) -> None:
-        self.waits += said["waits"]
-        self.errors.update(said["errors"])
-        for kind, example in said["examples"].items():
+    def _note(self, tally: dict[str, Any]) -> None:
+        self.waits += tally["waits"]
+        self.errors.update(tally["errors"])
+        for kind, example in tally["examples"].items():
             self.examples.setdefault(kind, scrub(example, self.url))
 
     def _sweep(self) -> int | None:
-        """Count the lock keys that are left, delete all keys of this run; None if the server could not be asked."""
+        """Count the lock keys that are left, delete all keys of this run; None if the server does not answer."""
         import redis
 
         names = [f"{self.prefix}{sku}" for sku in range(self.args.skus)]
         try:
             with redis.Redis.from_url(redis_url(self.url)) as client:
                 left = sum(int(client.exists(name)) for name in names)
-                # What belongs to a lock (its queue and the like) has the lock's name somewhere in its own.
+                # The names of keys that belong to a lock (its queue and the like) contain the name of the lock.
                 for key in client.scan_iter(match=f"*{self.prefix}*", count=1000):
                     client.delete(key)
         except (redis.RedisError, OSError) as error:
@@ -245,7 +247,7 @@ class Sale:
 
 
 class Watch:
-    """Looks at the books while the sale runs and knows when it has gone on for long enough."""
+    """Checks the books while the sale runs and knows when it has gone on for long enough."""
 
     def __init__(self, shop: Shop, args: argparse.Namespace) -> None:
         self._shop = shop
@@ -253,12 +255,12 @@ class Watch:
         self._start = self._moved = time.monotonic()
         self._orders = 0
         self.limit = max(STALLED_SECONDS, 3 * args.timeout, 3 * args.think)
-        self.patience = float("inf")  # time.monotonic() at which those who were told to leave must be gone
+        self.deadline = float("inf")  # time.monotonic() at which workers that were sent "stop" are killed
 
-    def look(self) -> tuple[str, str | None]:
+    def check(self) -> tuple[str, str | None]:
         """How the sale goes, and why it should stop now, if it should."""
         now = time.monotonic()
-        orders, left = self._shop.glance()
+        orders, left = self._shop.progress()
         if orders != self._orders:
             self._orders, self._moved = orders, now
         text = f"{orders} of {self._stock} sold, {left} left, {now - self._start:.0f} s"

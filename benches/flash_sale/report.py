@@ -37,7 +37,7 @@ class Outcome:
     waits: Sequence[float]  # in rising order
     errors: Counter[str]
     examples: dict[str, str]
-    keys_left: int | None  # None: could not be looked at
+    keys_left: int | None  # None: the server did not answer
     stopped: str | None  # why it ended before everything was sold, if it did
     accidents: tuple[str, ...]  # workers that died and the like
 

@@ -51,8 +51,8 @@ class Shop:
             self._db.execute("UPDATE stock SET pieces = ? WHERE sku = ?", (pieces, sku))
             self._db.execute("INSERT INTO orders (sku, buyer, at) VALUES (?, ?, ?)", (sku, buyer, time.monotonic()))
 
-    def glance(self) -> tuple[int, int]:
-        """Orders written and pieces left so far, cheap enough to look at while the sale runs."""
+    def progress(self) -> tuple[int, int]:
+        """Orders written and pieces left so far, cheap enough to be read while the sale runs."""
         (orders,) = self._db.execute("SELECT coalesce(max(id), 0) FROM orders").fetchone()
         (left,) = self._db.execute("SELECT sum(pieces) FROM stock").fetchone()
         return int(orders), int(left)

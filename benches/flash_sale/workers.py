@@ -1,42 +1,36 @@
-"""The worker processes of one flash sale: started, let in together, told to stop, listened to, never left behind.
+"""The worker processes of one flash sale: started, let in together, stopped, watched, never left behind.
 
-Knows processes, pipes and signals; what the workers do is in `buyers`. Everything that happens arrives as
-an `Event` in one queue, the user's Ctrl-C too: one plain loop conducts the sale, nothing interrupts its cleaning up.
+Knows processes and signals; what the workers do is in `buyers`. Everything that happens arrives as an `Event`, the
+user's Ctrl-C too: one plain loop conducts the sale, and nothing interrupts its cleaning up.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import queue
 import signal
-import subprocess
-import sys
-import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Any
+from typing import Any
 
-from .buyers import Plan, plan_line
+from ..processes import Process, end_all, readable
+from .buyers import Plan
 
-# The parent's sys.path goes along, so that the workers import the same fastlock; it holds no secrets, unlike the plan.
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-BOOT += "from fastlock.benches.flash_sale.buyers import main; main()"
-KILLED_SECONDS = 5.0  # how long a killed process may take to disappear
+PROGRAM = f"{__package__}.buyers"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened: "ready" or "done" (a worker said so), "ended" (its process did), "signal" (the user's)."""
+    """What happened: "ready" or "done" (a worker's message), "ended" (its process did), "signal" (the user's)."""
 
     kind: str
     worker: int = -1
-    said: dict[str, Any] = field(default_factory=dict)
+    message: dict[str, Any] = field(default_factory=dict)
 
 
-class Crew:
+class Workers:
     """The workers of one sale, one for each plan; a context manager that ends with no process left.
 
     Args:
@@ -47,14 +41,18 @@ class Crew:
     def __init__(self, plans: Sequence[Plan], folder: Path) -> None:
         self._plans = plans
         self._folder = folder
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[str]] = []
-        self._listeners: list[threading.Thread] = []
+        self._events: deque[Event] = deque()
+        self._processes: list[Process] = []
+        self._running: dict[Process, int] = {}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         try:
-            for plan in self._plans:
-                self._start(plan)
+            for worker, plan in enumerate(self._plans):
+                with self._stderr(worker).open("wb") as errors:
+                    process = Process(PROGRAM, stderr=errors)
+                self._processes.append(process)
+                self._running[process] = worker
+                process.send(asdict(plan))
         except BaseException:
             self.close()
             raise
@@ -66,22 +64,29 @@ class Crew:
         self.close()
 
     def next_event(self, seconds: float) -> Event | None:
-        """What happened next, or None after `seconds` of silence."""
+        """What happened next, or None after `seconds` in which nothing did."""
+        if not self._events:
+            for process in readable(self._running, seconds):
+                self._receive(process)
+        return self._events.popleft() if self._events else None
+
+    def _receive(self, process: Process) -> None:
+        worker = self._running[process]
         try:
-            return self._events.get(timeout=seconds)
-        except queue.Empty:
-            return None
+            while (message := process.receive(0)) is not None:
+                self._events.append(Event(message["event"], worker, message))
+        except EOFError:
+            del self._running[process]
+            self._events.append(Event("ended", worker))
 
-    def say(self, word: str) -> None:
-        """Send "go" or "stop" to all; who is gone hears nothing, and their "ended" is in the queue."""
+    def order(self, action: str) -> None:
+        """Send "go" or "stop" to all; those that are gone have an "ended" among the events."""
         for process in self._processes:
-            with contextlib.suppress(OSError, ValueError):
-                _stdin(process).write(word + "\n")
-                _stdin(process).flush()
+            process.send({"action": action})
 
-    def epitaph(self, worker: int) -> str:
+    def how_it_ended(self, worker: int) -> str:
         """How a worker's process ended, in a few words: the signal, or the last line of its stderr."""
-        code = self._processes[worker].wait(KILLED_SECONDS)
+        code = self._processes[worker].end()
         if code < 0:
             return f"ended by {signal.Signals(-code).name}"
         lines = self._stderr(worker).read_text(errors="replace").strip().splitlines()
@@ -97,52 +102,19 @@ class Crew:
             process.kill()
 
     def close(self) -> None:
-        """Kill what still runs and wait for all."""
+        """Kill all that still run and wait for them."""
         self.kill()
-        for process in self._processes:
-            process.wait(KILLED_SECONDS)
-        for listener in self._listeners:
-            listener.join(KILLED_SECONDS)
-        for process in self._processes:
-            with contextlib.suppress(OSError):  # a word that a dead worker never read
-                _stdin(process).close()
-            _stdout(process).close()
-
-    def _start(self, plan: Plan) -> None:
-        with self._stderr(plan.worker).open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", BOOT, json.dumps(sys.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                # A Ctrl-C of the terminal is for the parent, who lets each purchase end and keeps what was measured.
-                start_new_session=True,
-            )
-        self._processes.append(process)
-        listener = threading.Thread(target=self._listen, args=(plan.worker, process), daemon=True)
-        self._listeners.append(listener)
-        listener.start()
-        with contextlib.suppress(OSError):
-            _stdin(process).write(plan_line(plan))
-            _stdin(process).flush()
-
-    def _listen(self, worker: int, process: subprocess.Popen[str]) -> None:
-        for line in _stdout(process):
-            with contextlib.suppress(ValueError):  # half a line of a worker that was killed
-                said = json.loads(line)
-                self._events.put(Event(said["event"], worker, said))
-        self._events.put(Event("ended", worker))
+        end_all(self._processes)
 
     def _stderr(self, worker: int) -> Path:
         return self._folder / f"worker-{worker}.err"
 
-    @contextlib.contextmanager
+    @contextmanager
     def signals(self) -> Iterator[None]:
-        """Inside, the first SIGINT or SIGTERM is an event; the second interrupts, for those who cannot wait."""
+        """Inside, the first SIGINT or SIGTERM is an event; the second interrupts, for users who cannot wait."""
 
-        def heard(number: int, frame: FrameType | None) -> None:
-            self._events.put(Event("signal", said={"number": number}))
+        def note(number: int, frame: FrameType | None) -> None:
+            self._events.append(Event("signal", message={"number": number}))
             for each in before:
                 signal.signal(each, interrupt)
 
@@ -151,19 +123,9 @@ class Crew:
 
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in before:
-            signal.signal(number, heard)
+            signal.signal(number, note)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _stdin(process: subprocess.Popen[str]) -> IO[str]:
-    assert process.stdin is not None
-    return process.stdin
-
-
-def _stdout(process: subprocess.Popen[str]) -> IO[str]:
-    assert process.stdout is not None
-    return process.stdout

@@ -1,7 +1,7 @@
-"""The parent's end of a contest: the processes of one rival, armed and let loose together, and what came of it.
+"""The parent's end of a contest: the worker processes of one rival, which start a run together, and what came of it.
 
-Law: between ``go`` and the end of a run the parent sleeps, but for killing the victim of a crash. What is reported is
-read out of the log; of the workers' answers only their CPU time and their errors are taken.
+Between ``go`` and the end of a run the parent sleeps, but for killing the victim of a crash. What is reported is read
+out of the log; of the workers' answers only their CPU time, their errors and the commands that they sent are taken.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from time import monotonic_ns as clock
 
+from ..processes import end_all
 from ..rivals import Entry
 from ..stats import Sample, encode
-from ..workers import PATIENCE, Meanwhile, Turn, WorkerError, WorkerProcess, end_all
+from ..workers import ANSWER_SECONDS, Meanwhile, Turn, WorkerError, WorkerProcess
 from .analysis import measure
 from .contests import Contest
 from .log import PID, START, STOP, Log, Shape, shape_for
@@ -34,7 +35,7 @@ def shape_of(turn: Turn) -> Shape:
     return shape_for(contest.lanes + contest.holders, contest.cells, turn.seconds, contest.laps, contest.rate)
 
 
-class Crew:
+class Workers:
     """A rival in several processes. ``versions`` as the first of them reports them; ``wrong`` what a run got wrong;
     ``due``: key changes without which the server cannot have given all that was granted in it."""
 
@@ -73,17 +74,17 @@ class Crew:
     def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
         """Make a log in which each of the turns has room; ``label`` names the connections and begins the keys."""
         contests = [self.own(turn.contest) for turn in turns if turn.contest is not None]
-        crews = max(contest.crews for contest in contests)
+        count = max(contest.workers for contest in contests)
         if any(contest.role == "crash" for contest in contests):
             self._renew_first()
-        self.grow(crews)
+        self.grow(count)
         self.greet()
         size = max(shape_of(turn).size for turn in turns)
         self._log = Log.create(size)
-        for process in self.processes[:crews]:
-            process.tell("open", url=self._url, label=label, path=self._log.path, size=size)
-        for process in self.processes[:crews]:
-            process.hear()
+        for process in self.processes[:count]:
+            process.order("open", url=self._url, label=label, path=self._log.path, size=size)
+        for process in self.processes[:count]:
+            process.answer()
         self._log.unlink()
 
     def _renew_first(self) -> None:
@@ -98,21 +99,21 @@ class Crew:
         """One run. Raises WorkerError if a worker did not survive it; failures of single calls are counted."""
         assert self._log is not None and turn.contest is not None, "open comes before run"
         contest, log = self.own(turn.contest), self._log
-        crew = self.processes[: contest.crews]
+        workers = self.processes[: contest.workers]
         log.clear(shape_of(turn))
-        told = {"contest": asdict(contest), "shape": asdict(log.shape), "seconds": turn.seconds, "seed": turn.seed}
-        for number, process in enumerate(crew):
-            process.tell("arm", process=number, **told)
-        for process in crew:
-            process.hear()
+        order = {"contest": asdict(contest), "shape": asdict(log.shape), "seconds": turn.seconds, "seed": turn.seed}
+        for number, process in enumerate(workers):
+            process.order("arm", process=number, **order)
+        for process in workers:
+            process.answer()
         start = log.words[START] = clock() + LEAD_NS + LEAD_NS_A_LANE * contest.lanes
-        for process in crew:
-            process.tell("go")
+        for process in workers:
+            process.order("go")
         if contest.role == "crash":
             time.sleep(max(0, start + int(turn.seconds * 1e9) - clock()) / 1e9)
             os.kill(log.words[PID], signal.SIGKILL)
-        patience = 2 * turn.seconds + contest.patience + contest.lease + PATIENCE
-        answers = [process.hear(patience, meanwhile) for process in crew]
+        timeout = 2 * turn.seconds + contest.patience + contest.lease + ANSWER_SECONDS
+        answers = [process.answer(timeout, meanwhile) for process in workers]
         self.errors = [text for answer in answers for text in answer["errors"]]
         sent = [answer["sent"] for answer in answers]
         sample = self._sample(contest, turn, start, sum(answer["cpu"] for answer in answers))
@@ -133,9 +134,9 @@ class Crew:
     def close(self) -> None:
         """Disconnect; the processes wait for the next scenario."""
         for process in self.processes:
-            process.tell("close")
+            process.order("close")
         for process in self.processes:
-            process.hear()
+            process.answer()
         self._unmap()
 
     def stop(self) -> None:
