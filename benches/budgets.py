@@ -97,7 +97,7 @@ def _part(rival: str, of: str) -> Measure:
 
 
 def _in_rounds(p99: Measure) -> Measure:
-    """A p99 as a multiple of the time in which every lane holds once."""
+    """A p99 as a multiple of the time in which every client holds once."""
 
     def measure(results: Results, scenario: str) -> float | None:
         wait = p99(results, scenario)
@@ -156,9 +156,9 @@ def _growth(rival: str) -> Measure:
 
 CONTENTION = (
     Budget("hot, grants/s, part of one holder's alone", "hot", 0.97, True, _part("fastlock", "alone")),
-    Budget("hot, p99 of the wait, times lanes x hold", "hot", 1.3, False, _p99, _punctual),
+    Budget("hot, p99 of the wait, times clients x hold", "hot", 1.3, False, _p99, _punctual),
     Budget(
-        "hot, fair, grants of the least served lane, part of the best served one's", "hot", 0.95, True,
+        "hot, fair, grants of the least served client, part of the best served one's", "hot", 0.95, True,
         _of("fair", lambda row: row.fairness.min_over_max if row.fairness else None),
     ),
     Budget("hot, fair, commands sent per grant", "hot", 3, False, _of("fair", lambda row: row.sent_per_grant)),

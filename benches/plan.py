@@ -90,9 +90,9 @@ class Stage:
     loop: str = ""
 
     def warm_up(self, turns: Sequence[Turn]) -> Turn | None:
-        """A short run that counts for nothing, of all lanes, to open all connections. None: who waits for a dead holder
+        """A short run of all clients that counts for nothing, to open connections. None: who waits for a dead holder
         has the time to warm up."""
-        turn = max(turns, key=lambda turn: turn.contest.lanes if turn.contest else 0)
+        turn = max(turns, key=lambda turn: turn.contest.clients if turn.contest else 0)
         contest = turn.contest
         if contest is not None and contest.role == "crash":
             return None
@@ -253,7 +253,7 @@ def _left_out(stages: Sequence[Stage], seats: Sequence[Seat], wishes: Wishes) ->
 def _uncontended(scenario: uncontended.Scenario, rounds: int, seconds: float) -> Stage:
     parameters = {
         "processes": 1,
-        "lanes": scenario.lanes,
+        "lanes": scenario.clients,
         "face": scenario.face,
         "loop": scenario.loop or None,
         "names": scenario.names,
@@ -282,13 +282,13 @@ def _contested(scenario: contests.Scenario, wishes: Wishes, rounds: int, given: 
     rounds = wishes.rounds or (scenario.quick_rounds if wishes.quick else None) or rounds
     parameters = {**swept[0][1].as_dict(), "seconds": seconds, "rounds": rounds}
     if scenario.kind == "waiters":
-        parameters |= {"lanes": max(found.lanes for _, found in swept), "waiters": [x for x, _ in swept]}
+        parameters |= {"lanes": max(found.clients for _, found in swept), "waiters": [x for x, _ in swept]}
     if scenario.kind == "load":
         parameters["rate"] = [x for x, _ in swept]
     if max(found.rate for _, found in swept) * seconds > MOST_ARRIVALS:
         raise Refusal(f"--rate: more than {MOST_ARRIVALS:,} arrivals in a run of {seconds:g} seconds")
     longer = contests.ARRIVING if scenario.kind == "waiters" and not wishes.seconds else 0.0
-    turns = tuple((x, Turn(seconds + longer * found.lanes, found)) for x, found in swept)
+    turns = tuple((x, Turn(seconds + longer * found.clients, found)) for x, found in swept)
     loop = contest.loop if contest.face == "tasks" else ""
     return Stage(scenario.name, scenario.title, scenario.kind, "grants", contest.face, rounds, turns, parameters, loop)
 
@@ -301,11 +301,11 @@ def _changed(scenario: contests.Scenario, wishes: Wishes, mine: set[str]) -> Con
     if processes < least:
         raise Refusal(f"{scenario.name} needs {least} processes: one to hold the name and one to wait for it")
     per_process = wishes.threads or wishes.tasks
-    fresh = -(-contest.lanes // contest.processes)
-    lanes = processes * (per_process or fresh)
+    fresh = -(-contest.clients // contest.processes)
+    clients = processes * (per_process or fresh)
     if scenario.name == "crash":  # the victim has a process of its own
-        lanes = max(contest.names, (processes - 1) * (per_process or contest.lanes // (contest.processes - 1)))
-    changed: dict[str, Any] = {"processes": processes, "lanes": lanes}
+        clients = max(contest.names, (processes - 1) * (per_process or contest.clients // (contest.processes - 1)))
+    changed: dict[str, Any] = {"processes": processes, "clients": clients}
     if wishes.threads or wishes.tasks:
         changed["face"] = "threads" if wishes.threads else "tasks"
     if "names" in mine:
@@ -313,7 +313,7 @@ def _changed(scenario: contests.Scenario, wishes: Wishes, mine: set[str]) -> Con
         if scenario.name == "crash":
             if wishes.names == OWN:
                 raise Refusal("crash: those who wait must want the names of the one that is killed, not their own")
-            changed["lanes"] = max(lanes, wishes.names or 1)
+            changed["clients"] = max(clients, wishes.names or 1)
     if "zipf" in mine and changed.get("names", contest.names) > 1:
         changed["zipf"] = wishes.zipf
     elif "zipf" in mine and wishes.scenarios:

@@ -46,8 +46,8 @@ NOTES = {
     " he might have waited; rel: the call to release.",
     "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait, CPU per grant (waiters), and"
     " what was missed (not had in time) or failed (raised), where anything was.",
-    "gap": "gap: release called to next holder running, by another lane, while somebody waited. Jain: 1 is even, over"
-    " lanes; min/max: grants of the lane with fewest to that with most. missed: not had in time, or refused.",
+    "gap": "gap: release called to next holder running, by another client, while somebody waited. Jain: 1 is even, over"
+    " clients; min/max: grants of the client with fewest to that with most. missed: not had in time, or refused.",
     "storm": "served in: from the release to the last grant; order: 1 first come first served, 0 none.",
     "crash": "recovery: from the end of the dead holder's lease to the next grant.",
     "round trip": "round trip: two PINGs, blocking socket. Waking a sleeping thread costs 5 us on one machine, 40 us on"
@@ -128,7 +128,7 @@ def caption(stage: Stage) -> str:
     if stage.kind == "pair":
         return stage.title
     settings = stage.parameters
-    lanes = f"{settings['processes']} processes, {settings['lanes']:,} {stage.face}"
+    clients = f"{settings['processes']} processes, {settings['lanes']:,} {stage.face}"
     names = settings["names"]
     loop = f", {settings['rate']:g} arrivals/s" if isinstance(settings["rate"], float) and settings["rate"] else ""
     said = [
@@ -137,7 +137,7 @@ def caption(stage: Stage) -> str:
         f"held {settings['hold_ms']:g} ms",
         *([] if settings["blocking"] else ["try-lock"]),
     ]
-    return f"{stage.title} ({lanes}, {', '.join(said)}{loop})"
+    return f"{stage.title} ({clients}, {', '.join(said)}{loop})"
 
 
 def beside(taken: Taken) -> str:

@@ -1,8 +1,8 @@
 """Scenarios without contention: what every rival does, how it is clocked and counted, inside its worker process.
 
-Law: one loop body for all rivals. A lap is one pair (batch: one acquire_many + release_many), clocked in nanoseconds
+All rivals share one loop body. A lap is one pair (batch: one acquire_many + release_many), clocked in nanoseconds
 into an array made beforehand; laps follow each other without a pause, so a lap with 1,000 tasks is mostly queueing:
-closed loop. Acquired, released and lapped are counted apart, for the parent to compare.
+closed loop. Acquires, releases and laps are counted apart, for the parent to compare.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .orders import error_text
 from .rivals import LEASE, MakeAsyncLock, MakeLock, Rival, Tasks, Threads
 
 ROOM_RATE = 1_000_000
-"""Laps per second for which arrays are made, over all lanes; later laps are counted but not kept for percentiles."""
+"""Laps per second for which arrays are made, over all clients; later laps are counted but not kept for percentiles."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who does what: ``face`` is threads, tasks or batch; ``lanes`` callers side by side; ``names`` distinct names."""
+    """Who does what: ``face`` is threads, tasks or batch; ``clients`` call side by side; ``names`` distinct names."""
 
     name: str
     face: str
-    lanes: int
+    clients: int
     names: int
     loop: str
     title: str
@@ -48,7 +48,7 @@ SCENARIOS = {
 
 
 @dataclass
-class Lane:
+class Client:
     """One caller and what it counted."""
 
     laps: array[int]
@@ -62,7 +62,7 @@ class Lane:
 
 @dataclass
 class Tally:
-    """One run over all lanes. ``seconds`` from the first start to the last finish."""
+    """One run over all clients. ``seconds`` from the first start to the last finish."""
 
     pairs: int
     acquired: int
@@ -81,7 +81,7 @@ class OpenScenario(Protocol):
 
 
 def open_scenario(scenario: Scenario, rival: Rival, url: str, label: str) -> OpenScenario:
-    """Open ``scenario`` for ``rival``; names begin with ``label``. Raises what its client raises."""
+    """Open ``scenario`` for ``rival``; names begin with ``label``. Raises what the rival raises."""
     keys = [f"{label}:{number}" for number in range(scenario.names)]
     if scenario.face == "tasks":
         return _OnTasks(scenario, rival, url, label, keys)
@@ -92,11 +92,11 @@ def open_scenario(scenario: Scenario, rival: Rival, url: str, label: str) -> Ope
     return _OnThreads(threads, keys)
 
 
-def thread_lane(lane: Lane, lock: MakeLock, key: str, gate: threading.Barrier, span: int) -> None:
+def thread_client(client: Client, lock: MakeLock, key: str, gate: threading.Barrier, span: int) -> None:
     """Pairs on ``key``, one after another, for ``span`` nanoseconds after the gate opens."""
-    laps, room, acquired, released = lane.laps, len(lane.laps), 0, 0
+    laps, room, acquired, released = client.laps, len(client.laps), 0, 0
     gate.wait()
-    lane.started = last = clock()
+    client.started = last = clock()
     end = last + span
     try:
         while last < end:
@@ -107,16 +107,16 @@ def thread_lane(lane: Lane, lock: MakeLock, key: str, gate: threading.Barrier, s
                 laps[released] = now - last
             released += 1
             last = now
-    except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = error_text(error)
-    lane.count, lane.acquired, lane.released, lane.finished = released, acquired, released, last
+    except Exception as error:  # a client reports; the parent fails the run
+        client.error = error_text(error)
+    client.count, client.acquired, client.released, client.finished = released, acquired, released, last
 
 
-async def task_lane(lane: Lane, lock: MakeAsyncLock, key: str, gate: asyncio.Event, span: int) -> None:
-    """The same for a task: kept line by line beside ``thread_lane``."""
-    laps, room, acquired, released = lane.laps, len(lane.laps), 0, 0
+async def task_client(client: Client, lock: MakeAsyncLock, key: str, gate: asyncio.Event, span: int) -> None:
+    """``thread_client`` for a task: kept line by line beside it."""
+    laps, room, acquired, released = client.laps, len(client.laps), 0, 0
     await gate.wait()
-    lane.started = last = clock()
+    client.started = last = clock()
     end = last + span
     try:
         while last < end:
@@ -127,54 +127,56 @@ async def task_lane(lane: Lane, lock: MakeAsyncLock, key: str, gate: asyncio.Eve
                 laps[released] = now - last
             released += 1
             last = now
-    except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = error_text(error)
-    lane.count, lane.acquired, lane.released, lane.finished = released, acquired, released, last
+    except Exception as error:  # a client reports; the parent fails the run
+        client.error = error_text(error)
+    client.count, client.acquired, client.released, client.finished = released, acquired, released, last
 
 
-def batch_lane(lane: Lane, batch: Callable[[Sequence[str]], tuple[int, int]], keys: Sequence[str], span: int) -> None:
+def batch_client(
+    client: Client, batch: Callable[[Sequence[str]], tuple[int, int]], keys: Sequence[str], span: int
+) -> None:
     """Whole batches of ``keys``, one after another, for ``span`` nanoseconds."""
-    laps, room = lane.laps, len(lane.laps)
-    lane.started = last = clock()
+    laps, room = client.laps, len(client.laps)
+    client.started = last = clock()
     end = last + span
     try:
         while last < end:
             acquired, released = batch(keys)
-            lane.acquired += acquired
-            lane.released += released
+            client.acquired += acquired
+            client.released += released
             now = clock()
-            if lane.count < room:
-                laps[lane.count] = now - last
-            lane.count += 1
+            if client.count < room:
+                laps[client.count] = now - last
+            client.count += 1
             last = now
-    except Exception as error:  # a lane reports; the parent fails the run
-        lane.error = error_text(error)
-    lane.finished = last
+    except Exception as error:  # a client reports; the parent fails the run
+        client.error = error_text(error)
+    client.finished = last
 
 
-def make_lanes(count: int, seconds: float) -> list[Lane]:
-    """Lanes with arrays for twice their fair share of ``ROOM_RATE``."""
+def make_clients(count: int, seconds: float) -> list[Client]:
+    """Clients with arrays for twice their fair share of ``ROOM_RATE``."""
     room = 16 + int(2 * seconds * ROOM_RATE / count)
-    return [Lane(array("q", bytes(8 * room))) for _ in range(count)]
+    return [Client(array("q", bytes(8 * room))) for _ in range(count)]
 
 
-def tally(lanes: Iterable[Lane], pairs_a_lap: int = 1) -> Tally:
-    """Add the lanes up."""
-    lanes, laps = list(lanes), array("q")
-    for lane in lanes:
-        laps.extend(lane.laps[: lane.count])
+def tally(clients: Iterable[Client], pairs_a_lap: int = 1) -> Tally:
+    """Add the clients up."""
+    clients, laps = list(clients), array("q")
+    for client in clients:
+        laps.extend(client.laps[: client.count])
     return Tally(
-        pairs=pairs_a_lap * sum(lane.count for lane in lanes),
-        acquired=sum(lane.acquired for lane in lanes),
-        released=sum(lane.released for lane in lanes),
-        seconds=(max(lane.finished for lane in lanes) - min(lane.started for lane in lanes)) / 1e9,
+        pairs=pairs_a_lap * sum(client.count for client in clients),
+        acquired=sum(client.acquired for client in clients),
+        released=sum(client.released for client in clients),
+        seconds=(max(client.finished for client in clients) - min(client.started for client in clients)) / 1e9,
         laps=laps,
-        errors=sorted({lane.error for lane in lanes if lane.error}),
+        errors=sorted({client.error for client in clients if client.error}),
     )
 
 
 class _OnThreads:
-    """A thread a lane, all over one client."""
+    """A thread for each client, all over what the rival opened."""
 
     def __init__(self, threads: Threads, keys: Sequence[str]) -> None:
         if threads.lock is None:
@@ -182,17 +184,17 @@ class _OnThreads:
         self._lock, self._keys, self._close = threads.lock, keys, threads.close
 
     def run(self, seconds: float) -> Tally:
-        lanes, span = make_lanes(len(self._keys), seconds), int(seconds * 1e9)
-        gate = threading.Barrier(len(lanes))
+        clients, span = make_clients(len(self._keys), seconds), int(seconds * 1e9)
+        gate = threading.Barrier(len(clients))
         callers = [
-            threading.Thread(target=thread_lane, args=(lane, self._lock, key, gate, span))
-            for lane, key in zip(lanes, self._keys, strict=True)
+            threading.Thread(target=thread_client, args=(client, self._lock, key, gate, span))
+            for client, key in zip(clients, self._keys, strict=True)
         ]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
-        return tally(lanes)
+        return tally(clients)
 
     def close(self) -> None:
         self._close()
@@ -210,16 +212,16 @@ class _Batches:
         self._batch, self._keys, self._close = batch, keys, close
 
     def run(self, seconds: float) -> Tally:
-        (lane,) = make_lanes(1, seconds)
-        batch_lane(lane, self._batch, self._keys, int(seconds * 1e9))
-        return tally([lane], len(self._keys))
+        (client,) = make_clients(1, seconds)
+        batch_client(client, self._batch, self._keys, int(seconds * 1e9))
+        return tally([client], len(self._keys))
 
     def close(self) -> None:
         self._close()
 
 
 class _OnTasks:
-    """A task a lane, all over one client, on one loop that lives as long as the client."""
+    """A task for each client, all over what the rival opened, on a loop that lives as long."""
 
     def __init__(self, scenario: Scenario, rival: Rival, url: str, label: str, keys: Sequence[str]) -> None:
         new_loop = importlib.import_module(scenario.loop).new_event_loop
@@ -235,12 +237,12 @@ class _OnTasks:
         return self._runner.run(self._race(seconds))
 
     async def _race(self, seconds: float) -> Tally:
-        lanes, span, gate = make_lanes(len(self._keys), seconds), int(seconds * 1e9), asyncio.Event()
+        clients, span, gate = make_clients(len(self._keys), seconds), int(seconds * 1e9), asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            for lane, key in zip(lanes, self._keys, strict=True):
-                group.create_task(task_lane(lane, self._tasks.lock, key, gate, span))
+            for client, key in zip(clients, self._keys, strict=True):
+                group.create_task(task_client(client, self._tasks.lock, key, gate, span))
             gate.set()
-        return tally(lanes)
+        return tally(clients)
 
     def close(self) -> None:
         async def end() -> None:

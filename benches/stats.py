@@ -39,7 +39,7 @@ class Sample:
     grants: those within the ``seconds`` of the run, out of which rates are made; acquired, released: all of them, also
     those that ended after it, which is what CPU and commands were spent on. commands: those that the server ran, also
     within scripts; sent: those that the clients sent, as they count them. score: what the ratio compares, if that is
-    not the rate. histograms: encoded, by kind. lanes: grants of each lane.
+    not the rate. histograms: encoded, by kind. clients: grants of each client.
     """
 
     grants: int
@@ -59,7 +59,7 @@ class Sample:
     served_seconds: float | None = None
     order: float | None = None
     histograms: dict[str, str] = field(default_factory=dict)
-    lanes: list[int] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -73,7 +73,7 @@ class Sample:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what the row holds merged is left out."""
-        return {key: value for key, value in asdict(self).items() if key not in ("histograms", "lanes")}
+        return {key: value for key, value in asdict(self).items() if key not in ("histograms", "clients")}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Fairness:
-    """How evenly the lanes were served: 1 is even. ``grants`` of each lane over all rounds, most first."""
+    """How evenly the clients were served: 1 is even. ``grants`` of each client over all rounds, most first."""
 
     jain: float | None
     min_over_max: float | None
@@ -242,12 +242,12 @@ def percentiles(histogram: Any) -> Percentiles | None:
 
 
 def fairness(samples: Sequence[Sample]) -> Fairness | None:
-    """Over lanes, their grants summed over the rounds; None where there is one lane at most, or none was counted."""
-    lanes = [sum(counts) for counts in zip(*(sample.lanes for sample in samples), strict=True)]
-    if len(lanes) < 2:
+    """Over clients, their grants summed over the rounds; None where there is at most one, or none was counted."""
+    clients = [sum(counts) for counts in zip(*(sample.clients for sample in samples), strict=True)]
+    if len(clients) < 2:
         return None
-    most = max(lanes)
-    return Fairness(jain(lanes), min(lanes) / most if most else None, sorted(lanes, reverse=True))
+    most = max(clients)
+    return Fairness(jain(clients), min(clients) / most if most else None, sorted(clients, reverse=True))
 
 
 def _share(part: int, samples: Sequence[Sample]) -> float | None:

@@ -18,9 +18,9 @@ from hdrh.histogram import HdrHistogram
 
 from fastlock._cli.console import Refusal
 from fastlock.benches import measures, stats
-from fastlock.benches.contention import analysis, contests, lanes
+from fastlock.benches.contention import analysis, clients, contests
 from fastlock.benches.contention.contests import Contest
-from fastlock.benches.contention.log import ATTEMPTS, COUNT, FAILURES, LATE, LOST, MET, Grant, Lane, Log, shape_for
+from fastlock.benches.contention.log import ATTEMPTS, COUNT, FAILURES, LATE, LOST, MET, Client, Grant, Log, shape_for
 from fastlock.benches.contention.workers import Workers
 from fastlock.benches.plan import Wishes, make_plan
 from fastlock.benches.rivals import ALONE_ENTRY
@@ -32,19 +32,19 @@ LEASE = 10_000 * MS
 HOT = Contest("threads", 2, 4, 1)
 
 
-def grant(lane: int, called: int, granted: int, releasing: int, released: int = 0, name: int = 0) -> Grant:
-    return Grant(lane, name, called, called, granted, releasing, released or releasing + 1)
+def grant(client: int, called: int, granted: int, releasing: int, released: int = 0, name: int = 0) -> Grant:
+    return Grant(client, name, called, called, granted, releasing, released or releasing + 1)
 
 
-def gave_up(lane: int, called: int, now: int, intended: int = 0) -> Grant:
-    return Grant(lane, 0, intended or called, called, -now, 0, 0)
+def gave_up(client: int, called: int, now: int, intended: int = 0) -> Grant:
+    return Grant(client, 0, intended or called, called, -now, 0, 0)
 
 
 def findings(records: list[Grant], contest: Contest = HOT, seconds: float = 1.0, **words: int) -> analysis.Findings:
-    tallies = [[0] * 8 for _ in range(contest.lanes + contest.holders)]
+    tallies = [[0] * 8 for _ in range(contest.clients + contest.holders)]
     for record in records:
-        tallies[record.lane][COUNT] += 1
-        tallies[record.lane][1] += 1
+        tallies[record.client][COUNT] += 1
+        tallies[record.client][1] += 1
     for word, value in words.items():
         tallies[0][{"met": MET, "lost": LOST, "late": LATE}[word]] = value
     return analysis.measure(contest, records, tallies, [0] * contest.cells, 0, seconds)
@@ -86,10 +86,10 @@ def test_violations_seen_by_the_cells_count(words: dict[str, int]) -> None:
     assert "more than one held" in found.wrong[0]
 
 
-def test_violation_names_lanes_and_time() -> None:
+def test_violation_names_clients_and_time() -> None:
     found = findings([grant(0, 1, 2_000, 50_000), grant(3, 1, 12_000, 60_000)])
     assert found.counts["violations"] == 1
-    assert "name 0 granted to lane 3, 10 us after lane 0" in found.wrong[0]
+    assert "name 0 granted to client 3, 10 us after client 0" in found.wrong[0]
 
 
 def test_clean_run_has_no_violation() -> None:
@@ -98,7 +98,7 @@ def test_clean_run_has_no_violation() -> None:
 
 
 def test_lost_updates() -> None:
-    records = [grant(lane, 1, 2 + 10 * lane, 5 + 10 * lane) for lane in range(4)]
+    records = [grant(client, 1, 2 + 10 * client, 5 + 10 * client) for client in range(4)]
     assert analysis.lost_updates(records, [4]) == 0
     assert analysis.lost_updates(records, [3]) == 1
     sale = replace(HOT, books=True)
@@ -116,8 +116,8 @@ def test_lost_updates() -> None:
         ([grant(0, 1, 2, 5)], 2),
         ([grant(0, 1, 2, 5), grant(1, 1, 6, 9)], 2),  # to the same process, within which the lease may be handed over
         ([grant(0, 1, 2, 5), grant(2, 1, 6, 9)], 4),  # to another process
-        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9)], 4),  # no lane hands a lease over to itself
-        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9), gave_up(1, 3, 6)], 2),  # another lane may have had it in between
+        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9)], 4),  # no client hands a lease over to itself
+        ([grant(0, 1, 2, 5), grant(0, 6, 7, 9), gave_up(1, 3, 6)], 2),  # another client may have had it in between
         ([grant(0, 1, 2, 5), grant(1, 1, 6, 9, name=1)], 4),
         ([Grant(0, 0, 1, 1, 2, 0, 0), grant(2, 1, 6, 9)], 3),  # never released
     ],
@@ -128,7 +128,7 @@ def test_key_changes_that_the_server_must_have_made(records: list[Grant], due: i
     assert found.due == sum((record.granted > 0) + (record.released > 0) for record in records)
 
 
-def test_lanes_know_their_process() -> None:
+def test_clients_know_their_process() -> None:
     assert Contest("threads", 2, 5, 1).process_of() == [0, 0, 1, 1, 1]
     assert Contest("threads", 3, 4, 1, role="crash").process_of() == [1, 1, 2, 2, 0]
     assert Contest("tasks", 2, 2, 1, role="storm").process_of() == [0, 1, 0]
@@ -157,7 +157,7 @@ def test_punctual_waits() -> None:
     ("records", "gaps"),
     [
         ([grant(0, 1, 2, 100), grant(1, 50, 130, 200)], [30]),
-        ([grant(0, 1, 2, 100), grant(1, 110, 130, 200)], []),  # no lane waited: the name was free
+        ([grant(0, 1, 2, 100), grant(1, 110, 130, 200)], []),  # no client waited: the name was free
         ([grant(0, 1, 2, 100), grant(0, 101, 110, 120), grant(1, 50, 130, 200)], [10]),  # barged; then handed over
         ([grant(0, 1, 2, 100), grant(2, 105, 115, 120), grant(1, 50, 130, 200)], [15, 10]),  # a newcomer was faster
         ([Grant(0, 0, 1, 1, 2, 0, 0), grant(1, 50, 130, 200)], []),  # never released
@@ -177,7 +177,7 @@ def test_recoveries_count_from_the_end_of_the_dead_lease() -> None:
     assert found.times["recovery"] == [8 * MS]
     assert found.counts["grants"] == 2  # the victim's grant does not count
     assert found.counts["score"] == pytest.approx(125)
-    assert found.counts["lanes"] == []
+    assert found.counts["clients"] == []
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_recoveries_count_from_the_end_of_the_dead_lease() -> None:
         (5 * MS, 302 * MS + MS // 2, [1 * MS]),
         (5 * MS, 304 * MS, [2 * MS]),
         (301 * MS, 304 * MS, [2 * MS]),  # 1 ms before the end
-        (303 * MS, 304 * MS, []),  # no lane waited when the lease ended
+        (303 * MS, 304 * MS, []),  # no client waited when the lease ended
     ],
 )
 def test_recovery_counts_waiters_and_whole_milliseconds(called: int, granted: int, found: list[int]) -> None:
@@ -197,7 +197,7 @@ def test_recovery_counts_waiters_and_whole_milliseconds(called: int, granted: in
 
 def test_waiters_of_a_crash_come_while_the_lease_lasts() -> None:
     crash = contests.SCENARIOS["crash"].contest
-    assert all(0 <= at < crash.lease / 2 * 1e9 for (at,) in lanes.arrivals(crash, 7, 0.1))
+    assert all(0 <= at < crash.lease / 2 * 1e9 for (at,) in clients.arrivals(crash, 7, 0.1))
 
 
 # ------------------------------------------------------------------------------------------- counts, waits, fairness
@@ -208,14 +208,14 @@ def test_late_grants_count_for_waits_and_not_for_the_rate() -> None:
     found = findings([grant(0, 1, 2, 5), grant(1, 1, 2 * second, 3 * second)])
     assert (found.counts["grants"], found.counts["acquired"]) == (1, 2)
     assert found.times["wait"] == [1, 2 * second - 1]
-    assert found.counts["lanes"] == [1, 0, 0, 0]
+    assert found.counts["clients"] == [1, 0, 0, 0]
 
 
 def test_waits_that_timed_out_count() -> None:
     patient = replace(HOT, patience=0.1)
     found = findings([grant(0, 1, 2, 5), gave_up(1, 10, 10 + 100 * MS), gave_up(2, 10, 20 * MS)], patient)
     assert found.counts["timeouts"] == 2
-    assert sorted(found.times["wait"]) == [1, 100 * MS, 100 * MS]  # the other lane might have waited as long
+    assert sorted(found.times["wait"]) == [1, 100 * MS, 100 * MS]  # the other client might have waited as long
 
 
 def test_early_refusals_count_as_the_full_timeout() -> None:
@@ -254,7 +254,7 @@ def test_open_loop_counts_from_the_intended_start() -> None:
 def test_storm_lasts_from_the_release_to_the_last_grant() -> None:
     contest = Contest("tasks", 1, 3, 1, laps=1, patience=2.0, role="storm")
     holder = grant(3, 1, 2, 100 * MS)
-    served = [grant(lane, 5 + lane, (110 + 10 * lane) * MS, (112 + 10 * lane) * MS) for lane in range(3)]
+    served = [grant(client, 5 + client, (110 + 10 * client) * MS, (112 + 10 * client) * MS) for client in range(3)]
     found = findings([holder, *served], contest)
     assert found.counts["served_seconds"] == found.counts["seconds"] == pytest.approx(0.03)
     assert found.counts["order"] == pytest.approx(1)
@@ -266,7 +266,7 @@ def test_storm_lasts_from_the_release_to_the_last_grant() -> None:
 
 def test_order_kept() -> None:
     def queue(*granted: int) -> list[Grant]:
-        return [grant(lane, lane + 1, at, at + 1) for lane, at in enumerate(granted)]
+        return [grant(client, client + 1, at, at + 1) for client, at in enumerate(granted)]
 
     assert analysis.order_kept(queue(10, 20, 30, 40)) == pytest.approx(1)
     assert analysis.order_kept(queue(40, 30, 20, 10)) == pytest.approx(-1)
@@ -281,12 +281,12 @@ def test_jain(grants: list[int], index: float | None) -> None:
     assert measures.jain(grants) == (index if index is None else pytest.approx(index))
 
 
-def test_fairness_adds_rounds_up_lane_by_lane() -> None:
-    rounds = [Sample(6, 1, 6, 6, lanes=[4, 2]), Sample(6, 1, 6, 6, lanes=[0, 6])]
+def test_fairness_adds_rounds_up_client_by_client() -> None:
+    rounds = [Sample(6, 1, 6, 6, clients=[4, 2]), Sample(6, 1, 6, 6, clients=[0, 6])]
     found = stats.fairness(rounds)
     assert found is not None
     assert (found.grants, found.min_over_max) == ([8, 4], 0.5)
-    assert stats.fairness([Sample(6, 1, 6, 6, lanes=[6])]) is None
+    assert stats.fairness([Sample(6, 1, 6, 6, clients=[6])]) is None
 
 
 def test_percentiles_are_merged_never_averaged() -> None:
@@ -374,30 +374,30 @@ def test_ratio_inside_the_noise_is_marked(ratio: float, noisy: bool) -> None:
     assert stats.summarize("redis-py", base, base, width=0.1).noisy is None
 
 
-# -------------------------------------------------------------------------------------------------- lanes and the log
+# -------------------------------------------------------------------------------------------------- clients and the log
 
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    shape = shape_for(lanes=2, names=2, seconds=0.01)
+    shape = shape_for(clients=2, names=2, seconds=0.01)
     log = Log.create(shape.size)
     log.clear(shape)
     yield log
     log.close()
 
 
-def written(*lanes: Lane) -> None:
-    for lane in lanes:
-        lane.write()
+def written(*clients: Client) -> None:
+    for client in clients:
+        client.write()
 
 
 def test_log_can_be_read_after_its_writer_was_killed(log: Log) -> None:
     def write() -> None:
         mapped = Log(log.path, log.shape.size)
         mapped.shape = log.shape
-        lane = Lane(mapped, 1, LEASE)
-        lane.granted(1, 10, 20, 30)
-        lane.write()
+        client = Client(mapped, 1, LEASE)
+        client.granted(1, 10, 20, 30)
+        client.write()
         os.kill(os.getpid(), signal.SIGKILL)
 
     child = multiprocessing.get_context("fork").Process(target=write)
@@ -409,7 +409,7 @@ def test_log_can_be_read_after_its_writer_was_killed(log: Log) -> None:
 
 def test_cells_see_a_second_holder(log: Log) -> None:
     promise = 1 << 61  # the lease lasts, whatever the clock says
-    one, other = Lane(log, 0, promise), Lane(log, 1, promise)
+    one, other = Client(log, 0, promise), Client(log, 1, promise)
     one.granted(0, 10, 10, 20)
     other.granted(0, 10, 10, 30)
     one.leaving(0)
@@ -422,7 +422,7 @@ def test_cells_see_a_second_holder(log: Log) -> None:
 
 
 def test_cells_ignore_overlaps_after_the_end_of_a_lease(log: Log) -> None:
-    one, other = Lane(log, 0, 100), Lane(log, 1, 100)
+    one, other = Client(log, 0, 100), Client(log, 1, 100)
     one.granted(0, 10, 10, 20)
     other.granted(0, 120, 120, 130)
     one.leaving(0)
@@ -432,22 +432,22 @@ def test_cells_ignore_overlaps_after_the_end_of_a_lease(log: Log) -> None:
 
 
 def test_cells_of_another_name_do_not_matter(log: Log) -> None:
-    one, other = Lane(log, 0, LEASE), Lane(log, 1, LEASE)
+    one, other = Client(log, 0, LEASE), Client(log, 1, LEASE)
     one.granted(0, 10, 10, 20)
     other.granted(1, 10, 10, 30)
     written(one, other)
     assert (log.tally(0)[MET], log.tally(1)[MET]) == (0, 0)
 
 
-def test_lane_stops_before_its_log_is_full(log: Log) -> None:
-    lane = Lane(log, 0, LEASE)
+def test_client_stops_before_its_log_is_full(log: Log) -> None:
+    client = Client(log, 0, LEASE)
     for number in range(log.shape.capacity):
-        assert not lane.stopped
-        lane.granted(0, number + 1, number + 1, number + 1)
-        lane.leaving(0)
-        lane.released(number + 1, number + 1)
-    assert lane.stopped and lane.full
-    written(lane)
+        assert not client.stopped
+        client.granted(0, number + 1, number + 1, number + 1)
+        client.leaving(0)
+        client.released(number + 1, number + 1)
+    assert client.stopped and client.full
+    written(client)
     assert len(list(log.grants(2))) == log.shape.capacity
 
 
@@ -482,7 +482,7 @@ def gives_to_tasks(key: str, **options: object) -> Any:
     return types.SimpleNamespace(acquire=lambda: awaitable(True), release=lambda: awaitable(True))
 
 
-def run_lane(
+def run_client(
     log: Log,
     kind: str,
     contest: Contest,
@@ -490,36 +490,36 @@ def run_lane(
     seconds: float,
     thread: Any = Raises,
     task: Any = RaisesToTasks,
-    early: lanes.Early | None = None,
-) -> lanes.Job:
-    """Run one lane, with locks that raise if no others are given."""
-    job = lanes.Job(Lane(log, 0, LEASE), contest, (0,), ("key",), due, seconds, early or lanes.Early(0))
+    early: clients.Early | None = None,
+) -> clients.Job:
+    """Run one client, with locks that raise if no others are given."""
+    job = clients.Job(Client(log, 0, LEASE), contest, (0,), ("key",), due, seconds, early or clients.Early(0))
     job.begin(time.monotonic_ns())
     if kind == "threads":
-        lanes.thread_lane(job, thread)
+        clients.thread_client(job, thread)
     else:
-        asyncio.run(lanes.task_lane(job, task))
-    written(job.lane)
+        asyncio.run(clients.task_client(job, task))
+    written(job.client)
     return job
 
 
 def test_sleeps_are_shortened_after_late_wakeups() -> None:
-    early = lanes.Early(lanes.EARLIEST_NS)
+    early = clients.Early(clients.EARLIEST_NS)
     early.watch(time.monotonic_ns() - 1)
-    assert early.ns == 4 * lanes.STEP_NS and not early.watched
+    assert early.ns == 4 * clients.STEP_NS and not early.watched
     end = time.monotonic_ns() + 20 * MS
     early.watch(end)
-    assert time.monotonic_ns() >= end and early.ns == 3 * lanes.STEP_NS and early.watched > 0
+    assert time.monotonic_ns() >= end and early.ns == 3 * clients.STEP_NS and early.watched > 0
     for _ in range(1000):
         early.watch(0)
-    assert early.ns == lanes.EARLIEST_NS
+    assert early.ns == clients.EARLIEST_NS
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-@pytest.mark.parametrize("most", [0, lanes.EARLIEST_NS])
+@pytest.mark.parametrize("most", [0, clients.EARLIEST_NS])
 def test_holds_last_at_least_their_time(log: Log, kind: str, most: int) -> None:
-    early = lanes.Early(most)
-    run_lane(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, gives, gives_to_tasks, early)
+    early = clients.Early(most)
+    run_client(log, kind, replace(HOT, hold=0.002, laps=20), [], 1.0, gives, gives_to_tasks, early)
     records = list(log.grants(1))
     assert len(records) == 20 and all(record.releasing - record.granted >= 2 * MS for record in records)
     assert (early.ns + early.watched > 0) is (most > 0)
@@ -528,25 +528,25 @@ def test_holds_last_at_least_their_time(log: Log, kind: str, most: int) -> None:
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 @pytest.mark.parametrize("blocking", [True, False])
 def test_waits_that_raised_count(log: Log, kind: str, blocking: bool) -> None:
-    job = run_lane(log, kind, replace(HOT, blocking=blocking), [], 1.0)
+    job = run_client(log, kind, replace(HOT, blocking=blocking), [], 1.0)
     records = list(log.grants(1))
-    assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == lanes.TIRED
+    assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == clients.TIRED
     assert all(-record.granted - record.called >= 2 * MS for record in records)
-    assert job.lane.errors == ["ConnectionError: gone"] * 3
+    assert job.client.errors == ["ConnectionError: gone"] * 3
     found = analysis.measure(HOT, records, [log.tally(0)], [0], job.start, 1.0)
-    assert (found.counts["timeouts"], found.counts["failures"]) == (lanes.TIRED, lanes.TIRED)
+    assert (found.counts["timeouts"], found.counts["failures"]) == (clients.TIRED, clients.TIRED)
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_arrivals_of_a_lane_that_gave_up_are_never_served(log: Log, kind: str) -> None:
+def test_arrivals_of_a_client_that_gave_up_are_never_served(log: Log, kind: str) -> None:
     due = [at * MS for at in range(0, 400, 10)]
-    job = run_lane(log, kind, replace(HOT, lanes=1, rate=100.0), due, 0.4)
+    job = run_client(log, kind, replace(HOT, clients=1, rate=100.0), due, 0.4)
     records = list(log.grants(1))
     assert [record.intended - job.start for record in records] == due
-    assert log.tally(0)[FAILURES] == lanes.TIRED
-    never = records[lanes.TIRED :]
+    assert log.tally(0)[FAILURES] == clients.TIRED
+    never = records[clients.TIRED :]
     assert all(analysis.never_asked(record) for record in never)
-    # until when the other lanes work off their arrivals
+    # until when the other clients work off their arrivals
     assert {-record.granted - job.start for record in never} == {800 * MS}
     found = analysis.measure(job.contest, records, [log.tally(0)], [0], job.start, 0.4)
     assert found.counts["timeouts"] == found.counts["attempts"] == len(due)
@@ -554,38 +554,38 @@ def test_arrivals_of_a_lane_that_gave_up_are_never_served(log: Log, kind: str) -
 
 
 def test_arrivals_are_the_same_for_every_rival_and_keep_the_rate() -> None:
-    rated = replace(HOT, lanes=4, rate=4000.0)
-    streams = lanes.arrivals(rated, 7, 1.0)
-    assert streams == lanes.arrivals(rated, 7, 1.0)
-    assert streams[0] != streams[1] != lanes.arrivals(rated, 8, 1.0)[1]
+    rated = replace(HOT, clients=4, rate=4000.0)
+    streams = clients.arrivals(rated, 7, 1.0)
+    assert streams == clients.arrivals(rated, 7, 1.0)
+    assert streams[0] != streams[1] != clients.arrivals(rated, 8, 1.0)[1]
     assert sum(map(len, streams)) == 4000
     assert all(len(stream) == pytest.approx(1000, rel=0.2) for stream in streams)
     assert all(0 <= at < 1e9 for stream in streams for at in stream)
     assert all(stream == sorted(stream) for stream in streams)
-    assert lanes.arrivals(HOT, 7, 1.0) == [[], [], [], []]
+    assert clients.arrivals(HOT, 7, 1.0) == [[], [], [], []]
 
 
 def test_storm_waiters_arrive_before_the_release() -> None:
     storm = contests.SCENARIOS["storm"].contest
-    came = sorted(at for (at,) in lanes.arrivals(storm, 1, 0.4))
-    assert len(came) == storm.lanes
+    came = sorted(at for (at,) in clients.arrivals(storm, 1, 0.4))
+    assert len(came) == storm.clients
     assert 0 <= came[0] < came[-1] < 200 * MS
 
 
 def test_zipf_prefers_the_first_names() -> None:
     zipf = replace(HOT, names=100, zipf=1.1)
-    drawn = lanes.choices(zipf, 0, 0, lanes.popularity(100, 1.1))
+    drawn = clients.choices(zipf, 0, 0, clients.popularity(100, 1.1))
     assert drawn.count(0) > 5 * drawn.count(20) > 0
-    even = lanes.choices(replace(zipf, zipf=0.0), 0, 0, lanes.popularity(100, 0))
+    even = clients.choices(replace(zipf, zipf=0.0), 0, 0, clients.popularity(100, 0))
     assert even.count(0) < 3 * len(even) / 100
-    assert lanes.choices(replace(HOT, names=contests.OWN), 3, 0, []) == (3,)
+    assert clients.choices(replace(HOT, names=contests.OWN), 3, 0, []) == (3,)
 
 
-@pytest.mark.parametrize("lanes_, processes", [(1, 4), (7, 4), (16, 4), (1000, 4)])
-def test_lanes_are_spread_evenly(lanes_: int, processes: int) -> None:
-    contest = Contest("tasks", processes, lanes_, 1)
+@pytest.mark.parametrize("clients_, processes", [(1, 4), (7, 4), (16, 4), (1000, 4)])
+def test_clients_are_spread_evenly(clients_: int, processes: int) -> None:
+    contest = Contest("tasks", processes, clients_, 1)
     shares = [contest.share(process) for process in range(contest.workers)]
-    assert [lane for share in shares for lane in share] == list(range(lanes_))
+    assert [client for share in shares for client in share] == list(range(clients_))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert all(shares)
 
@@ -593,7 +593,7 @@ def test_lanes_are_spread_evenly(lanes_: int, processes: int) -> None:
 def test_victim_has_a_process_of_its_own() -> None:
     contest = contests.SCENARIOS["crash"].contest
     assert list(contest.share(0)) == []
-    assert [lane for process in (1, 2) for lane in contest.share(process)] == list(range(contest.lanes))
+    assert [client for process in (1, 2) for client in contest.share(process)] == list(range(contest.clients))
 
 
 # --------------------------------------------------------------------------------------------------------- the plan
@@ -638,7 +638,7 @@ def test_plan_of_wishes() -> None:
     (stage,) = plan.stages
     contest = stage.turns[0][1].contest
     assert contest is not None
-    assert (contest.face, contest.processes, contest.lanes, contest.names) == ("tasks", 2, 16, 10)
+    assert (contest.face, contest.processes, contest.clients, contest.names) == ("tasks", 2, 16, 10)
     assert (contest.zipf, contest.hold, contest.rate) == (1.1, 0.002, 100.0)
     assert [seat.label for seat in plan.seats] == ["fastlock", "fastlock#2"]
     assert plan.as_dict()["hold"] == 2.0
@@ -646,7 +646,7 @@ def test_plan_of_wishes() -> None:
 
 def test_sweeps_use_their_lists() -> None:
     waiters, load = make_plan(Wishes(("waiters", "load"), waiters=(1, 5), rate=(10.0, 20.0))).stages
-    assert [(x, turn.contest.lanes) for x, turn in waiters.turns if turn.contest] == [(1, 1), (5, 5)]
+    assert [(x, turn.contest.clients) for x, turn in waiters.turns if turn.contest] == [(1, 1), (5, 5)]
     assert [(x, turn.contest.rate) for x, turn in load.turns if turn.contest] == [(10, 10), (20, 20)]
     assert waiters.parameters["waiters"] == [1, 5]
     assert load.parameters["rate"] == [10, 20]
@@ -683,7 +683,7 @@ def test_a_variant_runs_in_its_scenarios_only() -> None:
 def test_reference_holds_alone() -> None:
     workers = Workers("alone", "", ALONE_ENTRY)
     own = workers.own(replace(HOT, hold=0.001))
-    assert (own.processes, own.lanes, own.hold) == (1, 1, 0.001)
+    assert (own.processes, own.clients, own.hold) == (1, 1, 0.001)
 
 
 def test_rate_makes_an_open_loop_of_chosen_scenarios_only() -> None:

@@ -155,7 +155,7 @@ def test_fields_of_some_scenarios_only(document: dict[str, Any]) -> None:
         assert row["rate"]["median"] == pytest.approx(row["grants"] / 0.05)
     for row in scenarios["crash"]["rows"].values():
         assert row["recovery_us"]["count"] == 4  # for four names
-        assert row["grants"] == 4  # one lane waits for each
+        assert row["grants"] == 4  # one client waits for each
         assert row["lease_ms"] == 300
         assert row["rate"] is None
     for row in scenarios["storm"]["rows"].values():
@@ -192,7 +192,7 @@ def test_every_rival_runs_on_its_apis(option: str, players: tuple[str, ...], tmp
 
 @pytest.mark.skipif(OURS != "fastlock", reason="the references are played beside the compiled fastlock")
 def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
-    # in 0.1 s some lanes get nothing
+    # in 0.1 s some clients get nothing
     options = (*chosen("--scenario", "hot", "crowd"), "--seconds", "0.4", "--rounds", "1")
     done = bench(tmp_path, *options, *chosen("--rival", OURS, "fair", "redis-py"), "--check", "--json", "result.json")
     found = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
@@ -200,7 +200,7 @@ def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
     hot, crowd = (found["scenarios"][name]["rows"] for name in ("hot", "crowd"))
     assert sorted(hot) == ["alone", "fair", "fastlock", "redis-py"]
     assert sorted(crowd) == ["fastlock", "redis-py"]
-    assert hot["alone"]["fairness"] is None  # one lane
+    assert hot["alone"]["fairness"] is None  # one client
     assert hot["alone"]["sent_per_grant"] == pytest.approx(2, abs=0.1)  # an acquire and a release
     assert hot["redis-py"]["sent_per_grant"] is None  # redis-py does not count its commands
     for row in (hot["fastlock"], hot["fair"], crowd["fastlock"]):

@@ -60,20 +60,20 @@ def overlaps(grants: Iterable[Grant], lasts: int) -> list[tuple[Grant, Grant]]:
 
 
 def handovers(grants: Iterable[Grant]) -> list[int]:
-    """Nanoseconds from a call to release to the next grant of that name, by another lane, where one was waiting."""
+    """Nanoseconds from a call to release to the next grant of that name, by another client, where one was waiting."""
     found = []
     for queue in by_name(grants).values():
         calls = sorted(grant.called for grant in queue)
         for number, (before, after) in enumerate(pairwise(queue)):
             # All up to this one have called and been granted; whoever else has called by now waits.
             waiting = bisect_right(calls, before.releasing) > number + 1
-            if before.releasing and waiting and before.lane != after.lane:
+            if before.releasing and waiting and before.client != after.client:
                 found.append(max(0, after.granted - before.releasing))
     return found
 
 
 def recoveries(grants: Iterable[Grant], victims: int, lease: float) -> list[int]:
-    """Nanoseconds from the end of a dead holder's lease to the next grant, where that one waited already. Lanes from
+    """Nanoseconds from the end of a dead holder's lease to the next grant, where that one waited already. Clients from
     ``victims`` on are the dead.
 
     The server counts the lease from between call and grant: the middle is taken. Nothing shorter than RESOLUTION is
@@ -82,7 +82,7 @@ def recoveries(grants: Iterable[Grant], victims: int, lease: float) -> list[int]
     found = []
     for queue in by_name(grants).values():
         for before, after in pairwise(queue):
-            if before.lane >= victims > after.lane:
+            if before.client >= victims > after.client:
                 end = (before.called + before.granted) // 2 + int(lease * 1e9)
                 if after.called < end:
                     found.append(max(RESOLUTION, after.granted - end))
@@ -94,7 +94,7 @@ def key_changes(grants: Iterable[Grant], contest: Contest) -> int:
     process: two for each lease, one as it is given and one as it is released.
 
     Told from the log alone, whatever the lock counts: a lease is a new one where the grant before it went to another
-    process, or to the same lane, which cannot have handed it to itself. It can where a third one had it in between and
+    process, or to the same client, which cannot hand it over to itself. It can where a third one had it in between and
     gave up: as many of these are forgiven as gave up.
     """
     process, records = contest.process_of(), list(grants)
@@ -103,8 +103,8 @@ def key_changes(grants: Iterable[Grant], contest: Contest) -> int:
         given += 1
         released += queue[-1].released > 0
         for before, after in pairwise(queue):
-            again += before.lane == after.lane
-            new = before.lane == after.lane or process[before.lane] != process[after.lane]
+            again += before.client == after.client
+            new = before.client == after.client or process[before.client] != process[after.client]
             given += new
             released += new and before.released > 0
     forgiven = min(again, sum(record.granted <= 0 for record in records))
@@ -205,7 +205,8 @@ def describe(pair: tuple[Grant, Grant]) -> str:
     """An overlap in words."""
     holder, intruder = pair
     late = (intruder.granted - holder.granted) / 1e3
-    return f"name {holder.name} granted to lane {intruder.lane}, {late:,.0f} us after lane {holder.lane}, who held it"
+    to = f"name {holder.name} granted to client {intruder.client}"
+    return f"{to}, {late:,.0f} us after client {holder.client}, who held it"
 
 
 def measure(
@@ -218,12 +219,12 @@ def measure(
 ) -> Findings:
     """Everything about one run that began at ``start`` and was to last so many seconds; CPU is for others to add.
 
-    ``tallies`` of all lanes; those beyond ``contest.lanes`` are the holders of a storm or crash, who take no part.
+    ``tallies`` of all clients; those beyond ``contest.clients`` are the holders of a storm or crash, who take no part.
     """
     lasts, end = promise(contest.lease), start + int(seconds * 1e9)
     total = [sum(column) for column in zip(*tallies, strict=True)]
-    asked = [sum(column) for column in zip(*tallies[: contest.lanes], strict=True)]
-    players = [record for record in records if record.lane < contest.lanes]
+    asked = [sum(column) for column in zip(*tallies[: contest.clients], strict=True)]
+    players = [record for record in records if record.client < contest.clients]
     granted = [record for record in players if record.granted > 0]
     found = overlaps(records, lasts)
     late = total[LATE]
@@ -238,7 +239,7 @@ def measure(
         "timeouts": total[REFUSED] + sum(missed(record, contest, end) for record in players),
         "violations": max(len(found), total[MET], total[LOST], lost),
         "outlived": late,
-        "lanes": _lanes(granted, contest, end),
+        "clients": _clients(granted, contest, end),
     }
     times = {
         "wait": waits(players, contest, end),
@@ -252,12 +253,12 @@ def measure(
     return Findings(counts, times, wrong, due, key_changes(records, contest))
 
 
-def _lanes(granted: Sequence[Grant], contest: Contest, end: int) -> list[int]:
-    """Grants of each lane within the run; none where each lane had one to make."""
+def _clients(granted: Sequence[Grant], contest: Contest, end: int) -> list[int]:
+    """Grants of each client within the run; none where each client had one to make."""
     if contest.laps:
         return []
-    counted = Counter(record.lane for record in granted if record.granted <= end)
-    return [counted[lane] for lane in range(contest.lanes)]
+    counted = Counter(record.client for record in granted if record.granted <= end)
+    return [counted[client] for client in range(contest.clients)]
 
 
 def _of_role(
@@ -269,14 +270,14 @@ def _of_role(
         return {"score": 1e9 / max(1, statistics.median(times["wait"])) if times["wait"] else 0.0}
     if not contest.role:
         return {}
-    holders = [record for record in records if record.lane >= contest.lanes]
+    holders = [record for record in records if record.client >= contest.clients]
     if contest.role == "crash":
-        times["recovery"] = recoveries(records, contest.lanes, contest.lease)
+        times["recovery"] = recoveries(records, contest.clients, contest.lease)
         score = 1e9 / statistics.median(times["recovery"]) if times["recovery"] else 0.0
         return {"grants": len(granted), "score": score}
     begin = max((holder.releasing for holder in holders), default=0)
     last = max((record.granted for record in granted), default=begin)
-    served = (last - begin) / 1e9 if len(granted) == contest.lanes else None
+    served = (last - begin) / 1e9 if len(granted) == contest.clients else None
     return {
         "grants": len(granted),
         "seconds": served or contest.patience,

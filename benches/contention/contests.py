@@ -1,6 +1,6 @@
 """The scenarios of contention: who wants which names, for how long, how often.
 
-Law: values only. What the command line may change stands in ``CHANGES``; all else is as written here, so that two
+Only values are here. What the command line may change is in ``CHANGES``; all else is as written here, so that two
 reports with the same scenario name measured the same.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from ..rivals import LEASE
 
 OWN = 0
-"""Instead of a number of names: every lane has its own."""
+"""Instead of a number of names: every client has its own."""
 
 PATIENCE = 5.0
 """Seconds that an acquire waits at most."""
@@ -22,24 +22,24 @@ ARRIVING, SERVING = 200e-6, 1e-3
 at least for each of them."""
 
 EARLY = 0.1
-"""Seconds before the end of a wait at which it may be given up: redis-py's lock does where its next look would come too
-late, and looks every 100 ms."""
+"""Seconds before the end of a wait at which it may be given up: redis-py's lock gives up where its next recheck would
+come too late, and rechecks every 100 ms."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """One thing to play. Times in seconds; ``lanes`` are over all processes.
+    """One contest. Times in seconds; ``clients`` are over all processes.
 
     names: how many, or OWN; zipf: exponent of their popularity, 0: all alike. patience: longest wait; cut: no wait goes
-    on after the end of the run. rate: arrivals per second over all lanes (open loop), 0: each lane comes again at once
-    (closed loop). laps: of a lane at most, 0: as many as fit. books: holders also keep a number in shared memory. role:
-    ``storm`` (a holder lets go once all wait) or ``crash`` (it is killed). volatile_keys: others that the server has to
-    expire one day, which must not keep it from ending a lease in time. loop: of the tasks, if it is not asyncio's own.
+    on after the end of the run. rate: arrivals per second over all clients (open loop), 0: each client comes again at
+    once (closed loop). laps: of a client at most, 0: as many as fit. books: holders also count in shared memory. role:
+    ``storm`` (a holder releases once all wait) or ``crash`` (it is killed). volatile_keys: others that must expire
+    one day, which must not keep the server from ending a lease in time. loop: of the tasks, if not asyncio's own.
     """
 
     face: str
     processes: int
-    lanes: int
+    clients: int
     names: int
     zipf: float = 0.0
     hold: float = 0.0
@@ -57,11 +57,11 @@ class Contest:
     @property
     def cells(self) -> int:
         """How many names there are."""
-        return self.names or self.lanes
+        return self.names or self.clients
 
     @property
     def holders(self) -> int:
-        """Lanes beside the others, that hold the names before the run begins."""
+        """Clients beside the others, that hold the names before the run begins."""
         return self.cells if self.role else 0
 
     def deadline(self, called: int, end: int) -> int:
@@ -76,28 +76,29 @@ class Contest:
 
     @property
     def workers(self) -> int:
-        """Processes that are needed: never more than lanes; the victim of a crash has one of its own."""
-        return min(self.processes, self.lanes + (self.role == "crash"))
+        """Processes that are needed: never more than clients; the victim of a crash has one of its own."""
+        return min(self.processes, self.clients + (self.role == "crash"))
 
     def share(self, process: int) -> range:
-        """The lanes of one process. They differ by one at most; the victim's process has none."""
+        """The clients of one process. They differ by one at most; the victim's process has none."""
         first = 1 if self.role == "crash" else 0
         if process < first:
             return range(0)
         mine, workers = process - first, self.workers - first
-        return range(mine * self.lanes // workers, (mine + 1) * self.lanes // workers)
+        return range(mine * self.clients // workers, (mine + 1) * self.clients // workers)
 
     def process_of(self) -> list[int]:
-        """The process of each lane; the holders of a storm or a crash live in the first."""
-        found = [0] * (self.lanes + self.holders)
+        """The process of each client; the holders of a storm or a crash live in the first."""
+        found = [0] * (self.clients + self.holders)
         for process in range(self.workers):
-            for lane in self.share(process):
-                found[lane] = process
+            for client in self.share(process):
+                found[client] = process
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """As in the schema."""
-        found = asdict(self)
+        # "lanes" is the name of clients in results, also in those of earlier versions.
+        found = {"lanes" if key == "clients" else key: value for key, value in asdict(self).items()}
         times = {f"{key}_ms": 1e3 * found.pop(key) for key in ("hold", "lease", "patience")}
         names: int | str = found.pop("names") or "unique"
         for key in ("volatile_keys", "loop"):  # results in which no scenario had any stay comparable
@@ -153,7 +154,7 @@ SCENARIOS = {
         Scenario("waiters", "waiters", "more and more waiters for one name", Contest("tasks", 4, 1, 1, patience=1.5),
                  seconds=0.25, quick_seconds=0.15, quick_rounds=1,
                  waiters=(1, 10, 100, 1000, 10_000), quick_waiters=(1, 10, 100)),
-        Scenario("load", "load", "more and more arrivals, each lane its own name; latency from the intended start",
+        Scenario("load", "load", "more and more arrivals, each client its own name; latency from the intended start",
                  Contest("tasks", 2, 64, OWN), seconds=0.5, quick_seconds=0.15, quick_rounds=1,
                  rates=(500, 1000, 2000, 4000, 8000, 16000), quick_rates=(500, 2000, 8000)),
     )
@@ -183,12 +184,12 @@ def points(scenario: Scenario, quick: bool, waiters: tuple[int, ...], rates: tup
     if scenario.kind == "waiters":
         swept = waiters or (scenario.quick_waiters if quick else scenario.waiters)
         patience = {number: max(contest.patience, number * SERVING) for number in swept}
-        return tuple((number, replace(contest, lanes=number, patience=patience[number])) for number in swept)
+        return tuple((number, replace(contest, clients=number, patience=patience[number])) for number in swept)
     if scenario.kind == "load":
         offered = rates or (scenario.quick_rates if quick else scenario.rates)
         return tuple((rate, replace(contest, rate=rate)) for rate in offered)
     if scenario.name == "storm":
-        contest = replace(contest, lanes=max(waiters or (scenario.quick_waiters if quick else scenario.waiters)))
+        contest = replace(contest, clients=max(waiters or (scenario.quick_waiters if quick else scenario.waiters)))
     elif rates:
         contest = replace(contest, rate=rates[0])
     return ((None, contest),)

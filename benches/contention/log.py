@@ -1,8 +1,8 @@
-"""The log of a contest in shared memory: when it starts, who holds which name, and every grant of every lane.
+"""The log of a contest in shared memory: when it starts, who holds which name, and every grant of every client.
 
-Law: a file mapped by all processes of a rival, of 64-bit words. Each lane writes its own part only; the cells of a name
-are written by whoever holds it. What a lane has noted is written when its run is over; of a process that is to be
-killed, when it holds what it shall die with. Times are CLOCK_MONOTONIC in nanoseconds, one clock for all processes.
+The log is a file of 64-bit words that all processes of a rival map. Each client writes its own part only, the holder of
+a name its cells. What a client has noted is written when its run is over; in a process that is to be
+killed, when it holds all its names. Times are CLOCK_MONOTONIC in nanoseconds, one clock for all processes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..orders import error_text
 
 WORD = 8
 HEADER, CELL, TALLY, RECORD = 8, 4, 8, 6
-"""Words of the header, of the cells of a name, of a lane's tally, and of a record."""
+"""Words of the header, of the cells of a name, of a client's tally, and of a record."""
 
 START, STOP, READY, PID = range(4)
 """Words of the header: start of the run (0: not yet), whether to stop, names held by the victim, its process."""
 
 HOLDER, UNTIL, BOOKS = range(3)
-"""Cells of a name: lane + 1 of the holder (0: nobody), end of what its lease promises, a number that holders add to."""
+"""Cells of a name: client + 1 that holds it (0: none), end of what its lease promises, a number that holders add to."""
 
 COUNT, ATTEMPTS, FAILURES, REFUSED, MET, LOST, LATE = range(7)
 """Words of a tally: records, attempts, those that raised, try-locks refused, grants that met another holder, holders
@@ -37,14 +37,14 @@ BIGGEST = 1 << 30
 """Bytes of a log at most. The file is sparse: only what is written takes memory."""
 
 BUSIEST = 250_000
-"""Grants per second of one lane for which there is room. Two tasks that pass a lock on to each other, without the
+"""Grants per second of one client for which there is room. Two tasks that pass a lock on to each other, without the
 server, come to 60,000 each on a slow machine."""
 
 
 class Grant(NamedTuple):
     """A record. ``granted`` < 0: it gave up at that time, negated; ``releasing``, ``released`` 0: it never did."""
 
-    lane: int
+    client: int
     name: int
     intended: int
     called: int
@@ -57,7 +57,7 @@ class Grant(NamedTuple):
 class Shape:
     """How big a log is."""
 
-    lanes: int
+    clients: int
     names: int
     capacity: int
 
@@ -74,18 +74,18 @@ class Shape:
     @property
     def records(self) -> int:
         """Where the records begin."""
-        return self.tallies + TALLY * self.lanes
+        return self.tallies + TALLY * self.clients
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return WORD * (self.records + self.lanes * self.capacity * RECORD)
+        return WORD * (self.records + self.clients * self.capacity * RECORD)
 
 
-def shape_for(lanes: int, names: int, seconds: float, laps: int = 0, arrivals: float = 0) -> Shape:
-    """The shape of a run: ``laps`` of a lane at most (0: as many as fit), ``arrivals`` per second over all lanes."""
-    room = 64 + (laps or int(seconds * BUSIEST)) + int(8 * seconds * arrivals / lanes)
-    return Shape(lanes, names, min(room, BIGGEST // (WORD * RECORD * lanes)))
+def shape_for(clients: int, names: int, seconds: float, laps: int = 0, arrivals: float = 0) -> Shape:
+    """The shape of a run: ``laps`` of a client at most (0: as many as fit), ``arrivals`` per second over all."""
+    room = 64 + (laps or int(seconds * BUSIEST)) + int(8 * seconds * arrivals / clients)
+    return Shape(clients, names, min(room, BIGGEST // (WORD * RECORD * clients)))
 
 
 class Log:
@@ -128,9 +128,9 @@ class Log:
         self.words.release()
         self._map.close()
 
-    def tally(self, lane: int) -> list[int]:
-        """What a lane counted."""
-        at = self.shape.tallies + TALLY * lane
+    def tally(self, client: int) -> list[int]:
+        """What a client counted."""
+        at = self.shape.tallies + TALLY * client
         return self.words[at : at + TALLY].tolist()
 
     def books(self) -> list[int]:
@@ -138,13 +138,13 @@ class Log:
         shape = self.shape
         return self.words[shape.cells + BOOKS : shape.tallies : CELL].tolist()
 
-    def grants(self, lanes: int) -> Iterator[Grant]:
-        """All records of the first so many lanes, also of those whose process is dead."""
-        for lane in range(lanes):
-            start = self.shape.records + lane * self.shape.capacity * RECORD
-            words = self.words[start : start + RECORD * self.tally(lane)[COUNT]].tolist()
+    def grants(self, clients: int) -> Iterator[Grant]:
+        """All records of the first so many clients, also of those whose process is dead."""
+        for client in range(clients):
+            start = self.shape.records + client * self.shape.capacity * RECORD
+            words = self.words[start : start + RECORD * self.tally(client)[COUNT]].tolist()
             for at in range(0, len(words), RECORD):
-                yield Grant(lane, *words[at : at + RECORD])
+                yield Grant(client, *words[at : at + RECORD])
 
 
 def _folder(size: int) -> str | None:
@@ -156,7 +156,7 @@ def _folder(size: int) -> str | None:
     return "/dev/shm" if room.f_bavail * room.f_frsize > size else None
 
 
-class Lane:
+class Client:
     """One caller's part of a log: what it notes, and what it looks at while it holds a name.
 
     ``promise``: nanoseconds after the call for which its lease surely lasts. Whoever is granted a name finds its cell

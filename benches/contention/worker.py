@@ -1,6 +1,6 @@
 """A worker of a contest: one of a rival's processes (``python -m fastlock.benches.contention.worker MODULE``).
 
-As ``benches.worker``, it exchanges messages with its parent between runs only. It prepares its lanes when ordered to,
+As ``benches.worker``, it exchanges messages with its parent between runs only. It prepares its clients when ordered to,
 and starts them when ordered to; they begin at the time that stands in the log. The victim of a crash is a child that
 it forks for each run, before it has opened anything itself.
 """
@@ -21,8 +21,7 @@ from typing import Any, Protocol, TypeVar
 from ..orders import error_text, main
 from ..rivals import AsyncLock, MakeAsyncLock, MakeLock, Rival, SyncLock
 from .analysis import promise
-from .contests import Contest
-from .lanes import (
+from .clients import (
     EARLIEST_NS,
     Early,
     Job,
@@ -31,23 +30,24 @@ from .lanes import (
     exact_sleeps,
     new_loop,
     popularity,
-    task_lane,
-    thread_lane,
+    task_client,
+    thread_client,
 )
-from .log import PID, READY, START, STOP, Lane, Log, Shape
+from .contests import Contest
+from .log import PID, READY, START, STOP, Client, Log, Shape
 
 Answer = dict[str, Any]
 T = TypeVar("T")
 
-LOOK_SECONDS = 0.005
-"""Between two looks of a victim and of its parent at each other."""
+CHECK_SECONDS = 0.005
+"""Between two checks of a victim and of its parent whether the other still runs."""
 
 DOOMED_SECONDS = 30.0
 """After which a victim that nobody has killed is killed by its parent."""
 
 
 class Face(Protocol):
-    """A client that is open, and a way to run lanes over it."""
+    """What a rival opened for threads or for asyncio, and a way to run clients over it."""
 
     def hold(self, job: Job) -> None: ...
 
@@ -61,12 +61,12 @@ class Face(Protocol):
 
 
 class ThreadFace:
-    """A thread for each lane, made before the start."""
+    """A thread for each client, made before the start."""
 
     def __init__(self, contest: Contest, rival: Rival, url: str, label: str) -> None:
-        self._client = rival.open_threads(url, label)
-        assert self._client.lock is not None, "this rival has batches only"
-        self._make: MakeLock = self._client.lock
+        self._opened = rival.open_threads(url, label)
+        assert self._opened.lock is not None, "this rival has batches only"
+        self._make: MakeLock = self._opened.lock
         self._held: list[SyncLock] = []
 
     def hold(self, job: Job) -> None:
@@ -75,7 +75,7 @@ class ThreadFace:
         lock = self._make(job.keys[name], timeout=job.contest.lease)
         if not lock.acquire():
             raise RuntimeError(f"{job.keys[name]} was not free before the run")
-        job.lane.granted(name, called, called, clock())
+        job.client.granted(name, called, called, clock())
         self._held.append(lock)
 
     def arm(self, jobs: Sequence[Job]) -> None:
@@ -88,9 +88,9 @@ class ThreadFace:
     def _life(self, job: Job) -> None:
         self._gate.wait()
         try:
-            thread_lane(job, self._make)
-        except Exception as error:  # a fault of the lane itself: a thread must not die unseen
-            job.lane.errors.append(error_text(error))
+            thread_client(job, self._make)
+        except Exception as error:  # a fault of the client itself: a thread must not die unseen
+            job.client.errors.append(error_text(error))
 
     def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
         for job in jobs:
@@ -98,19 +98,19 @@ class ThreadFace:
         self._gate.set()
         if holder is not None:
             time.sleep(max(0, start + int(holder.seconds * 1e9) - clock()) / 1e9)
-            holder.lane.leaving(holder.names[0])
+            holder.client.leaving(holder.names[0])
             releasing = clock()
             self._held.pop().release()
-            holder.lane.released(releasing, clock())
+            holder.client.released(releasing, clock())
         for thread in self._threads:
             thread.join()
 
     def sent(self) -> int | None:
         """Commands sent until now, where the library counts them."""
-        return self._client.sent() if self._client.sent else None
+        return self._opened.sent() if self._opened.sent else None
 
     def close(self) -> None:
-        self._client.close()
+        self._opened.close()
 
 
 class Loop:
@@ -144,16 +144,16 @@ class Loop:
 
 
 class TaskFace:
-    """A task for each lane, on a loop that lives as long as the client."""
+    """A task for each client, on a loop that lives as long as what the rival opened."""
 
     def __init__(self, contest: Contest, rival: Rival, url: str, label: str) -> None:
         self._loop = Loop(contest.loop)
         try:
-            self._client = self._loop.run(rival.open_tasks(url, label))
+            self._opened = self._loop.run(rival.open_tasks(url, label))
         except BaseException:
             self._loop.close()
             raise
-        self._make: MakeAsyncLock = self._client.lock
+        self._make: MakeAsyncLock = self._opened.lock
         self._held: list[AsyncLock] = []
 
     def hold(self, job: Job) -> None:
@@ -165,7 +165,7 @@ class TaskFace:
         lock = self._make(job.keys[name], timeout=job.contest.lease)
         if not await lock.acquire():
             raise RuntimeError(f"{job.keys[name]} was not free before the run")
-        job.lane.granted(name, called, called, clock())
+        job.client.granted(name, called, called, clock())
         self._held.append(lock)
 
     def arm(self, jobs: Sequence[Job]) -> None:
@@ -181,24 +181,24 @@ class TaskFace:
                 group.create_task(self._life(job))
             if holder is not None:
                 await asyncio.sleep(max(0, start + int(holder.seconds * 1e9) - clock()) / 1e9)
-                holder.lane.leaving(holder.names[0])
+                holder.client.leaving(holder.names[0])
                 releasing = clock()
                 await self._held.pop().release()
-                holder.lane.released(releasing, clock())
+                holder.client.released(releasing, clock())
 
     async def _life(self, job: Job) -> None:
         try:
-            await task_lane(job, self._make)
+            await task_client(job, self._make)
         except Exception as error:
-            job.lane.errors.append(error_text(error))
+            job.client.errors.append(error_text(error))
 
     def sent(self) -> int | None:
         """Commands sent until now, where the library counts them."""
-        return self._client.sent() if self._client.sent else None
+        return self._opened.sent() if self._opened.sent else None
 
     def close(self) -> None:
         async def end() -> None:
-            await self._client.close()
+            await self._opened.close()
 
         try:
             self._loop.run(end())
@@ -222,14 +222,14 @@ class Worker:
         self._victim = 0
 
     def open(self, url: str, label: str, path: str, size: int) -> Answer:
-        """Attach to the log. Clients are opened by the first run that needs one; keys begin with ``label``."""
+        """Attach to the log. The rival connects in the first run that needs it to; keys begin with ``label``."""
         self._url, self._label = url, label
         self._log = Log(path, size)
         self._log.path = ""  # its name is the parent's to take away
         return {}
 
     def arm(self, contest: dict[str, Any], shape: dict[str, int], process: int, seconds: float, seed: int) -> Answer:
-        """Prepare this process's lanes for a run; they wait for ``go``."""
+        """Prepare this process's clients for a run; they wait for ``go``."""
         assert self._log is not None, "open comes before arm"
         asked, self._log.shape = Contest(**contest), Shape(**shape)
         keys = [f"{self._label}:{number}" for number in range(asked.cells)]
@@ -237,13 +237,13 @@ class Worker:
         weights, due = popularity(asked.names, asked.zipf), [*arrivals(asked, seed, seconds), *[[]] * asked.holders]
 
         def job(log: Log, number: int, names: Sequence[int]) -> Job:
-            lane = Lane(log, number, promise(asked.lease), asked.books)
-            return Job(lane, asked, names, keys, due[number], seconds, early)
+            client = Client(log, number, promise(asked.lease), asked.books)
+            return Job(client, asked, names, keys, due[number], seconds, early)
 
-        lanes = asked.share(process)
-        self._jobs = [job(self._log, number, choices(asked, number, seed, weights)) for number in lanes]
+        clients = asked.share(process)
+        self._jobs = [job(self._log, number, choices(asked, number, seed, weights)) for number in clients]
         held = range(asked.holders) if process == 0 else ()
-        holders = [job(self._log, asked.lanes + name, (name,)) for name in held]
+        holders = [job(self._log, asked.clients + name, (name,)) for name in held]
         if asked.role == "crash" and holders:
             self._victim = self._fork(holders, asked)
             return {}
@@ -257,7 +257,7 @@ class Worker:
         return {}
 
     def go(self) -> Answer:
-        """Let the lanes loose and wait until they are home; or, in a crash, until the victim is dead."""
+        """Start the clients and wait until they are done; or, in a crash, until the victim is dead."""
         assert self._log is not None
         if self._victim:
             self._mourn()
@@ -267,12 +267,12 @@ class Worker:
         self._face.go(self._log.words[START], self._jobs, self._holder)
         cpu = time.process_time_ns() - self._early.watched - before
         now = self._face.sent()
-        lanes = [job.lane for job in self._jobs]
-        for lane in [*lanes, *([self._holder.lane] if self._holder else [])]:
-            lane.write()
-        errors = sorted({text for lane in lanes for text in lane.errors})
-        if any(lane.full for lane in lanes):
-            errors.append("a lane's log was full before the run was over")
+        clients = [job.client for job in self._jobs]
+        for client in [*clients, *([self._holder.client] if self._holder else [])]:
+            client.write()
+        errors = sorted({text for client in clients for text in client.errors})
+        if any(client.full for client in clients):
+            errors.append("a client's log was full before the run was over")
         return {"cpu": cpu / 1e9, "errors": errors[:3], "sent": None if now is None else now - (sent or 0)}
 
     def close(self) -> Answer:
@@ -295,7 +295,7 @@ class Worker:
             if os.getppid() != parent or time.monotonic() > end or self._log.words[STOP]:
                 self._end_victim()
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(CHECK_SECONDS)
         self._victim = 0
 
     def _end_victim(self) -> None:
@@ -324,7 +324,7 @@ class Worker:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 raise RuntimeError("the process that was to hold the names and be killed did not get them")
-            time.sleep(LOOK_SECONDS / 5)
+            time.sleep(CHECK_SECONDS / 5)
         return child
 
     def _die_holding(self, holders: Sequence[Job], contest: Contest, parent: int) -> None:
@@ -332,10 +332,10 @@ class Worker:
         face = FACES[contest.face](contest, self._rival, self._url, self._label)
         for holder in holders:
             face.hold(holder)
-            holder.lane.write()
+            holder.client.write()
             self._log.words[READY] += 1
         while os.getppid() == parent:  # an orphan must not stay
-            time.sleep(LOOK_SECONDS)
+            time.sleep(CHECK_SECONDS)
 
 
 def actions(worker: Worker) -> dict[str, Callable[..., Answer]]:

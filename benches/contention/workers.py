@@ -24,15 +24,15 @@ from .log import PID, START, STOP, Log, Shape, shape_for
 
 PROGRAM = "contention.worker"
 
-LEAD_NS, LEAD_NS_A_LANE = 10_000_000, 30_000
-"""From the order to go to the start: what it takes until every lane waits for it."""
+LEAD_NS, LEAD_NS_A_CLIENT = 10_000_000, 30_000
+"""From the order to go to the start: what it takes until every client waits for it."""
 
 
 def shape_of(turn: Turn) -> Shape:
     """The shape of the log of one run."""
     contest = turn.contest
     assert contest is not None, "a turn of a contest"
-    return shape_for(contest.lanes + contest.holders, contest.cells, turn.seconds, contest.laps, contest.rate)
+    return shape_for(contest.clients + contest.holders, contest.cells, turn.seconds, contest.laps, contest.rate)
 
 
 class Workers:
@@ -63,13 +63,13 @@ class Workers:
             self.versions = self._new.pop().greet()
 
     def own(self, contest: Contest) -> Contest:
-        """The contest as this rival plays it: with a lease that it can give, or alone."""
+        """The contest as this rival runs it: with a lease that it can give, or alone."""
         contest = replace(contest, lease=self._entry.lease(contest.lease))
-        return replace(contest, processes=1, lanes=1) if self._entry.alone else contest
+        return replace(contest, processes=1, clients=1) if self._entry.alone else contest
 
     def stands(self, contest: Contest) -> bool:
-        """Whether it is asked to play with so many lanes."""
-        return not self._entry.most or contest.lanes <= self._entry.most
+        """Whether it is run with so many clients."""
+        return not self._entry.most or contest.clients <= self._entry.most
 
     def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
         """Make a log in which each of the turns has room; ``label`` names the connections and begins the keys."""
@@ -88,7 +88,7 @@ class Workers:
         self._log.unlink()
 
     def _renew_first(self) -> None:
-        """The process that forks victims must never have opened a client: its threads would not be in the child."""
+        """The process that forks victims must never have connected: threads of the rival would not be in the child."""
         end_all(self.processes[:1])
         del self.processes[:1]
         fresh = WorkerProcess(self.name, self._entry, PROGRAM)
@@ -106,7 +106,7 @@ class Workers:
             process.order("arm", process=number, **order)
         for process in workers:
             process.answer()
-        start = log.words[START] = clock() + LEAD_NS + LEAD_NS_A_LANE * contest.lanes
+        start = log.words[START] = clock() + LEAD_NS + LEAD_NS_A_CLIENT * contest.clients
         for process in workers:
             process.order("go")
         if contest.role == "crash":
@@ -121,9 +121,9 @@ class Workers:
 
     def _sample(self, contest: Contest, turn: Turn, start: int, cpu: float) -> Sample:
         assert self._log is not None
-        lanes = contest.lanes + contest.holders
-        tallies = [self._log.tally(lane) for lane in range(lanes)]
-        found = measure(contest, list(self._log.grants(lanes)), tallies, self._log.books(), start, turn.seconds)
+        clients = contest.clients + contest.holders
+        tallies = [self._log.tally(client) for client in range(clients)]
+        found = measure(contest, list(self._log.grants(clients)), tallies, self._log.books(), start, turn.seconds)
         self.wrong = found.wrong
         self.due = found.due_passing_on if self._entry.passes_on else found.due
         if self.errors and not found.counts["acquired"]:
@@ -140,7 +140,7 @@ class Workers:
         self._unmap()
 
     def stop(self) -> None:
-        """Tell all lanes to go home: before their processes are ended."""
+        """Stop all clients: before their processes are ended."""
         if self._log is not None:
             self._log.words[STOP] = 1
 

@@ -1,4 +1,4 @@
-"""Curves out of what a run recorded: histograms by percentile, grants by lane.
+"""Curves out of what a run recorded: histograms by percentile, grants by client.
 
 Law: numbers in, numbers out. A curve is read off the merged histogram itself, rank by rank; nothing is interpolated or
 averaged. Times come in nanoseconds, as they are recorded, and go out in microseconds.
@@ -64,7 +64,7 @@ def by_percentile(recorded: Recorded) -> list[tuple[float, float]]:
 
 
 def against_fair(grants: Sequence[float]) -> list[float]:
-    """Grants of each lane as a multiple of an equal share, most first; nothing where nobody got any."""
+    """Grants of each client as a multiple of an equal share, most first; nothing where nobody got any."""
     total = sum(grants)
     return [grant * len(grants) / total for grant in sorted(grants, reverse=True)] if total else []
 

@@ -236,9 +236,9 @@ def fairness(rows: Mapping[str, Row], styles: Styles) -> Figure | None:
     return Figure("fairness", title, drawing, how, _absent(rows, list(heights)))
 
 
-def _some(lanes: int) -> list[int]:
+def _some(clients: int) -> list[int]:
     """A few points of a step line, for markers: two points make a step."""
-    return sorted({2 * round(part * (lanes - 1) / 4) for part in range(5)})
+    return sorted({2 * round(part * (clients - 1) / 4) for part in range(5)})
 
 
 def _fair_text(row: Row) -> str:

@@ -105,7 +105,7 @@ class Entry:
     to install. faces: what it can play, of threads, tasks and batch. scenarios: those it plays, where not all. leaves:
     beginnings of keys that it leaves behind by design, to expire. whole_seconds: its leases know no fractions. most:
     waiters that it is asked to stand, 0: any number. passes_on: a lease may go from caller to caller within a process,
-    without the server. alone: it plays with one lane, whatever the others do.
+    without the server. alone: it plays with one client, whatever the others do.
     """
 
     module: str

@@ -10,7 +10,7 @@ import redis.asyncio
 from . import LEASE, Tasks, Threads, redis_url
 
 PLENTY = 2000
-"""Connections that a pool for threads may open: more than there are lanes, since one at its limit raises."""
+"""Connections that a pool for threads may open: more than there are clients, since one at its limit raises."""
 
 ASYNC_CONNECTIONS = 50
 """The default of its BlockingConnectionPool. Measured with 1,000 tasks: its plain pool refuses more than 100

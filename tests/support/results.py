@@ -60,10 +60,10 @@ def spread(median: float, rng: random.Random) -> dict[str, float]:
     return {"median": median, "low": median * rng.uniform(0.88, 0.98), "high": median * rng.uniform(1.02, 1.12)}
 
 
-def fairness(rng: random.Random, lanes: int, unfair: float) -> dict[str, Any]:
-    grants = sorted((int(1000 * rng.lognormvariate(0, unfair)) for _ in range(lanes)), reverse=True)
+def fairness(rng: random.Random, clients: int, unfair: float) -> dict[str, Any]:
+    grants = sorted((int(1000 * rng.lognormvariate(0, unfair)) for _ in range(clients)), reverse=True)
     total, squares = sum(grants), sum(each * each for each in grants)
-    return {"jain": total**2 / (lanes * squares), "min_over_max": grants[-1] / grants[0], "grants": grants}
+    return {"jain": total**2 / (clients * squares), "min_over_max": grants[-1] / grants[0], "grants": grants}
 
 
 def row(rival: str, rng: random.Random, middles: Mapping[str, float], count: int = 2400, **more: Any) -> dict[str, Any]:
@@ -109,17 +109,24 @@ def pair(rng: random.Random, title: str, slower: float = 1.0) -> dict[str, Any]:
     }
 
 
-def contention(rng: random.Random, title: str, lanes: int = 32) -> dict[str, Any]:
+def contention(rng: random.Random, title: str, clients: int = 32) -> dict[str, Any]:
     rows = {}
     for name in LOCKS:
         speed, unfair = RIVALS[name], 0.06 if RIVALS[name] > 1.5 else 0.55
         middles = {"wait": 9000 / speed, "release": 80 / speed, "handover": 300 / speed**2}
-        rows[name] = row(name, rng, middles, fairness=fairness(rng, lanes, unfair))
+        rows[name] = row(name, rng, middles, fairness=fairness(rng, clients, unfair))
     return {
         "title": title,
         "kind": "contention",
         "unit": "grants",
-        "parameters": {"processes": 4, "lanes": lanes, "face": "threads", "names": 1, "hold_ms": 0.2, "blocking": True},
+        "parameters": {
+            "processes": 4,
+            "lanes": clients,
+            "face": "threads",
+            "names": 1,
+            "hold_ms": 0.2,
+            "blocking": True,
+        },
         "round_trip": {"p50_us": 99.0, "p99_us": 260.0, "pairs_per_s": 9_900.0},
         "rows": rows,
         "points": [],
@@ -194,7 +201,7 @@ def document(seed: int = 1) -> dict[str, Any]:
         "pair": pair(rng, "one thread"),
         "tasks": pair(rng, "1,000 tasks, distinct names, closed loop", slower=1000),
         "hot": contention(rng, "32 waiters, one name"),
-        "zipf": contention(rng, "64 waiters, 1,000 names by Zipf", lanes=64),
+        "zipf": contention(rng, "64 waiters, 1,000 names by Zipf", clients=64),
         "crash": crash(rng),
         "waiters": waiters(rng),
         "load": load(rng),

@@ -1,8 +1,8 @@
-"""Lanes: what one caller does in a contest, as a thread and as a task, and when it does it.
+"""Clients: what one caller does in a contest, as a thread and as a task, and when it does it.
 
-Law: one body for all rivals, clocked in nanoseconds around acquire and around release; what it did goes to the log and
-nowhere else. In open loop a lane that is late goes on with the next arrival at once, and the latency counts from when
-that was due: a stall is not left out because the stalled could not ask.
+All rivals share one loop body, clocked in nanoseconds around acquire and around release; what a client did goes to the
+log and nowhere else. In open loop a client that is late goes on with the next arrival at once, and the latency counts
+from when that arrival was due: a stall is measured although a stalled client sends nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from time import monotonic_ns as clock
 
 from ..rivals import MakeAsyncLock, MakeLock
 from .contests import Contest
-from .log import Lane
+from .log import Client
 
 CHOICES = 4096
-"""Names that a lane draws beforehand; it begins again after these."""
+"""Names that a client draws beforehand; it begins again after these."""
 
 FOREVER = 1 << 60
 
@@ -35,7 +35,7 @@ SET_TIMERSLACK = 29
 """Of prctl(2): in nanoseconds."""
 
 TIRED = 3
-"""Failures in a row after which a lane goes home: a server that has gone would be asked for ever."""
+"""Failures in a row after which a client stops: it would retry forever against a server that is gone."""
 
 
 def popularity(names: int, zipf: float) -> list[float]:
@@ -43,19 +43,19 @@ def popularity(names: int, zipf: float) -> list[float]:
     return list(itertools.accumulate(rank**-zipf for rank in range(1, names + 1)))
 
 
-def choices(contest: Contest, lane: int, seed: int, weights: Sequence[float]) -> Sequence[int]:
-    """The names that a lane wants, in this order; the same for every rival."""
+def choices(contest: Contest, client: int, seed: int, weights: Sequence[float]) -> Sequence[int]:
+    """The names that a client wants, in this order; the same for every rival."""
     if contest.role == "crash":  # those who wait share the names evenly
-        return (lane % contest.names,)
+        return (client % contest.names,)
     if contest.names <= 1:
-        return (0,) if contest.names else (lane,)
-    return random.Random(f"{seed}:{lane}").choices(range(contest.names), cum_weights=weights, k=CHOICES)
+        return (0,) if contest.names else (client,)
+    return random.Random(f"{seed}:{client}").choices(range(contest.names), cum_weights=weights, k=CHOICES)
 
 
 def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
-    """When each lane is to ask, nanoseconds after the start; nothing in a closed loop. The same for every rival.
+    """When each client is to ask, nanoseconds after the start; nothing in a closed loop. The same for every rival.
 
-    A Poisson stream of exactly as many arrivals as the rate promises, each at a lane by chance. Those who wait for a
+    A Poisson stream of exactly as many arrivals as the rate promises, each at a client by chance. Those who wait for a
     dead holder come at any time of the first half of its lease, or they would all look again at the same time. Those of
     a storm come in the first half of the time until it breaks: of calls at the same time by several processes nobody
     could say in which order they came, and whether they were served in it.
@@ -63,10 +63,10 @@ def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
     draw = random.Random(f"{seed}:arrivals")
     if contest.role:
         span = (contest.lease if contest.role == "crash" else seconds) / 2
-        return [[int(draw.random() * span * 1e9)] for _ in range(contest.lanes)]
-    found: list[list[int]] = [[] for _ in range(contest.lanes)]
+        return [[int(draw.random() * span * 1e9)] for _ in range(contest.clients)]
+    found: list[list[int]] = [[] for _ in range(contest.clients)]
     for at in sorted(draw.random() * seconds for _ in range(round(contest.rate * seconds))):
-        found[draw.randrange(contest.lanes)].append(int(at * 1e9))
+        found[draw.randrange(contest.clients)].append(int(at * 1e9))
     return found
 
 
@@ -98,10 +98,10 @@ class Early:
 
 @dataclass
 class Job:
-    """What a lane is to do: its part of the log, its names and keys, its arrivals (none: closed loop), its length, and
-    how much too early sleeps are to end."""
+    """What a client is to do: its part of the log, its names and keys, its arrivals (none: closed loop), its length,
+    and how much too early sleeps are to end."""
 
-    lane: Lane
+    client: Client
     contest: Contest
     names: Sequence[int]
     keys: Sequence[str]
@@ -123,8 +123,8 @@ class Job:
         self.last = self.end + (FOREVER if self.contest.laps else length if self.contest.rate else 0)
 
     def next(self) -> int | None:
-        """When the next acquire is due (0: now), or None: that was all. Those due are worked off for as long again."""
-        if self.over or clock() >= self.last or self.lane.stopped:
+        """When the next acquire is due (0: now); None: no more. Arrivals that are due are served for as long again."""
+        if self.over or clock() >= self.last or self.client.stopped:
             return None
         if self.closed:
             return 0
@@ -142,11 +142,11 @@ class Job:
         return max(0.001, (self.contest.deadline(called, self.end) - called) / 1e9)
 
     def gave_up(self, name: int, due: int, called: int, now: int) -> None:
-        """An acquire said no."""
+        """An acquire returned False."""
         if not self.contest.blocking:
-            self.lane.refused()
+            self.client.refused()
             return
-        self.lane.gave_up(name, due or called, called, now)
+        self.client.gave_up(name, due or called, called, now)
         self.over = self.contest.cut_off(called, now, self.end)
 
     def name(self) -> int:
@@ -158,25 +158,25 @@ class Job:
         """A call raised."""
         self.failed += 1
         self.over = self.over or self.failed >= TIRED
-        self.lane.failed(error)
+        self.client.failed(error)
 
     def raised(self, error: Exception, name: int, due: int, called: int) -> None:
-        """It was an acquire: whoever called has waited in vain."""
+        """An acquire raised: its caller has waited in vain."""
         self.problem(error)
-        self.lane.gave_up(name, due or called, called, max(called + 1, clock()))
+        self.client.gave_up(name, due or called, called, max(called + 1, clock()))
 
     def finish(self) -> None:
-        """Arrivals that were never served have waited too, in vain; also those after a lane went home early."""
+        """Arrivals that were never served have waited in vain too; also those after a client stopped early."""
         until = max(clock(), self.last if self.failed >= TIRED else self.end)
         for due in self.arrivals[self.done :]:
-            if self.lane.stopped:
+            if self.client.stopped:
                 return
-            self.lane.gave_up(self.name(), self.start + due, until, until)
+            self.client.gave_up(self.name(), self.start + due, until, until)
 
 
-def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Acquire, hold, release, again, until the job says that was all."""
-    lane, contest, keys, patient, early = job.lane, job.contest, job.keys, job.patient, job.early
+def thread_client(job: Job, make: MakeLock, sleep: Callable[[float], object] = time.sleep) -> None:
+    """Acquire, hold and release, again and again, until the job has no more."""
+    client, contest, keys, patient, early = job.client, job.contest, job.keys, job.patient, job.early
     hold = int(contest.hold * 1e9)  # from the grant on, whatever is noted meanwhile
     sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
@@ -195,24 +195,24 @@ def thread_lane(job: Job, make: MakeLock, sleep: Callable[[float], object] = tim
         if not taken:
             job.gave_up(name, due, called, now)
             continue
-        lane.granted(name, due or called, called, now)
+        client.granted(name, due or called, called, now)
         if hold:
             sleep(max(0, now + hold - early.ns - clock()) / 1e9)
             early.watch(now + hold)
-        lane.leaving(name)
+        client.leaving(name)
         releasing, released = clock(), 0
         try:
             lock.release()
             released, job.failed = clock(), 0
         except Exception as error:
             job.problem(error)
-        lane.released(releasing, released)
+        client.released(releasing, released)
     job.finish()
 
 
-async def task_lane(job: Job, make: MakeAsyncLock) -> None:
-    """The same for a task: kept line by line beside ``thread_lane``."""
-    lane, contest, keys, patient, early = job.lane, job.contest, job.keys, job.patient, job.early
+async def task_client(job: Job, make: MakeAsyncLock) -> None:
+    """``thread_client`` for a task: kept line by line beside it."""
+    client, contest, keys, patient, early = job.client, job.contest, job.keys, job.patient, job.early
     hold, sleep = int(contest.hold * 1e9), asyncio.sleep
     await sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
@@ -231,18 +231,18 @@ async def task_lane(job: Job, make: MakeAsyncLock) -> None:
         if not taken:
             job.gave_up(name, due, called, now)
             continue
-        lane.granted(name, due or called, called, now)
+        client.granted(name, due or called, called, now)
         if hold:
             await sleep(max(0, now + hold - early.ns - clock()) / 1e9)
             early.watch(now + hold)
-        lane.leaving(name)
+        client.leaving(name)
         releasing, released = clock(), 0
         try:
             await lock.release()
             released, job.failed = clock(), 0
         except Exception as error:
             job.problem(error)
-        lane.released(releasing, released)
+        client.released(releasing, released)
     job.finish()
 
 
