@@ -40,10 +40,10 @@ def run(args: argparse.Namespace) -> int:
     refuse_slow_build(_core())
     if args.url is not None and args.server is not None:
         raise Refusal("--url and --server exclude each other: a server is either there or started")
-    try:
+    with results.libraries():
         from .plan import Wishes, make_plan
-    except ImportError as error:
-        raise Refusal(f"a library is missing ({error}); install fastlock[bench]") from None
+
+        results.load(page=bool(args.html), document=bool(args.json))
     plan = make_plan(
         Wishes(
             scenarios=args.scenario or (),

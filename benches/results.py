@@ -1,17 +1,19 @@
-"""Commands about results that are there: ``fastlock bench compare`` and ``render``, and the page of ``--html``.
+"""Commands about saved results: ``fastlock bench compare`` and ``render``, and the page of ``--html``.
 
-Law: no measuring, and no drawing or comparing either: reads files, writes files, exit codes. What is wrong with a
-file is a Refusal, one line; an existing page is replaced only by a whole one.
+Reads files, writes files and returns exit codes; measures, draws and compares nothing itself. What is wrong with a file
+is a Refusal, one line; an existing page is replaced only by a complete one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,21 @@ from fastlock._cli.console import OK, WRONG, Refusal
 from .options import writable
 
 COMPARE = """\
-Set two results of fastlock bench --json against each other: a is the older one. Marks what lies inside the noise of the
-two runs, and says so where they differ too much in machine, versions or parameters."""
+Compare two results of fastlock bench --json: A is the older one. Marks what lies inside the noise of the two runs, and
+says so where they differ too much in machine, versions or parameters."""
 
-RENDER = "Make the page of --html out of a result that was saved with --json."
+RENDER = "Make the page of --html from a result that was saved with --json."
 
 OWN = {"command", "results", "of_a_run", "a", "b", "json", "fail_over", "result", "page"}
-"""Names of the arguments of compare and render, and those that are none."""
+"""Arguments of compare and render, and what argparse keeps beside them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --html, and the commands below ``fastlock bench``."""
-    parser.add_argument("--html", metavar="FILE", type=writable, help="write a page with plots there, for a browser")
+    parser.add_argument("--html", metavar="FILE", type=writable, help="write a page with charts there, for a browser")
     parser.set_defaults(of_a_run=parser.get_default)
     commands = parser.add_subparsers(dest="results", metavar="compare | render", title="commands about saved results")
-    compared = commands.add_parser("compare", help="set two results against each other", description=COMPARE)
+    compared = commands.add_parser("compare", help="compare two results", description=COMPARE)
     compared.add_argument("a", metavar="A.json", help="the older result")
     compared.add_argument("b", metavar="B.json", help="the newer one")
     compared.add_argument(
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if anything of fastlock takes more than PERCENT longer in B, beyond the noise, or is gone, or"
         " B failed",
     )
-    rendered = commands.add_parser("render", help="make a page out of a result", description=RENDER)
+    rendered = commands.add_parser("render", help="make a page from a result", description=RENDER)
     rendered.add_argument("result", metavar="RESULT.json")
     rendered.add_argument("page", metavar="REPORT.html", type=writable)
 
@@ -57,16 +59,31 @@ def run(args: argparse.Namespace) -> int:
     for name, value in vars(args).items():
         if name not in OWN and value != args.of_a_run(name):
             raise Refusal(f"bench {args.results} measures nothing, --{name.replace('_', '-')} is for a run")
-    return _compare(args) if args.results == "compare" else _render(args)
+    with libraries():
+        return _compare(args) if args.results == "compare" else _render(args)
+
+
+@contextlib.contextmanager
+def libraries() -> Iterator[None]:
+    """Turns the lack of a library into a Refusal that names the extra which installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise Refusal(f"a library is missing ({error}); install fastlock[bench]") from None
+
+
+def load(page: bool, document: bool) -> None:
+    """Import what it takes to write a page, or a document: before a run, not when it is over. Raises ImportError."""
+    if document or page:
+        from . import document as _document  # noqa: F401
+    if page:
+        from . import html as _html  # noqa: F401
 
 
 def write_page(document: Any, path: str, name: str = "the result") -> None:
     """Write the page of a document. Raises Refusal."""
-    try:
-        from .html import page
-        from .page.curves import Unreadable
-    except ImportError as error:
-        raise Refusal(f"a library is missing ({error}); install fastlock[bench]") from None
+    from .html import page
+    from .page.curves import Unreadable
     from .schema import checked
 
     try:

@@ -1,227 +1,206 @@
-"""Result files: reading one and telling whether it is what it says, before anything else looks at it.
+"""Result files: what a JSON document of ``fastlock bench`` holds, declared, and the reading and checking of one.
 
-Law: no file is believed. What ``read`` and ``checked`` give back has the shape written down here (null or absent where
-nothing was measured; other keys pass); all else is a Refusal that names the file and the place in it.
+The shapes below are the schema: a value may be null or absent where nothing was measured, and other keys pass.
+``read`` and ``checked`` return the document as it is, a plain mapping that fits them; anything else is a Refusal that
+names the file, the place in it and what belongs there. No file is used unchecked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Required
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
+from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from fastlock._cli.console import Refusal
 
 SCHEMA = "fastlock-bench/2"
 
 LARGEST = 1e18
-"""More of anything was not measured: in microseconds it is longer than there have been people."""
-
-DEEPEST = 20
-"""Lists and objects in each other; a result has 8."""
+"""No measured number is larger: in microseconds it is longer than there have been people."""
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
-class Wrong(Exception):
-    """A place in a document, and what should be there."""
+# --------------------------------------------------------------------------------------------------------- the shapes
+
+Number = Annotated[float, Field(ge=0, le=LARGEST)]
+AboveZero = Annotated[float, Field(gt=0, le=LARGEST)]
 
 
-Check = Callable[[Any, str], None]
+class SpreadShape(TypedDict, total=False):
+    """A number of each round: their median, and the lowest and highest of them."""
+
+    median: Required[Number]
+    low: Required[Number]
+    high: Required[Number]
+
+
+class TimesShape(TypedDict, total=False):
+    """Percentiles of what was timed, in microseconds."""
+
+    p50: Number | None
+    p90: Number | None
+    p99: Number | None
+    p999: Number | None
+    max: Number | None
+    count: Number | None
+
+
+class HistogramsShape(TypedDict, total=False):
+    """Encoded histograms of nanoseconds."""
+
+    latency: str | None
+    wait: str | None
+    punctual: str | None
+    handover: str | None
+    release: str | None
+    recovery: str | None
+
+
+TIMES_OF = tuple(HistogramsShape.__annotations__)
+"""What is timed; a row has <this>_us, and some a histogram."""
+
+
+class FairnessShape(TypedDict, total=False):
+    """How evenly grants were spread over the waiters."""
+
+    jain: Number | None
+    min_over_max: Number | None
+    grants: list[Number] | None
+
+
+class RowShape(TypedDict, total=False):
+    """What was measured of one rival."""
+
+    rival: str | None
+    rate: SpreadShape | None
+    ratio: SpreadShape | None
+    noisy: bool | None
+    latency_us: TimesShape | None
+    wait_us: TimesShape | None
+    punctual_us: TimesShape | None
+    handover_us: TimesShape | None
+    release_us: TimesShape | None
+    recovery_us: TimesShape | None
+    histograms: HistogramsShape | None
+    fairness: FairnessShape | None
+    rounds: Number | None
+    grants: Number | None
+    commands_per_grant: Number | None
+    sent_per_grant: Number | None
+    server_cpu_us: Number | None
+    server_cpu_ratio: Number | None
+    client_cpu_us: Number | None
+    connections: Number | None
+    failures: Number | None
+    timeouts: Number | None
+    violations: Number | None
+
+
+class PointShape(TypedDict, total=False):
+    """A row of a sweep, and where it stands on the horizontal axis."""
+
+    x: Required[AboveZero]
+    rival: Required[str]
+    row: Required[RowShape]
+
+
+class RoundTripShape(TypedDict, total=False):
+    """The raw round trip measured beside a scenario."""
+
+    p50_us: Number | None
+    p99_us: Number | None
+    pairs_per_s: Number | None
+
+
+class ScenarioShape(TypedDict, total=False):
+    """One scenario: rows by rival, or the points of a sweep."""
+
+    title: str | None
+    kind: str | None
+    unit: str | None
+    parameters: dict[str, Any] | None
+    round_trip: RoundTripShape | None
+    rows: dict[str, RowShape | None] | None
+    points: list[PointShape] | None
+
+
+class NoiseShape(TypedDict, total=False):
+    """How far the ratio of a rival to itself strayed from 1."""
+
+    spread: Number | None
+    rival: str | None
+
+
+class BudgetShape(TypedDict, total=False):
+    """A bound of the acceptance list, and whether it was met."""
+
+    name: Required[str]
+    bound: Number | None
+    measured: Number | None
+    met: bool | None
+
+
+class EnvironmentShape(TypedDict, total=False):
+    """The machine, the server and the versions; most of it is only shown."""
+
+    server: dict[str, Any] | None
+    rivals: dict[str, dict[str, Any] | None] | None
+
+
+class DocumentShape(TypedDict, total=False):
+    """The result of a run."""
+
+    scenarios: Required[dict[str, ScenarioShape]]
+    created: str | None
+    interrupted: bool | None
+    command: str | None
+    environment: EnvironmentShape | None
+    parameters: dict[str, Any] | None
+    noise: dict[str, NoiseShape | None] | None
+    skipped: dict[str, str] | None
+    failures: list[str] | None
+    budgets: list[BudgetShape] | None
+
+
+DECLARED = TypeAdapter(DocumentShape)
+
+
+# ------------------------------------------------------------------------------------------------ reading and checking
 
 
 def read(path: str) -> Document:
-    """The document in the file ``path``. Raises Refusal."""
+    """The document in the file ``path``. Raises Refusal, also for JSON that no reader could show."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise Refusal(f"{path}: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+        raise Refusal(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        document = json.loads(text, parse_constant=_no_number)
-        _sound(document)
-    except (ValueError, RecursionError) as error:
+        document = from_json(text, allow_inf_nan=False)  # refuses half a character and a nest of more than 200 too
+    except ValueError as error:
         raise Refusal(f"{path}: it is not JSON ({error})") from None
     return checked(document, path)
 
 
-def _sound(document: Any) -> None:
-    """ValueError for what JSON allows and nobody can show: half a character, a nest without end."""
-    todo: list[tuple[Any, int]] = [(document, 0)]
-    while todo:
-        value, depth = todo.pop()
-        if depth > DEEPEST:
-            raise ValueError("nested too deeply")
-        if isinstance(value, str):
-            value.encode()
-        elif isinstance(value, dict):
-            todo += [(item, depth + 1) for pair in value.items() for item in pair]
-        elif isinstance(value, list):
-            todo += [(item, depth + 1) for item in value]
-
-
 def checked(document: Any, name: str) -> Document:
-    """``document`` if it has the shape of the schema, else a Refusal in which it is called ``name``."""
+    """``document`` if it fits the shapes, else a Refusal in which it is called ``name``."""
     if not isinstance(document, dict) or "schema" not in document:
         raise Refusal(f"{name}: it is not a result of fastlock bench")
     if document["schema"] != SCHEMA:
         raise Refusal(f"{name}: its schema is {str(document['schema'])[:60]!r}, this fastlock reads {SCHEMA!r}")
     try:
-        DOCUMENT(document, "")
-    except Wrong as wrong:
-        raise Refusal(f"{name}: {wrong}") from None
+        DECLARED.validate_python(document, strict=True)  # strict: nothing is converted, "1" is no number
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        found = "" if first["type"] == "missing" else f", not {json.dumps(first['input'], default=repr)[:40]}"
+        raise Refusal(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}{found}") from None
     return document
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-# ------------------------------------------------------------------------------------------------- checks of a shape
-
-
-def _wrong(value: Any, place: str, wanted: str) -> NoReturn:
-    raise Wrong(f"{place.lstrip('.') or 'the document'} must be {wanted}, not {json.dumps(value)[:40]}")
-
-
-def text(value: Any, place: str) -> None:
-    """A string."""
-    if not isinstance(value, str):
-        _wrong(value, place, "a text")
-
-
-def flag(value: Any, place: str) -> None:
-    """True or false."""
-    if not isinstance(value, bool):
-        _wrong(value, place, "true or false")
-
-
-def number(value: Any, place: str) -> None:
-    """A number from zero on, of a size that can have been measured."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        _wrong(value, place, "a number")
-    if not 0 <= value <= LARGEST:
-        _wrong(value, place, f"a number from 0 to {LARGEST:g}")
-
-
-def above_zero(value: Any, place: str) -> None:
-    """A number more than zero."""
-    number(value, place)
-    if value == 0:
-        _wrong(value, place, "more than 0")
-
-
-def anything(value: Any, place: str) -> None:
-    """What is only shown, as it is."""
-
-
-def several(each: Check) -> Check:
-    """A list."""
-
-    def check(value: Any, place: str) -> None:
-        if not isinstance(value, list):
-            _wrong(value, place, "a list")
-        for at, item in enumerate(value):
-            each(item, f"{place}[{at}]")
-
-    return check
-
-
-def table(each: Check) -> Check:
-    """An object with any keys."""
-
-    def check(value: Any, place: str) -> None:
-        if not isinstance(value, dict):
-            _wrong(value, place, "an object")
-        for key, item in value.items():
-            each(item, f"{place}.{key}")
-
-    return check
-
-
-def maybe(each: Check) -> Check:
-    """Null, or what another check wants."""
-
-    def check(value: Any, place: str) -> None:
-        if value is not None:
-            each(value, place)
-
-    return check
-
-
-@dataclass(frozen=True)
-class Object:
-    """An object with these keys: those in ``needed`` must have a value, the others may be absent or null."""
-
-    keys: Mapping[str, Check]
-    needed: tuple[str, ...] = ()
-
-    def __call__(self, value: Any, place: str) -> None:
-        """Raises Wrong."""
-        if not isinstance(value, dict):
-            _wrong(value, place, "an object")
-        for key in self.needed:
-            if value.get(key) is None:
-                raise Wrong(f"{place.lstrip('.') or 'the document'} has no {key!r}")
-        for key, check in self.keys.items():
-            if value.get(key) is not None:
-                check(value[key], f"{place}.{key}")
-
-
-def numbers(*names: str) -> dict[str, Check]:
-    """Keys whose values are numbers."""
-    return dict.fromkeys(names, number)
-
-
-# --------------------------------------------------------------------------------------------------------- the shape
-
-SPREAD = Object(numbers("median", "low", "high"), needed=("median", "low", "high"))
-TIMES = Object(numbers("p50", "p90", "p99", "p999", "max", "count"))
-TIMES_OF = ("latency", "wait", "punctual", "handover", "release", "recovery")
-"""What is timed; a row has <this>_us, and some a histogram."""
-
-ROW = Object(
-    {
-        "rival": text,
-        "rate": SPREAD,
-        "ratio": SPREAD,
-        "noisy": flag,
-        **{f"{name}_us": TIMES for name in TIMES_OF},
-        "histograms": Object(dict.fromkeys(TIMES_OF, text)),
-        "fairness": Object({**numbers("jain", "min_over_max"), "grants": several(number)}),
-        **numbers("rounds", "grants", "commands_per_grant", "server_cpu_us", "server_cpu_ratio", "client_cpu_us"),
-        **numbers("sent_per_grant", "connections", "failures", "timeouts", "violations"),
-    }
-)
-POINT = Object({"x": above_zero, "rival": text, "row": ROW}, needed=("x", "rival", "row"))
-SCENARIO = Object(
-    {
-        "title": text,
-        "kind": text,
-        "unit": text,
-        "parameters": table(anything),
-        "round_trip": Object(numbers("p50_us", "p99_us", "pairs_per_s")),
-        "rows": table(maybe(ROW)),
-        "points": several(POINT),
-    }
-)
-DOCUMENT = Object(
-    {
-        "created": text,
-        "interrupted": flag,
-        "command": text,
-        "environment": Object({"server": table(anything), "rivals": table(maybe(table(anything)))}),
-        "parameters": table(anything),
-        "noise": table(maybe(Object({"spread": number, "rival": text}))),
-        "skipped": table(text),
-        "failures": several(text),
-        "budgets": several(Object({"name": text, "bound": number, "measured": number, "met": flag}, needed=("name",))),
-        "scenarios": table(SCENARIO),
-    },
-    needed=("scenarios",),
-)
 
 
 # ------------------------------------------------------------------------------------------------ looking things up

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,23 @@ def test_a_result_without_any_scenario_makes_no_page(tmp_path: Path, capsys: pyt
     saved, made = tmp_path / "result.json", tmp_path / "report.html"
     saved.write_text(json.dumps(results.document() | {"scenarios": {}}))
     assert "result.json: nothing was measured" in refused(capsys, "render", saved, made) and not made.exists()
+
+
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from fastlock._cli import main; sys.exit(main.main())"
+
+
+@pytest.mark.parametrize(
+    ("library", "command"),
+    [
+        ("pydantic", "compare A.json A.json"),
+        ("pydantic", "--scenario pair --json out.json"),
+        ("hdrh", "--scenario pair"),
+    ],
+)
+def test_a_missing_library_is_refused_before_anything_is_measured(library: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "A.json").write_text(json.dumps(results.document()))
+    program = [sys.executable, "-c", WITHOUT, library, "bench", *command.split()]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert library in done.stderr and done.stderr.endswith("install fastlock[bench]\n"), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["A.json"]
