@@ -1,51 +1,63 @@
-"""The report of a run as one page that needs nothing else: no network, no script to see the plots, no files beside it.
+"""The report of a run as one page that needs nothing else: no network, no file beside it.
 
-Law: a checked document in, the text of a page out. The page forbids itself, by its content security policy, to load
-anything and to run anything but the script that is part of it. What was not measured is said, never left to be guessed.
+Takes a checked document, returns the text of a page. Plotly draws the charts; its script is in the page, packed. The
+content security policy of the page forbids it to load anything, and to run anything but that script and page.js. What
+was not measured is named, never left to be guessed.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+from plotly.utils import PlotlyJSONEncoder  # type: ignore[import-untyped]
+
 from . import written
+from .page.charts import figures, missing, overview
 from .page.facts import chips, environment, moment, noise, setting
-from .page.figure import Figure
+from .page.figure import Figure, Styles, look, styles_of
 from .page.markup import Markup, join, tag
-from .page.plots import figures, missing, overview, styles_of
-from .page.svg import Styles
 from .page.tables import box, rival_cell, tables
 from .schema import Document, dig, points_of, rivals_of, rows_of, violations
 
 INTRO = (
-    "Locks on Redis and Valkey, measured side by side. In each round every rival plays once against the same server, "
-    "in an order that rotates. Numbers are medians of the rounds, ratios are taken within a round, percentiles come "
-    "out of merged histograms. Only ratios mean something on another machine."
+    "Locks on Redis and Valkey, measured side by side. In each round every rival runs once against the same server, "
+    "in an order that rotates. Numbers are medians of the rounds, ratios are taken within a round, percentiles are "
+    "those of merged histograms. Only ratios mean something on another machine."
 )
+
+CHARTS = "The charts are drawn by Plotly, Copyright Plotly, Inc., MIT license."
 
 
 def page(document: Document) -> str:
     """The whole page. Raises Unreadable for a histogram that is none."""
     styles = styles_of(rivals_of(document))
-    style, script = _part("page.css"), _part("page.js")
+    style, script, library = _part("page.css"), _part("page.js"), str(get_plotlyjs())
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script, library)),
         tag("title", f"fastlock bench, {_day(document)}"),
         tag("style", Markup(style)),
     ]
     body = [
         tag("header", tag("h1", "What a lock costs"), tag("p", INTRO, class_="lead"), chips(setting(document))),
         tag("div", *alerts(document), class_="boxes"),
+        tag("noscript", tag("p", "The charts need JavaScript; all their numbers are in the tables.")),
         contents(document),
         _choice(styles),
         tag("main", *_sections(document, styles)),
-        tag("footer", f"Made by fastlock bench out of a result of {_day(document)}, schema {document['schema']}."),
+        tag(
+            "footer", f"Made by fastlock bench from a result of {_day(document)}, schema {document['schema']}. {CHARTS}"
+        ),
+        _data(look(), id="look"),
+        tag("script", Markup(_packed(library)), type="text/plain", id="library"),
         tag("script", Markup(script)),
     ]
     return "<!doctype html>\n" + tag("html", tag("head", *head), "\n", tag("body", *body), lang="en") + "\n"
@@ -55,23 +67,34 @@ def _part(name: str) -> str:
     return files(f"{__package__}.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _policy(*scripts: str) -> str:
+    """Nothing is loaded, and only these scripts run. Plotly adds rules of style, and saves a picture when told to."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(["script-src", *(f"'sha256-{each}'" for each in hashes)])
+    more = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {allowed}; {more}"
 
-    allowed = f"style-src {digest(style)}; script-src {digest(script)}"
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+def _packed(library: str) -> str:
+    """A script in two fifths of its size; the same text makes the same page, so no time is written into it."""
+    return base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode()
+
+
+def _data(value: Any, id: str | None = None) -> Markup:
+    """JSON for the script of the page, in which no text can end the element."""
+    text = json.dumps(value, cls=PlotlyJSONEncoder, separators=(",", ":")).replace("<", "\\u003c")
+    return tag("script", Markup(text), type="application/json", id=id)
 
 
 def _day(document: Document) -> str:
     return moment(document.get("created")) or "unknown date"
 
 
-# ------------------------------------------------------------------------------------------------- what must be seen
+# ----------------------------------------------------------------------------------------------------------- warnings
 
 
 def alerts(document: Document) -> list[Markup]:
-    """What a reader has to know before any number: failures first."""
+    """Boxes with what a reader has to know before any number: failures first."""
     failures, broken = list(document.get("failures") or []), violations(document)
     held_twice = [f"{scenario}, {rival}: {_times(count)}" for (scenario, rival), count in broken.items() if count]
     boxes = []
@@ -124,7 +147,7 @@ def _many(count: int, what: str) -> str:
 
 
 def contents(document: Document) -> Markup:
-    """Links to everything below."""
+    """Links to all sections."""
     links = [_link("overview", "Overview", "all rivals, all scenarios")]
     for at, (name, scenario) in enumerate(document["scenarios"].items()):
         links.append(_link(f"scenario-{at}", name, scenario.get("title") or ""))
@@ -202,7 +225,7 @@ def _budgets(document: Document) -> list[Markup]:
 
 
 def section(anchor: str, name: str, document: Document, styles: Styles) -> Markup:
-    """One scenario: what was played, the raw round trip beside it, plots, tables, what is missing."""
+    """One scenario: its parameters, the raw round trip beside it, charts, tables, what is missing."""
     scenario, spread = document["scenarios"][name], dig(document, "noise", name, "spread")
     twin = dig(document, "noise", name, "rival") or "the first rival"
     twice = [
@@ -243,11 +266,14 @@ def _noise_of(spread: float | None, rival: str) -> Markup:
 
 
 def card(figure: Figure) -> Markup:
-    """A plot with its heading, how to read it, and who is not in it."""
+    """A chart with its heading, how to read it, and which rivals are not in it."""
     absent = (
-        tag("p", f"Not in this plot, not measured: {', '.join(figure.absent)}.", class_="absent")
+        tag("p", f"Not in this chart, not measured: {', '.join(figure.absent)}.", class_="absent")
         if figure.absent
         else None
     )
     how = tag("p", tag("b", "How to read this. "), figure.how, class_="how")
-    return tag("figure", tag("h3", figure.title), figure.drawing, how, absent, class_="card")
+    chart = figure.chart.to_plotly_json()
+    del chart["layout"]["template"]  # all charts share one
+    plot = tag("div", _data(chart), class_="plot", role="img", aria_label=f"{figure.title}. {figure.told}")
+    return tag("figure", tag("h3", figure.title), plot, how, absent, class_="card")

@@ -69,6 +69,8 @@ def libraries() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        if (error.name or "").startswith("fastlock"):
+            raise
         raise Refusal(f"a library is missing ({error}); install fastlock[bench]") from None
 
 
@@ -83,7 +85,7 @@ def load(page: bool, document: bool) -> None:
 def write_page(document: Any, path: str, name: str = "the result") -> None:
     """Write the page of a document. Raises Refusal."""
     from .html import page
-    from .page.curves import Unreadable
+    from .page.histograms import Unreadable
     from .schema import checked
 
     try:

@@ -1,6 +1,6 @@
 """How numbers are written, on the page and in tables: units, digits, and a dash for what was not measured.
 
-Law: a number in, text out. Three digits at most say all that a benchmark knows.
+Takes a number, returns text. A benchmark knows no more than three digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def significant(value: float | None) -> str:
 
 
 def duration(us: float | None) -> str:
-    """Microseconds in the unit that reads best."""
+    """Microseconds, in the unit that gives the fewest digits."""
     if us is None:
         return NOTHING
     if us == 0:
@@ -40,30 +40,11 @@ def duration(us: float | None) -> str:
     return f"{significant(us / UNITS[-1][0])} s"
 
 
-def tick(us: float) -> str:
-    """A round duration, for an axis."""
-    size, unit = next((pair for pair in reversed(UNITS) if us >= pair[0]), UNITS[0])
-    return f"{us / size:g} {unit}"
-
-
-def short(value: float) -> str:
-    """A round number, for an axis: 500, 20k, 1.5M."""
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
-
-
 def rate(value: float | None) -> str:
-    """So many in a second."""
+    """A number per second."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if value >= 99.95 or value == 0 else significant(value)
-
-
-def place(value: float) -> str:
-    """A number that was chosen, such as of waiters, for an axis: in full as long as that is short."""
-    return f"{value:,g}" if value < 10_000 else short(float(f"{value:.3g}"))
 
 
 def whole(value: float | None) -> str:
@@ -72,7 +53,7 @@ def whole(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A part of one as percent; never 0 % for what did happen."""
+    """A part of one as percent; never 0 % for what happened at all."""
     if value is None:
         return NOTHING
     if 0 < value < 0.0001:

@@ -1,4 +1,4 @@
-"""The page of a benchmark run: its markup, what it shows for missing data, and how a browser shows it.
+"""The page of a benchmark run: its markup, its charts, what it says of what is missing, and how a browser shows it.
 
 No speed is measured here: the results come from support/results.py. The browser is Chromium without a window; where it
 is not installed its tests are skipped, in CI they fail.
@@ -23,7 +23,7 @@ from support import browser, results
 
 from fastlock._cli import main as cli
 from fastlock.benches import html, written
-from fastlock.benches.page import markup, plots, svg, sweeps
+from fastlock.benches.page import charts, figure, markup, sweeps
 from fastlock.benches.schema import checked
 
 VOID = {"meta", "br", "input"}
@@ -39,23 +39,16 @@ def test_everything_is_escaped() -> None:
         '<p title="&lt;script&gt;&quot;&#x27;&amp;">&lt;script&gt;&quot;&#x27;&amp;</p>'
     )
     assert markup.tag("p", markup.tag("b", 1), None, hidden=True, id=None, open=False) == "<p hidden><b>1</b></p>"
-    assert markup.tag("line", x1=1.0, y1=2.25, data_rival="a", class_="b") == (
-        '<line x1="1" y1="2.2" data-rival="a" class="b"></line>'
-    )
-    assert [markup.number(value) for value in (-0.01, 10.0, 0.55)] == ["0", "10", "0.6"]
+    assert markup.tag("line", x1=1, data_rival="a", class_="b") == '<line x1="1" data-rival="a" class="b"></line>'
 
 
 def test_no_two_rivals_look_alike() -> None:
     names = [*results.RIVALS, *(f"rival {number}" for number in range(12))]
-    styles = plots.styles_of(names)
-    looks = [(style.colour, style.dash, style.marker) for style in styles.values()]
+    styles = figure.styles_of(names)
+    looks = [(style.colour, style.dash, style.symbol) for style in styles.values()]
     assert len(set(looks)) == len(names)
     assert [name for name, style in styles.items() if style.bold] == ["fastlock"]
-    assert plots.styles_of(["redis-py"])["redis-py"] == styles["redis-py"]  # the same style in every report
-
-
-def test_markers_are_all_drawn() -> None:
-    assert set(svg.MARKERS) == {"circle", *svg.OUTLINES}
+    assert figure.styles_of(["redis-py"])["redis-py"] == styles["redis-py"]  # the same in every report
 
 
 def luminance(colour: str) -> float:
@@ -75,7 +68,7 @@ def test_colours_contrast_with_their_background(theme: int) -> None:
         dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
     ]
     colours = blocks[0] | blocks[theme]
-    for number in range(svg.COLOURS):
+    for number in range(figure.COLOURS):
         assert contrast(colours[f"s{number}"], colours["card"]) >= 3
     for text, ground in (("ink", "page"), ("ink", "card"), ("soft", "page"), ("soft", "card"), ("accent", "card")):
         assert contrast(colours[text], colours[ground]) >= 4.5
@@ -87,14 +80,14 @@ def test_colours_contrast_with_their_background(theme: int) -> None:
 
 
 class Page(HTMLParser):
-    """Checks nesting as it reads; collects ids, links, drawings and text."""
+    """Checks nesting as it reads; collects ids, links, charts and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.ids: list[str] = []
         self.links: list[str] = []
-        self.drawings: list[dict[str, str]] = []
+        self.charts: list[dict[str, Any]] = []
         self.boxes: list[str] = []
         self.words: list[str] = []
         self.tags: list[str] = []
@@ -112,8 +105,9 @@ class Page(HTMLParser):
             self.ids.append(str(found["id"]))
         if "href" in found:
             self.links.append(str(found["href"]))
-        if tag == "svg":
-            self.drawings.append({"role": str(found.get("role")), "box": str(found.get("viewbox"))})
+        if found.get("class") == "plot":
+            title = self.words[-1]  # the heading stands before it
+            self.charts.append({"title": title, "role": str(found.get("role")), "label": str(found.get("aria-label"))})
         if "box" in str(found.get("class")).split():
             self.boxes.append(str(found["class"]))
         if tag not in VOID:
@@ -123,8 +117,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("title", "desc") and "svg" in self.open:
-            self.drawings[-1].setdefault(self.open[-1], data)
+        if self.open[-2:] == ["div", "script"]:
+            self.charts[-1] |= json.loads(data)
         if not {"style", "script"} & set(self.open):
             self.words.append(data)
 
@@ -151,7 +145,7 @@ def result(good: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(good)
 
 
-PLOTS = {
+CHARTS = {
     "pair": ["Throughput, pairs per second", "Latency by percentile", "Server CPU per pair"],
     "contention": [
         *("Throughput, grants per second", "Wait for the lock, by percentile", "Handover gap, by percentile"),
@@ -169,19 +163,35 @@ PLOTS = {
 }
 
 
-def test_every_plot_is_there(page: str, good: dict[str, Any]) -> None:
+def test_every_chart_is_there(page: str, good: dict[str, Any]) -> None:
     expected = ["Throughput of every rival as a multiple of redis-py's"]
     for scenario in good["scenarios"].values():
-        expected += PLOTS[scenario["kind"]]
-    assert [drawing["title"] for drawing in Page(page).drawings] == expected
+        expected += CHARTS[scenario["kind"]]
+    assert [chart["title"] for chart in Page(page).charts] == expected
     assert page.count("How to read this.") == len(expected)
 
 
-def test_drawings_can_be_read_aloud(page: str) -> None:
-    for drawing in Page(page).drawings:
-        assert drawing["role"] == "img"
-        assert "redis-py" in drawing["desc"]
-        assert re.fullmatch(r"0 0 480 [\d.]+", drawing["box"])
+def test_charts_can_be_read_aloud(page: str) -> None:
+    for chart in Page(page).charts:
+        assert chart["role"] == "img"
+        assert chart["label"].startswith(f"{chart['title']}. ")
+        assert "redis-py" in chart["label"]
+
+
+def test_charts_hold_what_was_measured(page: str, good: dict[str, Any]) -> None:
+    read, hot, waiters = Page(page).charts, good["scenarios"]["hot"]["rows"], good["scenarios"]["waiters"]["points"]
+    at = [chart["title"] for chart in read].index("Handover gap, by percentile")
+    bars = {trace["legendgroup"]: trace for trace in read[at - 2]["data"] if trace["type"] == "bar"}
+    assert {rival: bar["x"] for rival, bar in bars.items()} == {
+        rival: [pytest.approx(row["rate"]["median"], rel=1e-4)] for rival, row in hot.items()
+    }
+    for trace in read[at]["data"]:
+        assert trace["y"][-1] == pytest.approx(hot[trace["name"]]["handover_us"]["max"] / 1e6, rel=1e-4)
+    (rates,) = (chart for chart in read if chart["title"] == "Throughput against waiters, grants per second")
+    for trace in rates["data"]:
+        ours = [point for point in waiters if point["rival"] == trace["name"]]
+        assert trace["x"] == [point["x"] for point in ours]
+        assert trace["y"] == pytest.approx([point["row"]["rate"]["median"] for point in ours], rel=1e-4)
 
 
 def test_page_is_well_formed_and_links_to_itself_only(page: str) -> None:
@@ -194,7 +204,9 @@ def test_page_is_well_formed_and_links_to_itself_only(page: str) -> None:
 
 
 def test_page_needs_no_network(page: str) -> None:
-    assert not re.search(r"https?:|//[a-z]|url\(|@import", page.replace("redis://", ""))
+    own = re.sub(r'<script type="text/plain" id="library">[^<]+<', "", page)
+    assert len(own) < len(page) / 2
+    assert not re.search(r"https?:|//[a-z]|url\(|@import", own.replace("redis://", ""))
     assert "default-src 'none'" in unescape(page)
 
 
@@ -224,7 +236,7 @@ def test_page_shows_how_the_numbers_were_measured(page: str, good: dict[str, Any
         written.spread({"low": 0.96, "high": 1.04}),
         "tasks-uvloop: uvloop is not installed",
         "python 3.11.7, pottery 1.2.3",
-        "Not in this plot, not measured: pipeline, ceiling.",
+        "Not in this chart, not measured: pipeline, ceiling.",
         f"No failures in {counted} results.",
         "missed",
     ):
@@ -264,7 +276,11 @@ def test_hostile_text_stays_text(result: dict[str, Any]) -> None:
     result["scenarios"]["waiters"]["points"][0]["rival"] = evil
     text = html.page(checked(result, "it"))
     read = Page(text)
-    assert read.tags.count("script") == 1
+    assert read.tags.count("script") == 3 + len(read.charts)  # those of the page, and the data of each chart
+    drawn = [trace for chart in read.charts for trace in chart["data"]]
+    shown = json.dumps([[trace.get(key) for key in ("name", "text", "customdata", "hovertemplate")] for trace in drawn])
+    assert "&lt;/script&gt;" in shown
+    assert "<script" not in shown
     assert "img" not in read.tags
     assert evil in "".join(read.words)
 
@@ -358,7 +374,7 @@ def test_missing_data_is_named_and_breaks_nothing(gap: str, result: dict[str, An
     spoil, words = GAPS[gap]
     spoil(result)
     read = Page(html.page(checked(result, "it")))
-    assert words in read.text
+    assert words in read.text or any(words in chart["label"] for chart in read.charts)
     assert "None" not in read.text
     assert "nan" not in read.text.split()
 
@@ -367,21 +383,21 @@ def test_late_points_are_open(good: dict[str, Any]) -> None:
     assert sweeps.late({"x": 1000, "row": {"rate": {"median": 949}}})
     assert not sweeps.late({"x": 1000, "row": {"rate": {"median": 951}}})
     assert not sweeps.late({"x": 1000, "row": {}})
-    styles = plots.styles_of(results.LOCKS)
-    for figure in plots.figures(good["scenarios"]["load"], styles):
-        assert "mark hollow" in figure.drawing
-    for figure in plots.figures(good["scenarios"]["waiters"], styles):
-        assert "mark hollow" not in figure.drawing
+    styles = figure.styles_of(results.LOCKS)
+    for kind, open_ones in (("load", True), ("waiters", False)):
+        for drawn in charts.figures(good["scenarios"][kind], styles):
+            symbols = [each for trace in drawn.chart.data for each in trace.marker.symbol]
+            assert any(each.endswith("-open") for each in symbols) is open_ones
 
 
-def test_a_distant_round_trip_is_not_drawn(good: dict[str, Any]) -> None:
-    rows, styles = good["scenarios"]["pair"]["rows"], plots.styles_of(list(results.RIVALS))
-    near = plots.percentiles(rows, "latency", 97.0, styles)
-    far = plots.percentiles(rows, "latency", 0.1, styles)
+def test_far_round_trip_does_not_press_the_curves_flat(good: dict[str, Any]) -> None:
+    rows, styles = good["scenarios"]["pair"]["rows"], figure.styles_of(list(results.RIVALS))
+    near = charts.percentiles(rows, "latency", 97.0, styles)
+    far = charts.percentiles(rows, "latency", 0.1, styles)
     assert near is not None
     assert far is not None
-    assert "raw round trip" in near.drawing
-    assert "raw round trip" not in far.drawing
+    assert [shape.label.text for shape in near.chart.layout.shapes] == ["raw round trip"]
+    assert far.chart.layout.shapes == ()
 
 
 # --------------------------------------------------------------------------------------------------------- the browser
@@ -390,14 +406,15 @@ needs_browser = pytest.mark.skipif(
     browser.CHROMIUM is None and not os.environ.get("CI"), reason="chromium is not installed: apt-get install chromium"
 )
 BAD = """<!doctype html><html><head><meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src
-'unsafe-inline'; style-src 'unsafe-inline'"><style>body { margin: 0 } div { width: 3000px }</style></head><body>
+'unsafe-inline'; style-src 'unsafe-inline'"><style>body { margin: 0 } .wide { width: 3000px }
+.plot { width: 100px }</style></head><body>
 <div class="wide">wide</div><img src="https://127.0.0.1:1/x.png">
-<svg width="100" height="50"><title>bad</title><text x="80" y="20">is cut off</text><text x="5" y="20">one</text>
-<text x="8" y="22">two</text></svg><script>console.error("said"); throw new Error("x")</script></body></html>"""
+<div class="plot"><svg width="100" height="50"><text x="80" y="20">is cut off</text><text x="5" y="20">one</text>
+<text x="8" y="22">two</text></svg></div><script>console.error("said"); throw new Error("x")</script></body></html>"""
 
 
 @pytest.fixture(scope="module")
-def crowd(good: dict[str, Any]) -> str:
+def crowded(good: dict[str, Any]) -> str:
     """Twice as many rivals, with long names, and a thousand waiters."""
     result = copy.deepcopy(good)
     for scenario in result["scenarios"].values():
@@ -409,15 +426,16 @@ def crowd(good: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def light(page: str, crowd: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, browser.Seen]:
+def light(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, browser.Seen]:
     """What a browser shows where light is preferred, wide and as narrow as a phone."""
-    pages = {
-        "wide": (page, 1280),
-        "narrow": (page, 360),
-        "crowd": (crowd, 1280),
-        "throng": (crowd, 360),
-        "bad": (BAD, 360),
-    }
+    pages = {"wide": (page, 1280), "narrow": (page, 360), "bad": (BAD, 360)}
+    return browser.look(pages, tmp_path_factory.mktemp("look"), "light")
+
+
+@pytest.fixture(scope="module")
+def crowd(crowded: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, browser.Seen]:
+    """The same of the crowded page."""
+    pages = {"wide": (crowded, 1280), "narrow": (crowded, 360)}
     return browser.look(pages, tmp_path_factory.mktemp("look"), "light")
 
 
@@ -434,26 +452,36 @@ def test_page_in_a_browser(page: str, window: str, width: int, scheme: str, requ
     seen = request.getfixturevalue(scheme)[window]
     assert (seen["errors"], seen["width"], seen["dark"]) == ([], width, scheme == "dark")
     assert (brightness(seen["background"]) < brightness(seen["ink"])) is (scheme == "dark")
-    assert len(seen["drawings"]) == page.count("<svg")
+    assert len(seen["drawings"]) == page.count('class="plot"')
     fits(seen)
     for drawing in seen["drawings"]:
         assert drawing["overlaps"] == [], drawing["name"]
+        for colour in drawing["colours"]:
+            assert contrast(as_hex(colour), as_hex(seen["card"])) >= 4.5, drawing["name"]
 
 
 @needs_browser
 @pytest.mark.parametrize("window", ["wide", "narrow"])
-def test_script_shows_values_and_hides_rivals(window: str, light: dict[str, browser.Seen]) -> None:
+def test_charts_answer_the_mouse(window: str, light: dict[str, browser.Seen]) -> None:
     seen = light[window]
-    assert all("fastlock" in read["words"] and read["inside"] and read["gone"] for read in seen["read"])
-    assert seen["hide"]["marked"] == seen["hide"]["after"] > 20
-    assert seen["hide"]["back"] == 0
+    assert len(seen["hover"]) == len(seen["drawings"])
+    assert all(re.search("[a-z].*[0-9]", words) for words in seen["hover"]), seen["hover"]
+    assert (
+        sum("fastlock" in words and "redis-py" in words for words in seen["hover"]) > 5
+    )  # lines are read side by side
+    assert seen["zoom"] == [True, False, True]
+    assert seen["toggle"] == ["legendonly", True]
+    marked, after, back = seen["hide"]
+    assert marked == after > 50
+    assert back == 0
+    assert seen["shrunk"] == 0
 
 
 @needs_browser
-@pytest.mark.parametrize("window", ["crowd", "throng"])
-def test_crowded_page_in_a_browser(window: str, light: dict[str, browser.Seen]) -> None:
-    assert light[window]["errors"] == []
-    fits(light[window])
+@pytest.mark.parametrize("window", ["wide", "narrow"])
+def test_crowded_page_in_a_browser(window: str, crowd: dict[str, browser.Seen]) -> None:
+    assert crowd[window]["errors"] == []
+    fits(crowd[window])
 
 
 @needs_browser
@@ -463,16 +491,21 @@ def test_browser_test_finds_planted_faults(light: dict[str, browser.Seen]) -> No
     assert "DIV.wide" in seen["beyond"]
     assert seen["scroll"] > 2000
     (drawing,) = seen["drawings"]
-    assert (drawing["cut"], drawing["overlaps"]) == (["is cut off"], ["one / two"])
+    assert (drawing["cut"], drawing["overlaps"], drawing["shapes"]) == (["is cut off"], ["one / two"], 0)
 
 
 def fits(seen: browser.Seen) -> None:
-    """Nothing is cut off, empty or wider than the window."""
+    """No chart is cut off, empty or wider than the window."""
     assert (seen["scroll"], seen["beyond"]) == (0, [])
     for drawing in seen["drawings"]:
         assert drawing["width"] > 200, drawing
-        assert drawing["height"] > 50, drawing
+        assert drawing["height"] > 150, drawing
+        assert drawing["shapes"] > 0, drawing
         assert drawing["cut"] == [], drawing["name"]
+
+
+def as_hex(colour: str) -> str:
+    return "#" + "".join(f"{int(each):02x}" for each in re.findall(r"\d+", colour)[:3])
 
 
 def brightness(colour: str) -> int:
@@ -528,4 +561,4 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
 def test_run_writes_a_page(measurable: None, tmp_path: Path) -> None:
     made = tmp_path / "report.html"
     assert bench("--scenario", "pair", "--rounds", 2, "--seconds", 0.02, "--html", made) == 0
-    assert [drawing["title"] for drawing in Page(made.read_text()).drawings][1:] == PLOTS["pair"]
+    assert [chart["title"] for chart in Page(made.read_text()).charts][1:] == CHARTS["pair"]

@@ -82,6 +82,8 @@ WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from fastlock._cli i
         ("pydantic", "compare A.json A.json"),
         ("pydantic", "--scenario pair --json out.json"),
         ("hdrh", "--scenario pair"),
+        ("plotly", "render A.json out.html"),
+        ("plotly", "--scenario pair --html out.html"),
     ],
 )
 def test_a_missing_library_is_refused_before_anything_is_measured(library: str, command: str, tmp_path: Path) -> None:

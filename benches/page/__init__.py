@@ -1,4 +1,4 @@
-"""The page of a benchmark run, piece by piece: drawings, tables, their words, and what makes them look and read well.
+"""The page of a benchmark run, piece by piece: charts, tables, their words, the style sheet and the script that draws.
 
-Law: values in, markup out. Nothing here reads a file, a clock or a server, and nothing on the page asks a network.
+Takes values, returns markup and charts. Nothing here reads a file, a clock or a server, and the page loads nothing.
 """

@@ -1,6 +1,6 @@
-"""What a number means nothing without: machine, versions, command, parameters, noise.
+"""Facts without which a number means nothing: machine, versions, command, parameters, noise.
 
-Law: shows what the result says, also under names that this version does not know; all else is "not recorded".
+Shows what the result says, also under names that this version does not know; all else is "not recorded".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LABELS = {
 APART = {"server", "rivals"}
 
 NOISE = (
-    "The first rival also plays against itself, interleaved like all others. That ratio should be 1; how far it strays "
+    "The first rival also runs against itself, interleaved like all others. Their ratio should be 1; how far it strays "
     "tells how far this machine can be trusted. A ratio inside that range is marked "
     f"{written.ABOUT} and is no difference."
 )
@@ -65,7 +65,7 @@ def moment(created: str | None) -> str:
 
 
 def chips(pairs: Iterable[tuple[str, Any]]) -> Markup | None:
-    """Small facts in a row; those that are null did not apply."""
+    """Small facts in a row, without those that are null, which did not apply."""
     items = [
         tag("li", tag("span", f"{name.replace('_', ' ')} ") if name else None, tag("b", shown(value)))
         for name, value in pairs
@@ -75,7 +75,7 @@ def chips(pairs: Iterable[tuple[str, Any]]) -> Markup | None:
 
 
 def environment(document: Document) -> list[Markup]:
-    """The command, the machine, the versions of everybody."""
+    """The command, the machine, and the versions of all rivals."""
     facts = document.get("environment") or {}
     known = [(label, facts.get(key)) for key, label in LABELS.items()] + [("server", server(facts.get("server") or {}))]
     other = [(key.replace("_", " "), value) for key, value in facts.items() if key not in LABELS.keys() | APART]
@@ -89,7 +89,7 @@ def environment(document: Document) -> list[Markup]:
 
 
 def noise(document: Document) -> list[Markup]:
-    """What a difference has to exceed, by scenario."""
+    """Noise, which a difference has to exceed, by scenario."""
     spreads = {name: dig(document, "noise", name, "spread") for name in document["scenarios"]}
     body = [
         [name, dig(document, "noise", name, "rival") or written.NOTHING, written.share(spread), _range(spread)]
@@ -97,7 +97,7 @@ def noise(document: Document) -> list[Markup]:
     ]
     headings = [
         ("scenario", ""),
-        ("who, against itself", ""),
+        ("rival, against itself", ""),
         ("away from 1 by", ""),
         ("ratios that are no difference", ""),
     ]

@@ -1,7 +1,7 @@
-"""HTML and SVG as values: whatever is not markup already is escaped.
+"""HTML as values: whatever is not markup already is escaped.
 
-Law: the only door through which text enters a page. Attributes are escaped as well, so nothing that a result file says
-can become an element, a script or a style.
+Text enters a page through ``tag`` only, or as the JSON of a chart (html.py). Attributes are escaped as well, so nothing
+that a result file says can become an element, a script or a style.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 VOID = frozenset(("meta", "br", "input"))
 
-Attribute = str | int | float | bool | None
+Attribute = str | int | bool | None
 
 
 class Markup(str):
@@ -36,16 +36,10 @@ def tag(name: str, /, *children: object, **attributes: Attribute) -> Markup:
     return Markup(opening if name in VOID else f"{opening}{join(children)}</{name}>")
 
 
-def number(value: float) -> str:
-    """A coordinate: a tenth of a unit is finer than a pixel."""
-    text = f"{value:.1f}".removesuffix(".0")
-    return "0" if text == "-0" else text
-
-
 def _attribute(key: str, value: Attribute) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
     if value is True:
         return f" {name}"
-    return f' {name}="{html.escape(number(value) if isinstance(value, float) else str(value))}"'
+    return f' {name}="{html.escape(str(value))}"'

@@ -1,6 +1,6 @@
-"""Plots of a sweep: what becomes of rate and waiting as waiters are added, or as more load is offered.
+"""Charts of a sweep: what becomes of rate and waiting as waiters are added, or as more load is offered.
 
-Law: points in, figures out. A point that lacks the value is left out of its line, a rival without any is named.
+Points in, figures out. A point that lacks the value is left out of its line, a rival without any is named.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from typing import Any
 
 from .. import written
 from ..schema import dig, points_of
-from . import scales, svg
-from .figure import Figure, even_axis, singular, time_axis
-from .scales import Scale
-from .svg import Axis, Chart, Line, Styles
+from .figure import DURATION, TALL, Figure, Styles, absent, chart, even_axis, line, singular, time_axis, told
 
 Scenario = Mapping[str, Any]
 Point = Mapping[str, Any]
@@ -22,13 +19,10 @@ Point = Mapping[str, Any]
 KEPT_UP = 0.95
 """A rival that serves less than this part of the offered load does not keep up."""
 
-ROOM = 52
-"""Between two labels of the x axis."""
-
 
 @dataclass(frozen=True)
 class Sweep:
-    """One plot: the value under ``keys`` of each row against x. ``timed``: it is no rate; ``offered``: x is a load."""
+    """One chart: the value under ``keys`` of each row against x. ``timed``: it is no rate; ``offered``: x is a load."""
 
     about: str
     title: str
@@ -46,11 +40,11 @@ class Sweep:
 
 
 def sweep(scenario: Scenario, styles: Styles) -> list[Figure | None]:
-    """The plots of a sweep; none for a scenario without points."""
+    """The charts of a sweep; none for a scenario without points."""
     points = points_of(scenario)
     of = "wait" if any(dig(point, "row", "wait_us") for point in points) else "latency"
-    plots = load(of) if scenario.get("kind") == "load" else waiters(of, singular(scenario))
-    return [draw(plot, points, styles) for plot in plots]
+    charts = load(of) if scenario.get("kind") == "load" else waiters(of, singular(scenario))
+    return [draw(each, points, styles) for each in charts]
 
 
 def waiters(of: str, unit: str) -> list[Sweep]:
@@ -79,7 +73,7 @@ def waiters(of: str, unit: str) -> list[Sweep]:
                 f"{title} per {unit} against waiters",
                 "waiters",
                 (keys,),
-                f"Lower is better: {whose}. A flat line: to wait costs nothing, however many do.",
+                f"Lower is better: {whose}. On a flat line waiting costs nothing, however many wait.",
             )
             for side, title, keys, whose in (
                 ("server", "Server CPU", "server_cpu_us", f"CPU that the server spends on one {unit}"),
@@ -109,42 +103,43 @@ def load(of: str) -> list[Sweep]:
     ]
 
 
-def draw(plot: Sweep, points: Sequence[Point], styles: Styles) -> Figure | None:
-    """One of them, if anybody has values for it."""
+def draw(what: Sweep, points: Sequence[Point], styles: Styles) -> Figure | None:
+    """One of them, if any rival has values for it."""
     rivals = list(dict.fromkeys(point["rival"] for point in points))
-    lines = [line for rival in rivals if (line := _line(plot, rival, points))]
-    if not lines:
-        return None
-    every = [point for line in lines for point in line.points]
-    x = measured_axis(sorted({at for at, _ in every}), plot.across)
-    heights = [height for _, height in every]
-    y = time_axis(heights) if plot.timed else even_axis(max(heights), "per second", "rate")
-    write = written.duration if plot.timed else written.rate
-    told = "; ".join(
-        f"{line.rival}: {', '.join(f'{write(height)} at {at:,g}' for at, height in line.points)}" for line in lines
-    )
-    drawing = svg.line_chart(Chart(plot.title, f"{told}.", lines, x, y), styles)
-    drawn = {line.rival for line in lines}
-    return Figure(plot.about, plot.title, drawing, plot.how, tuple(rival for rival in rivals if rival not in drawn))
-
-
-def _line(plot: Sweep, rival: str, points: Sequence[Point]) -> Line | None:
-    ours = sorted((point for point in points if point["rival"] == rival), key=lambda point: float(point["x"]))
-    known = [(point, height) for point in ours if (height := plot.value(point)) is not None]
+    known = {rival: found for rival in rivals if (found := _known(what, rival, points))}
     if not known:
         return None
-    behind = frozenset(at for at, (point, _) in enumerate(known) if plot.offered and late(point))
-    return Line(rival, [(point["x"], height) for point, height in known], "", range(len(known)), behind)
+    lines = [_line(what, rival, found, styles) for rival, found in known.items()]
+    x = {"type": "log", "title_text": what.across, "dtick": 1, "unifiedhovertitle_text": f"%{{x:,}} {what.across}"}
+    y = (
+        time_axis(height / 1e6 for found in known.values() for _, height in found)
+        if what.timed
+        else even_axis("per second")
+    )
+    write = written.duration if what.timed else written.rate
+    words = {
+        rival: ", ".join(f"{write(height)} at {point['x']:,g}" for point, height in found)
+        for rival, found in known.items()
+    }
+    drawn = chart(lines, TALL, xaxis=x, yaxis=y, hovermode="x unified")
+    return Figure(what.about, what.title, told(words), drawn, what.how, absent(rivals, list(known)))
+
+
+def _known(what: Sweep, rival: str, points: Sequence[Point]) -> list[tuple[Point, float]]:
+    ours = sorted((point for point in points if point["rival"] == rival), key=lambda point: float(point["x"]))
+    return [(point, height) for point in ours if (height := what.value(point)) is not None]
+
+
+def _line(what: Sweep, rival: str, known: Sequence[tuple[Point, float]], styles: Styles) -> Any:
+    scale = 1e6 if what.timed else 1
+    symbol = styles[rival].symbol
+    symbols = [f"{symbol}-open" if what.offered and late(point) else symbol for point, _ in known]
+    x, y = [point["x"] for point, _ in known], [height / scale for _, height in known]
+    hover = DURATION if what.timed else "%{y:,.0f} /s"
+    return line(rival, x, y, styles, hover, marker={"symbol": symbols, "size": 8, "maxdisplayed": 0})
 
 
 def late(point: Point) -> bool:
     """Whether clearly less was served than was offered."""
     reached = dig(point, "row", "rate", "median")
     return reached is not None and reached < KEPT_UP * point["x"]
-
-
-def measured_axis(values: Sequence[float], title: str) -> Axis:
-    """Logarithmic, with labels where something was measured, as many as have room."""
-    scale = Scale(values[0], values[-1], svg.LEFT + 8, svg.END - 8, log=True)
-    kept = scales.thinned([scale.place(value) for value in values], ROOM)
-    return Axis(title, scale, [(values[at], written.place(values[at])) for at in kept], kind="log", unit="count")

@@ -1,6 +1,6 @@
 """Tables of a result: all its numbers, one row for each rival, with their spread and what lies inside the noise.
 
-Law: a column that nobody has a value for is left out, a single missing value is a dash; wide tables scroll in a box.
+A column for which no rival has a value is left out, a single missing value is a dash; wide tables scroll in a box.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 from .. import written
 from ..schema import TIMES_OF, dig, points_of, rows_of
 from ..written import ABOUT, NOTHING, TIMES
-from .figure import singular
+from .figure import Styles, singular
 from .markup import Markup, join, tag
-from .svg import Styles
 
 Scenario = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -35,7 +34,7 @@ TALL = 40
 """A table of more lines scrolls up and down as well."""
 
 LONG = 24
-"""Words longer than that, in the first column, are broken into lines."""
+"""Text longer than that, in the first column, is broken into lines."""
 
 MEANINGS = {
     "latency": "Latency: a whole lap",
@@ -71,7 +70,7 @@ def costs(rows: Mapping[str, Row], unit: str, styles: Styles) -> Markup:
 
 
 def speed_columns(unit: str) -> list[Column]:
-    """Rates and ratios."""
+    """Columns of rates and ratios."""
     return [
         Column(f"{unit}s/s", "median of the rounds", lambda row: written.rate(dig(row, "rate", "median"))),
         Column(
@@ -85,7 +84,7 @@ def speed_columns(unit: str) -> list[Column]:
 
 
 def fairness_columns() -> list[Column]:
-    """How evenly grants were spread."""
+    """Columns of how evenly grants were spread."""
     return [
         Column("Jain", "Jain's index of the grants of each waiter, 1 is fair", _jain),
         Column("min/max", "grants of the least served waiter to the best served", _number("fairness", "min_over_max")),
@@ -93,7 +92,7 @@ def fairness_columns() -> list[Column]:
 
 
 def cost_columns(unit: str) -> list[Column]:
-    """What it took."""
+    """Columns of what a grant cost."""
     return [
         Column("commands sent", f"by clients that count them, for one {unit}", _number("sent_per_grant")),
         Column("commands run", f"by the server, also within scripts, for one {unit}", _number("commands_per_grant")),
@@ -105,18 +104,18 @@ def cost_columns(unit: str) -> list[Column]:
 
 
 def trouble_columns(unit: str) -> list[Column]:
-    """What went wrong, and how much was measured."""
+    """Columns of what went wrong, and of how much was measured."""
     return [
         Column("failed", "share of the attempts", lambda row: written.share(row.get("failures"))),
         Column("timed out", "share of the attempts", lambda row: written.share(row.get("timeouts"))),
         Column("violations", "more than one holder of a lock at once", violated),
         Column(f"{unit}s", "in all rounds", _count("grants")),
-        Column("rounds", "that were played", _count("rounds")),
+        Column("rounds", "that were run", _count("rounds")),
     ]
 
 
 def times(rows: Mapping[str, Row], styles: Styles) -> Markup:
-    """What was timed, by percentile: a group of lines for each of them."""
+    """What was timed, by percentile: a group of lines for each kind of time."""
     groups: dict[str, list[list[object]]] = {}
     for of in TIMES_OF:
         found = {rival: row[f"{of}_us"] for rival, row in rows.items() if row.get(f"{of}_us")}
@@ -133,7 +132,7 @@ def times(rows: Mapping[str, Row], styles: Styles) -> Markup:
 
 
 def sweep(points: Sequence[Mapping[str, Any]], scenario: Scenario, styles: Styles) -> Markup:
-    """One line for each point, those of one x together."""
+    """One line for each point, the points of one x together."""
     unit = singular(scenario)
     every = [*speed_columns(unit)[:3]]
     for of in TIMES_OF:
@@ -149,13 +148,13 @@ def sweep(points: Sequence[Mapping[str, Any]], scenario: Scenario, styles: Style
 
 
 def violated(row: Row) -> str:
-    """How often more than one held the lock."""
+    """How often a lock had more than one holder."""
     text = written.whole(row.get("violations"))
     return tag("span", text, class_="missed") if row.get("violations") else text
 
 
 def rival_cell(rival: str, styles: Styles) -> Markup:
-    """Its name with a spot of its colour."""
+    """Name of a rival with a spot of its colour."""
     return join([tag("span", class_=f"spot {styles[rival].colour}", data_rival=rival), rival])
 
 

@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, inspected from the inside: errors, sizes of drawings, text that is cut or overlaps.
+"""Pages in headless Chromium, looked at from the inside: errors, sizes of charts, text that is cut, what a mouse does.
 
 Each page has a frame of its own, because a window cannot be as narrow as a phone. A probe script goes first into its
 copy of the page, before the content security policy, so the policy binds the page and not the probe. The probe's
@@ -21,7 +21,7 @@ CHROMIUM = shutil.which("chromium")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000"),
+    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=120000"),
 )
 SCHEMES = {"dark": "0", "light": "1"}  # as Blink numbers them
 
