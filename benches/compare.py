@@ -1,7 +1,7 @@
-"""Two results against each other: what changed from a to b, and whether that is more than noise.
+"""Two results compared: what changed from a to b, and whether that is more than noise.
 
-Law: checked documents in, values out; no printing. Rates are judged by their ratios to redis-py, each taken in its own
-run, so that a machine in another mood changes nothing; the noise is that of both runs, as they measured it by playing
+Takes checked documents, returns values; prints nothing. Rates are judged by their ratios to redis-py, each taken in its
+own run, so that a slower machine changes nothing; the noise is that of both runs, as they measured it by running
 fastlock against itself. Times and costs are judged as they are, and have to move further than redis-py's did as well.
 Where the runs differ in machine, server, Python, build or parameters, everything is judged relative to redis-py.
 """
@@ -102,17 +102,18 @@ class Entry:
 
     @property
     def ours(self) -> bool:
-        """Whether it is fastlock."""
+        """Whether the rival is fastlock."""
         return self.rival.startswith(OURS)
 
 
 GONE = "gone"
-"""Instead of a measure: what a had of fastlock, and b has not."""
+"""Instead of a measure: a had this row of fastlock, b has not."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it. ``differs``: what differs in the environments, {what: (a, b)}; ``played``: by scenario, likewise."""
+    """The comparison. ``differs``: what differs in the environments, {what: (a, b)}; ``played``: the same of how each
+    scenario was run."""
 
     a: Document
     b: Document
@@ -224,7 +225,7 @@ class Judge:
     played_apart: bool
 
     def changes(self, rival: str, a: Row, b: Row) -> dict[str, Change]:
-        """Of all measures that both rows have."""
+        """The changes of all measures that both rows have."""
         pairs = {measure: (measure.of(a), measure.of(b)) for measure in MEASURES}
         return {
             measure.name: self._change(measure, rival, a, b, one, other)

@@ -1,6 +1,6 @@
 """A comparison as text: what differs between the runs first, then a table for each scenario, then what got slower.
 
-Law: shows what ``compare`` found and decides nothing. Three lines for a rival: a, b, and b / a with its verdict; a
+Shows what ``compare`` found and decides nothing. Three lines for a rival: a, b, and b / a with its verdict; a
 fourth, relative to redis-py, where the runs differ so much that nothing else can be compared.
 """
 
@@ -47,7 +47,7 @@ def _about(document: Document) -> str:
 
 
 def warnings(comparison: Comparison) -> Iterator[str]:
-    """What a reader has to know before any number."""
+    """Lines that a reader has to know before any number."""
     for side, document in (("a", comparison.a), ("b", comparison.b)):
         if document.get("interrupted"):
             yield f"warning: {side} was interrupted, it holds what was measured until then"
@@ -59,11 +59,11 @@ def warnings(comparison: Comparison) -> Iterator[str]:
             yield f"  {what}: {shown(one)} / {shown(other)}"
     for scenario, found in comparison.played.items():
         what = "; ".join(f"{key} {shown(one)} / {shown(other)}" for key, (one, other) in found.items())
-        yield f"warning: {scenario} was played otherwise in b, nothing of it can be compared: {what}"
+        yield f"warning: {scenario} was run otherwise in b, nothing of it can be compared: {what}"
 
 
 def shown(value: Any) -> str:
-    """A value of a setting."""
+    """A value of a setting, as text."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {shown(each)}" for key, each in value.items())
     return "not recorded" if value is None else str(value)
@@ -87,7 +87,7 @@ def _headings(name: str) -> list[str]:
 
 
 def _trip(comparison: Comparison, scenario: str) -> str:
-    """How far the machine itself moved."""
+    """Round trips of both runs: how far the machine itself moved."""
     one, other = (dig(each, "scenarios", scenario, "round_trip", "p50_us") for each in (comparison.a, comparison.b))
     if not one or not other:
         return ""
@@ -129,7 +129,7 @@ def _within(entry: Entry, apart: bool) -> list[str]:
 
 
 WRITE = {RATE.name: written.rate, "commands": written.significant}
-"""How values are written that are no times."""
+"""How values other than times are written."""
 
 
 def _marked(change: Change, which: str) -> str:
@@ -155,7 +155,7 @@ def _verdict(comparison: Comparison, percent: float) -> Iterator[str]:
     for entry, name in found:
         at = "" if entry.x is None else f" at {entry.x:,g}"
         if name == GONE:
-            yield f"GONE  {entry.scenario}, {entry.rival}{at}: b has not played it"
+            yield f"GONE  {entry.scenario}, {entry.rival}{at}: b has not run it"
             continue
         change = entry.changes[name]
         took = written.significant(change.slowdown)

@@ -1,6 +1,6 @@
 """The result of a run for programs: one JSON document, described in benches/README.md.
 
-Law: reads the session, measures nothing. The schema's number rises with every change that could break a reader; keys
+Reads the session, measures nothing. The number of the schema rises with every change that could break a reader; keys
 may be added under it.
 """
 
@@ -49,7 +49,7 @@ def document(session: Session, server: dict[str, str], verdicts: list[Verdict], 
 
 
 def command(argv: list[str]) -> str:
-    """What was typed, with the credentials of URLs masked."""
+    """The command as it was typed, with the credentials of URLs masked."""
     return shlex.join(["fastlock", *map(mask, argv[1:])])
 
 
@@ -82,7 +82,7 @@ def row(found: Row, samples: list[Sample]) -> dict[str, Any]:
 
 
 def environment(session: Session, server: dict[str, str]) -> dict[str, Any]:
-    """Machine, versions, server: what a number means nothing without."""
+    """Machine, versions and server, without which a number means nothing."""
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "fastlock": fastlock.__version__,
@@ -123,7 +123,7 @@ def commit() -> str | None:
 
 
 def cpu_model() -> str | None:
-    """As the kernel calls it."""
+    """The processor, by the name that the kernel gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

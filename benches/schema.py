@@ -207,7 +207,7 @@ def checked(document: Any, name: str) -> Document:
 
 
 def dig(value: Any, *keys: str) -> Any:
-    """What stands under ``keys``, one below the other; None where one of them is missing."""
+    """The value under ``keys``, each key one level deeper; None where one of them is missing."""
     for key in keys:
         if not isinstance(value, Mapping):
             return None
@@ -216,24 +216,24 @@ def dig(value: Any, *keys: str) -> Any:
 
 
 def rows_of(scenario: Mapping[str, Any]) -> Mapping[str, Row]:
-    """Rows by rival; none if none was measured."""
+    """Rows of a scenario by rival, without those that were not measured."""
     return {rival: row for rival, row in (scenario.get("rows") or {}).items() if row is not None}
 
 
 def points_of(scenario: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Points of a sweep; none if none was measured."""
+    """Points of a sweep; an empty list if nothing was measured."""
     return scenario.get("points") or []
 
 
 def rivals_of(document: Document) -> list[str]:
-    """Everybody who was measured anywhere, in the order of appearance."""
+    """All rivals that were measured in any scenario, in the order of appearance."""
     scenarios = document["scenarios"].values()
     named = [rival for each in scenarios for rival in (*rows_of(each), *(point["rival"] for point in points_of(each)))]
     return list(dict.fromkeys(named))
 
 
 def violations(document: Document) -> dict[tuple[str, str], float]:
-    """(scenario, rival): how often more than one held the lock. Only where that was looked at."""
+    """(scenario, rival): how often a lock had more than one holder. Only where the holders were counted."""
     found: dict[tuple[str, str], float] = {}
     for name, scenario in document["scenarios"].items():
         points = [(f"{point['rival']} at {point['x']:g}", point["row"]) for point in points_of(scenario)]

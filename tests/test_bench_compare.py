@@ -210,7 +210,7 @@ def test_a_scenario_with_other_settings_is_not_judged() -> None:
     comparison = compare(a, b)
     assert comparison.played == {"hot": {"lanes": (8, 64)}}
     assert {each.verdict for each in entry(comparison).changes.values()} == {""}
-    assert "hot was played otherwise in b, nothing of it can be compared: lanes 8 / 64" in text_of(a, b)
+    assert "hot was run otherwise in b, nothing of it can be compared: lanes 8 / 64" in text_of(a, b)
 
 
 def test_points_of_sweeps_are_compared_one_by_one() -> None:
@@ -352,7 +352,7 @@ def test_a_missing_fastlock_does_not_pass(
     assert bench("compare", a, b) == 0
     assert bench("compare", a, b, "--fail-over", 10, "--json", b.parent / "out.json") == 1
     text = capsys.readouterr().out
-    assert "GONE  hot, fastlock: b has not played it" in text
+    assert "GONE  hot, fastlock: b has not run it" in text
     assert "GONE  hot, pottery" not in text
     assert "nothing of fastlock got slower" not in text
     made = json.loads((b.parent / "out.json").read_text())
