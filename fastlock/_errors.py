@@ -94,6 +94,11 @@ def _broken(error: BaseException, endpoint: str) -> Exception:
     return ConnectionError(f"{endpoint}: {str(error) or type(error).__name__}")
 
 
+def senseless_reply(endpoint: str, reply: object) -> InvalidResponse:
+    """The error of a reply that makes no sense."""
+    return as_own(InvalidResponse(f"{endpoint}: a reply that makes no sense: {reply!r:.80}"))
+
+
 class LockError(exceptions.LockError):
     """A lock was used in a way its state does not allow. `lock_name` names the lock."""
 

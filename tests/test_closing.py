@@ -23,8 +23,9 @@ from support.faultproxy import FaultProxy, stall
 from support.tls import Authority, TlsFront
 
 import fastlock
-from fastlock._protocol import steps
-from fastlock._transport.sync_connection import Connection, write_request
+from fastlock._protocol.undo import Undo
+from fastlock._transport.sync_connection import Connection, write_undo
+from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock.embedded import Server
 
 MARK = b"\r\nsku\r\n"
@@ -118,7 +119,7 @@ async def test_undos_that_fail_on_closing_are_logged(
 ) -> None:
     client = face.client(proxy.url)
     await face.get(client.server_info())
-    client._transport.pending_undos.append(steps.Undo([b"sku:1", b"sku:2"], [b"one", b"two"]))
+    client._transport.pending_undos.append(UndoDelivery(Undo([b"sku:1", b"sku:2"], [b"one", b"two"])))
     proxy.refuse()
     proxy.cut()
     await face.get(client.close())
@@ -157,14 +158,14 @@ async def test_an_undo_beside_closing_is_carried_out(
     probe.set(NAME, TOKEN)
     real, chosen, closed = Connection.post, threading.Event(), threading.Event()
 
-    def post(connection: Connection, undo: steps.Undo) -> None:
-        if undo.names and not chosen.is_set():
+    def post(connection: Connection, delivery: UndoDelivery) -> None:
+        if delivery.undo.names and not chosen.is_set():
             chosen.set()
             assert closed.wait(20)
-        real(connection, undo)
+        real(connection, delivery)
 
     monkeypatch.setattr(Connection, "post", post)
-    job = face.start(lambda: client._transport.undo(steps.Undo([NAME.encode()], [TOKEN])))
+    job = face.start(lambda: client._transport.undo(Undo([NAME.encode()], [TOKEN])))
     assert chosen.wait(20)
     client.close()
     closed.set()
@@ -182,7 +183,7 @@ async def test_closing_retries_a_pending_undo_until_it_is_done(
     probe.set(NAME, TOKEN.replace(b":", b"+"))
     probe.script_flush()
     (client._transport.connection if face.is_async else client._transport.connections[0]).fail(EOFError("cut"))
-    client._transport.pending_undos.append(steps.Undo([NAME.encode()], [TOKEN]))
+    client._transport.pending_undos.append(UndoDelivery(Undo([NAME.encode()], [TOKEN])))
     await face.get(client.close())
     assert not probe.exists(NAME) and caplog.records == []
 
@@ -195,7 +196,7 @@ async def test_undos_refused_on_closing_are_logged(
     await face.get(client.server_info())
     probe.set(NAME, TOKEN)
     server_config(min_replicas_to_write="1")
-    client._transport.undo(steps.Undo([NAME.encode()], [TOKEN]))
+    client._transport.undo(Undo([NAME.encode()], [TOKEN]))
     await face.get(client.close())
     server_config(min_replicas_to_write="0")
     (record,) = caplog.records
@@ -214,27 +215,25 @@ async def test_two_threads_that_fail_a_connection_return_its_undo_once(
     transport.idle.clear()
     transport.idle.append(transport._get_connection()[0])
     probe.set(NAME, TOKEN)
-    undo = steps.Undo([NAME.encode()], [TOKEN])
-    undo.connection = broken
-    write_request(broken, undo, steps.UndoReply(undo))
+    write_undo(broken, UndoDelivery(Undo([NAME.encode()], [TOKEN])))
     first_in_fail, third_sends, go_on = threading.Event(), threading.Event(), threading.Event()
-    outlived, calls = steps.Undo.outlived_by, vars(steps.Undo)["calls"]
+    outlived, calls = UndoDelivery.outlived_by, UndoDelivery.calls
 
-    def stopped(undo: steps.Undo, session: Any) -> None:
+    def stopped(delivery: UndoDelivery, session: Any) -> None:
         if not first_in_fail.is_set():
             first_in_fail.set()
             go_on.wait(20)
-        outlived(undo, session)
+        outlived(delivery, session)
 
-    def slow(undo: steps.Undo) -> Any:
-        if undo.names and not third_sends.is_set():
+    def slow(delivery: UndoDelivery, carrier: Any) -> Any:
+        if delivery.undo.names and not third_sends.is_set():
             third_sends.set()
             go_on.wait(20)
             first.finished.wait(20)
-        return calls.fget(undo)
+        return calls(delivery, carrier)
 
-    monkeypatch.setattr(steps.Undo, "outlived_by", stopped)
-    monkeypatch.setattr(steps.Undo, "calls", property(slow))
+    monkeypatch.setattr(UndoDelivery, "outlived_by", stopped)
+    monkeypatch.setattr(UndoDelivery, "calls", slow)
     first = face.start(lambda: broken.fail(EOFError("first")))
     assert first_in_fail.wait(20)
     second = face.start(lambda: broken.fail(EOFError("second")))
@@ -244,7 +243,7 @@ async def test_two_threads_that_fail_a_connection_return_its_undo_once(
     go_on.set()
     for job in (first, second, third):
         await job.get()
-    monkeypatch.setattr(steps.Undo, "calls", calls)
+    monkeypatch.setattr(UndoDelivery, "calls", calls)
     client.close()
     assert not probe.exists(NAME) and transport.pending_undos == [] and probe.delete("other") == 1
 

@@ -25,13 +25,15 @@ from support.faultproxy import FaultProxy, replace, stall, swallow
 from support.raw_client import RawClient
 
 import fastlock.asyncio
-from fastlock._protocol import extension, handshake, steps
+from fastlock._protocol import extension, handshake
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import now
+from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken
 from fastlock._transport import sync
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.sync_connection import Connection, removed
+from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock.embedded import Server
 
 NAME = "sku"
@@ -151,11 +153,11 @@ def test_pending_undos_outlive_the_connection_chosen_for_them(
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
-    transport.pending_undos += [steps.Undo([name], [b"abandoned"]) for name in (b"other", NAME.encode())]
+    transport.pending_undos += [UndoDelivery(Undo([name], [b"abandoned"])) for name in (b"other", NAME.encode())]
     connection = transport.idle.pop()
     connection.fail(Broken("by another thread"))
     transport._flush_undos_over(connection)
-    assert sorted(undo.names for undo in transport.pending_undos) == [[b"other"], [NAME.encode()]]
+    assert sorted(delivery.undo.names for delivery in transport.pending_undos) == [[b"other"], [NAME.encode()]]
     assert not client.lock("barrier").locked()
     assert not probe.exists(NAME) and transport.pending_undos == []
 
@@ -193,15 +195,15 @@ def test_a_pending_undo_is_sent_by_one_thread(
     client.server_info()
     transport = client._transport
     connection = transport.idle[0]
-    real, posted = connection.post, list[steps.Undo]()
+    real, posted = connection.post, list[UndoDelivery]()
 
     class Flushing(Connection):
-        def post(self, undo: steps.Undo) -> None:
-            posted.append(undo)
+        def post(self, delivery: UndoDelivery) -> None:
+            posted.append(delivery)
             transport._flush_undos_over(self)
-            real(undo)
+            real(delivery)
 
-    transport.pending_undos += [steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
+    transport.pending_undos += [UndoDelivery(Undo([b"%d" % number], [b"abandoned"])) for number in range(4)]
     undos = list(transport.pending_undos)
     connection.__class__ = Flushing
     transport._flush_undos_over(connection)
@@ -213,7 +215,7 @@ def test_an_undo_that_a_dead_connection_refuses_stays_once(face: Face, impl: str
     client = face.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
-    transport.pending_undos += [steps.Undo([b"%d" % number], [b"abandoned"]) for number in range(4)]
+    transport.pending_undos += [UndoDelivery(Undo([b"%d" % number], [b"abandoned"])) for number in range(4)]
     undos = set(transport.pending_undos)
     connection = transport.idle[0]
     connection.fail(Broken("by another thread"))

@@ -15,7 +15,8 @@ import redis
 from support.faces import Face
 from support.redispy import ending, module
 
-from fastlock._protocol.steps import Undo
+from fastlock._protocol.undo import Undo
+from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("impl")
@@ -90,7 +91,7 @@ async def test_a_client_closes_though_its_provider_fails(
         await asyncio.sleep(0.001)
     if noticed and not face.is_async:
         client._transport.idle[0].fail(EOFError("gone"))
-    client._transport.defer(Undo([b"a"], [b"fl:" + b"0" * 32]))
+    client._transport.defer(UndoDelivery(Undo([b"a"], [b"fl:" + b"0" * 32])))
     await face.get(client.close())
     assert client.closed
     assert "b'a'" in caplog.text, "the warning names the key that may stay"
@@ -106,7 +107,7 @@ async def test_a_providers_error_replaces_no_other_exception(
     cut(probe)
     transport = client._transport
     transport.idle[0].fail(EOFError("gone"))
-    transport.defer(Undo([b"a"], [b"fl:" + b"0" * 32]))
+    transport.defer(UndoDelivery(Undo([b"a"], [b"fl:" + b"0" * 32])))
     transport.flush_pending_undos()
     assert len(transport.pending_undos) == 1, "the undo is still pending"
 

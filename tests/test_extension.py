@@ -25,8 +25,8 @@ class Extension:
 
     def __init__(self, clock: Clock, lease: Any, ms: int) -> None:
         self.steps = extension.extend(lease, ms, True, clock)
-        self.ask = next(self.steps)
-        self.ask.sent = clock()
+        self.request = next(self.steps)
+        self.request.sent = clock()
 
     def answer(self) -> bool:
         with pytest.raises(StopIteration) as end:

@@ -15,9 +15,10 @@ from support.replay import Drift, Walk
 from support.scripts import in_scripts
 from support.servers import KINDS
 
-from fastlock._protocol import commands, local_queue, steps
+from fastlock._protocol import commands, local_queue
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.release import Release
+from fastlock._protocol.undo import Undo
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
@@ -108,9 +109,7 @@ PLANTED: dict[str, Plant] = {
     "leave deletes": in_scripts("if not grant() then", "if true then", LEAVE),
     "an undo deletes first": in_code(commands, "undo_commands", undoing_what_is_unmarked_first),
     "the law does not leave": in_code(Acquire, "leave", doing(None)),
-    "the law undoes nothing": in_code(
-        Acquire, "undo", lambda _: lambda self: steps.Undo([self.key], [b"fl:" + b"0" * 32])
-    ),
+    "the law undoes nothing": in_code(Acquire, "undo", lambda _: lambda self: Undo([self.key], [b"fl:" + b"0" * 32])),
     "a SET in doubt waits by another place": in_code(
         Acquire, "waiter", lambda _: lambda self: local_queue.Waiter(self.name, self.key, self.ms, False)
     ),

@@ -17,10 +17,10 @@ from fastlock._implementation import default
 from fastlock._locks.lock import ClientLock
 from fastlock._protocol import commands
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
-from fastlock._protocol.base_lock import LockRelease
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
-from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.release import HandOver
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Answer, Enqueue, ProtocolViolation
 from fastlock._stream_errors import Broken
@@ -63,14 +63,19 @@ class FakeTransport(Transport):
             raise answer
         return answer
 
-    def classify_error(self, op: Any, error: BaseException) -> Any:
-        assert op.connection is self and op.sent <= now()
+    def classify_error(self, request: Any, error: BaseException) -> Any:
+        assert request.connection is self and request.sent <= now()
         if not isinstance(error, Broken):
             raise error
         return Answer.RETRY_ELSEWHERE
 
-    def run(self, op: Any, answer: Any = None) -> str:
-        self.handed_on.append(("run", op) if answer is None else ("run", op, answer))
+    def run(self, op: Any, answer: Any = Answer.NOT_ASKED) -> str:
+        if answer is Answer.NOT_ASKED:
+            self.handed_on.append(("run", op))
+        elif answer is Answer.ASK_SERVER or isinstance(answer, Waiter):
+            self.handed_on.append(("run", op, answer))
+        else:  # the steps from an answer on
+            self.handed_on.append(("drive", op.rest(answer, now)))
         return "on"
 
     def wait(self, waiter: Any, until: float | None) -> None:
@@ -80,10 +85,6 @@ class FakeTransport(Transport):
 
     def cancel_wait(self, op: Any, waiter: Any, error: BaseException) -> None:
         self.handed_on.append(("torn", op, waiter, error))
-
-    def drive(self, steps: Any) -> str:
-        self.handed_on.append(("drive", steps))
-        return "on"
 
     def undo_interrupted(self, op: Any, error: BaseException) -> None:
         self.handed_on.append(("interrupted", op))
@@ -137,7 +138,7 @@ def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(an
     step = next(steps, None)
     assert how == "drive" and (step is None) is isinstance(answer, bytes), "that is: held by somebody else"
     assert step is None or (
-        type(step) is ProtocolViolation and step.reply is answer and step.ask.connection is transport
+        type(step) is ProtocolViolation and step.reply is answer and step.request.connection is transport
     )
 
 
@@ -198,9 +199,9 @@ def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(ans
         return
     step = next(steps)
     if type(answer) is int:  # not the caller's, or in the form which says that somebody waits
-        assert type(step) is LockRelease and step.calls == [commands.hand_over(b"sku", lease._raw_token)]
+        assert type(step) is HandOver and step.calls == [commands.hand_over(b"sku", lease._raw_token)]
     else:
-        assert type(step) is ProtocolViolation and step.reply is answer and step.ask.connection is transport
+        assert type(step) is ProtocolViolation and step.reply is answer and step.request.connection is transport
 
 
 @pytest.mark.parametrize("answer", [BUSY, Broken()], ids=["busy", "stale"])
@@ -215,7 +216,7 @@ def test_what_was_not_sent_is_asked_elsewhere_as_the_same_operation(operation: s
     else:
         threads.release(lock)
     ((how, op),) = transport.handed_on
-    assert how == "run" and op.token == transport.asked[-1][2] and op.connection is transport
+    assert how == "run" and op.request.token == transport.asked[-1][2] and op.request.connection is transport
     assert lease is not None and lease.valid and transport.idle == [transport]
 
 
@@ -322,7 +323,9 @@ def test_an_answer_to_a_hand_over_that_is_not_just_as_hoped_is_left_to_the_law(h
         assert list(steps) == []
     else:
         step = next(steps)
-        assert type(step) is ProtocolViolation and step.reply == ("odd", [answer]) and step.ask.connection is transport
+        assert (
+            type(step) is ProtocolViolation and step.reply == ("odd", [answer]) and step.request.connection is transport
+        )
 
 
 @pytest.mark.parametrize("how", CONTENDED)
@@ -333,8 +336,12 @@ def test_a_hand_over_that_was_not_sent_is_asked_elsewhere(how: str, answer: Any)
     transport.answer = answer
     threads.release(lock)
     ((what, op, *told),) = transport.handed_on
-    assert (what, told) == ("run", [Answer.WAIT_LOCALLY] * (how == CONTENDED[0])), "those who wait here are told once"
-    assert op.calls == [commands.hand_over(b"sku", lease._raw_token)] and lease.valid and transport.idle == [transport]
+    assert (what, told) == ("run", [Answer.ASK_SERVER] * (how == CONTENDED[0])), "those who wait here are told once"
+    assert (
+        op.request.calls == [commands.hand_over(b"sku", lease._raw_token)]
+        and lease.valid
+        and transport.idle == [transport]
+    )
 
 
 def test_a_release_where_others_wait_for_other_names_is_a_plain_one() -> None:
@@ -370,5 +377,5 @@ def test_what_interrupts_is_raised_after_what_it_leaves_was_told(operation: str,
         threads.acquire(lock, True) if operation == "take" else threads.release(lock)
     assert transport.idle == [transport] and lease is not None
     ((how, op),) = transport.handed_on
-    assert how == "interrupted" and op.token == transport.asked[-1][2]
+    assert how == "interrupted" and op.undo().tokens == [transport.asked[-1][2]]
     assert operation == "take" or lease.valid, "it can be repeated"

@@ -34,16 +34,17 @@ from support.run_steps import (
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands, extension, steps
-from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.acquire import Acquire, PlainAcquire
 from fastlock._protocol.batch_operations import AcquireMany
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.extension import Outcome
 from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import ENDED, Lease
-from fastlock._protocol.release import Release
+from fastlock._protocol.release import PlainRelease, Release
 from fastlock._protocol.retry import RetryState, get_session
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Answer
+from fastlock._protocol.undo import RELOADS, Undo
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
@@ -57,7 +58,7 @@ def test_free_is_granted_from_the_time_it_was_sent(clock: Clock) -> None:
     assert played.outcome._deadline == sent + 10
     assert (played.outcome.name, played.outcome._key, played.outcome.token) == ("name", b"name", MINE)
     assert played.outcome.remaining == 7
-    assert [type(step) for step in played.steps] == [Acquire]
+    assert [type(step) for step in played.steps] == [PlainAcquire]
 
 
 def test_without_end_there_is_no_deadline(clock: Clock) -> None:
@@ -70,7 +71,7 @@ def test_without_end_there_is_no_deadline(clock: Clock) -> None:
 def test_held_is_not_granted(clock: Clock, holder: bytes) -> None:
     """Its own token, where no reply was lost, is somebody else's use of the same token."""
     played = run_steps(clock, acquire(), holder)
-    assert (played.outcome, played.raised, played.undos, len(played.asks)) == (None, None, [], 1)
+    assert (played.outcome, played.raised, played.undos, len(played.requests)) == (None, None, [], 1)
 
 
 def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(clock: Clock) -> None:
@@ -84,7 +85,7 @@ def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(c
 @pytest.mark.parametrize("reply", [0, 1])
 def test_a_grant_that_comes_after_its_lease_is_handed_over_where_somebody_waits(clock: Clock, reply: int) -> None:
     played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
-    assert played.asks[2].calls == [commands.hand_over(b"name", MINE)] and played.asks[1] is played.asks[2]
+    assert played.requests[2].calls == [commands.hand_over(b"name", MINE)] and type(played.requests[1]) is PlainRelease
     assert played.outcome._deadline == clock() + 0.05 and played.undos == []
 
 
@@ -130,7 +131,7 @@ def test_after_a_lost_reply_free_means_granted_from_the_second_send(clock: Clock
 def test_after_a_lost_reply_the_own_token_is_extended_and_counts_from_then(clock: Clock) -> None:
     played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
     assert opcodes(played) == [Opcode.ACQUIRE, Opcode.ACQUIRE, Opcode.EXTEND]
-    assert (played.asks[2].key, played.asks[2].token, played.asks[2].ms) == (b"name", MINE, 10_000)
+    assert (played.requests[2].key, played.requests[2].token, played.requests[2].ms) == (b"name", MINE, 10_000)
     assert played.outcome._deadline == clock() - 1 + 10
     assert played.undos == []
 
@@ -218,15 +219,15 @@ def test_an_extension_that_is_given_up_leaves_an_undo(clock: Clock) -> None:
 def test_forgotten_scripts_are_loaded_and_the_command_asked_again(clock: Clock) -> None:
     played = run_steps(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 7, None)
     assert played.outcome is not None
-    assert played.asks[1].calls == [script.load for script in commands.SCRIPTS]
+    assert played.requests[1].calls == [script.load for script in commands.SCRIPTS]
     assert opcodes(played)[0] == opcodes(played)[2]
 
 
 def test_scripts_that_do_not_stay_are_not_loaded_for_ever(clock: Clock) -> None:
     again = [error("NOSCRIPT No matching script."), [b"sha"] * 7]
-    played = run_steps(clock, acquire(), *again * steps.RELOADS, error("NOSCRIPT No matching script."))
+    played = run_steps(clock, acquire(), *again * RELOADS, error("NOSCRIPT No matching script."))
     assert isinstance(played.raised, errors.ResponseError)
-    assert len(played.asks) == 1 + 2 * steps.RELOADS
+    assert len(played.requests) == 1 + 2 * RELOADS
 
 
 def test_scripts_that_must_not_be_loaded_are_the_error_that_is_raised(clock: Clock) -> None:
@@ -272,7 +273,7 @@ def test_a_full_server_extends_by_script(clock: Clock) -> None:
 def test_an_error_without_a_cure_is_raised_at_once(clock: Clock, text: str) -> None:
     played = run_steps(clock, acquire(), error(text))
     assert isinstance(played.raised, errors.RedisError)
-    assert (len(played.asks), played.undos) == (1, [])
+    assert (len(played.requests), played.undos) == (1, [])
 
 
 PASSING = {
@@ -299,11 +300,11 @@ def test_a_server_that_can_do_nothing_now_is_waited_for(clock: Clock, what: str,
     refused = error(text) if not isinstance(last[0], list) else [error(text)]
     start = clock()
     played = run_steps(clock, make(clock), *[refused] * 9, *last)
-    assert played.raised is None and played.outcome and len(played.asks) == 10
+    assert played.raised is None and played.outcome and len(played.requests) == 10
     assert played.undos == [] and clock() - start == pytest.approx(sum(played.sleeps)) and 0 < clock() - start < 5
     played = run_steps(clock, make(clock), refused, ...)
     assert type(played.raised) is PASSING[text] and played.undos == []
-    assert len(played.asks) > 5 and max(played.sleeps) < 1
+    assert len(played.requests) > 5 and max(played.sleeps) < 1
 
 
 def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) -> None:
@@ -318,7 +319,7 @@ def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) ->
 def test_a_reply_of_the_wrong_shape_is_never_a_grant(clock: Clock, reply: Any) -> None:
     played = run_steps(clock, acquire(), reply, None)
     assert played.outcome is not None  # asked again over another connection
-    assert [(type(step.ask), step.reply) for step in played.of(steps.ProtocolViolation)] == [(Acquire, reply)]
+    assert [(type(step.request), step.reply) for step in played.of(steps.ProtocolViolation)] == [(PlainAcquire, reply)]
     assert played.stales[1] == ("distrusted",)
     played = run_steps(clock, acquire(), reply, reply)
     assert isinstance(played.raised, errors.InvalidResponse)
@@ -348,7 +349,7 @@ def test_replies_of_the_wrong_shape_are_distrusted(clock: Clock, made: Any, repl
 def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
     played = run_steps(clock, acquire(fenced=True), [[None, 77]])
     assert (played.outcome.fence, played.outcome._deadline) == (77, clock() + 10)
-    assert played.asks[0].calls == [commands.acquire_fenced(b"name", MINE, 10_000)]
+    assert played.requests[0].calls == [commands.acquire_fenced(b"name", MINE, 10_000)]
     played = run_steps(clock, acquire(fenced=True), [[OTHER, 77]])
     assert played.outcome is None
     played = run_steps(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 7, [[None, 78]])
@@ -376,7 +377,7 @@ def asked_for(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tuple[
 
     def note(answer: Any) -> Any:
         def tell(ask: Any) -> Any:
-            asked.append(ask.calls[0] if ask.kind == steps.CALLS else ask.opcode)
+            asked.append(ask.calls[0] if isinstance(ask, steps.RawCommands) else ask.opcode)
             return answer
 
         return tell
@@ -399,7 +400,7 @@ def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
     assert asked_for(clock, lease, [0])[:2] == (False, [HAND_OVER])
     outcome, asked, played = asked_for(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
     assert outcome is True and [call[0] for call in asked] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
-    assert commands.HAND_OVER_LUA.load in played.asks[1].calls
+    assert commands.HAND_OVER_LUA.load in played.requests[1].calls
 
 
 @pytest.mark.parametrize("reply", [None, b"1", [1], 1.5, True, b"OK"])
@@ -424,12 +425,12 @@ def test_who_may_not_hand_over_lets_go_of_what_is_marked(clock: Clock, held: byt
     """Who waits comes to look by itself; nobody would, were it held until the lease ends."""
     outcome, asked, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held, 1)
     assert (outcome, asked) == (True, [Opcode.RELEASE, HAND_OVER, Opcode.GET, Opcode.RELEASE])
-    assert played.asks[-1].token == held
+    assert played.requests[-1].token == held
 
 
 def test_who_may_not_hand_over_may_be_waited_for_while_it_asks(clock: Clock) -> None:
     outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, CONTENDED, 1)
-    assert outcome is True and [ask.token for ask in played.asks[-3::2]] == [MINE, CONTENDED]
+    assert outcome is True and [ask.token for ask in played.requests[-3::2]] == [MINE, CONTENDED]
     outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, OTHER)
     assert outcome is False
 
@@ -538,7 +539,7 @@ def test_replacing_counts_from_the_send(clock: Clock) -> None:
 def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -> None:
     lease = lease_of(clock, 10)
     played = run_steps(clock, extension.extend(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
-    assert [ask.ms for ask in played.asks] == [15_000, 15_000]
+    assert [ask.ms for ask in played.requests] == [15_000, 15_000]
     assert (played.outcome, lease._deadline) == (MOVED, clock() - 1 + 15)
 
 
@@ -547,7 +548,7 @@ def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: C
     lease = lease_of(clock, -1)
     played = run_steps(clock, extension.extend(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
     assert opcodes(played) == [Opcode.PTTL, Opcode.EXTEND, Opcode.EXTEND]
-    assert [ask.ms for ask in played.asks[1:]] == [ms, ms]
+    assert [ask.ms for ask in played.requests[1:]] == [ms, ms]
     assert lease._deadline == clock() - 1 + ms / 1000
 
 
@@ -558,7 +559,7 @@ def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock
     assert (played.outcome, lease._deadline, opcodes(played)) == (Outcome.ENDLESS, math.inf, [Opcode.PTTL])
     played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
     ms = 5_000 if replace else 5_700
-    assert (played.outcome, played.asks[1].ms, lease._deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
+    assert (played.outcome, played.requests[1].ms, lease._deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
 
 
 def test_a_lease_without_end_that_gets_one_passes_to_nobody(clock: Clock) -> None:
@@ -585,7 +586,7 @@ def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
     for last in (lost(final=True, session="two"), Raise(KeyboardInterrupt()), error("ERR no")):
         played = run_steps(clock, extension.extend(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
         assert played.raised is not None
-        ended = [session for undo in played.of(steps.Undo) for session in undo.stale]
+        ended = [session for undo in played.of(Undo) for session in undo.stale]
         assert ended == ["one", "two"] if isinstance(last, steps.ConnectionLost) else ["one"]
 
 
@@ -639,8 +640,8 @@ def test_who_may_run_no_scripts_extends_the_token_as_it_stands(clock: Clock) -> 
         replies = [None, FORBIDDEN, held, *([] if last is ... else [last])]
         played = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
         assert (played.outcome, lease.valid) == (MOVED if outcome else Outcome.LOST, outcome)
-        assert opcodes(played)[2] == Opcode.GET and len(played.asks) == len(replies)
-        assert last is ... or (played.asks[0].opcode, played.asks[0].token) == (Opcode.EXTEND, CONTENDED)
+        assert opcodes(played)[2] == Opcode.GET and len(played.requests) == len(replies)
+        assert last is ... or (played.requests[0].opcode, played.requests[0].token) == (Opcode.EXTEND, CONTENDED)
 
 
 # ------------------------------------------------------------------------------------------------------------ patience
@@ -669,7 +670,7 @@ def test_patience_ends_when_its_seconds_are_over(clock: Clock) -> None:
     )
     assert isinstance(played.raised, errors.ConnectionError)
     assert 5.0 <= clock() - start <= 5.0 + 1.0 + 0.5 + 1.0
-    assert len(played.asks) >= 5
+    assert len(played.requests) >= 5
 
 
 def test_a_failure_that_took_longer_than_patience_is_tried_once_more(clock: Clock) -> None:

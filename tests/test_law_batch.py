@@ -101,7 +101,7 @@ def handed_over(count: int, start: int = 0) -> list[tuple[bytes, ...]]:
 def test_releasing_many_natively_is_one_flush(clock: Clock) -> None:
     played = run_steps(clock, releasing(clock, held(clock, 250)), NATIVE, [1] * 249 + [0], [0])
     assert played.outcome == [True] * 249 + [False]
-    assert (played.asks[0].names, played.asks[0].tokens) == ([b"n%d" % i for i in range(250)], [MINE] * 250)
+    assert (played.requests[0].names, played.requests[0].tokens) == ([b"n%d" % i for i in range(250)], [MINE] * 250)
     assert run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [1, 1]).outcome == [True, True]
 
 
@@ -109,9 +109,11 @@ def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> N
     answer, second = [[1] * 100, [0] * 100, [1] * 50], [0] * 99 + [1]
     played = run_steps(clock, releasing(clock, held(clock, 250)), SESSION, answer, second)
     assert played.outcome == [True] * 100 + [False] * 99 + [True] * 51
-    assert [ask.calls for ask in played.asks[1:]] == [handed_over(100, 100)], "those that are waited for: one flush too"
-    assert [call[2] for call in played.asks[0].calls] == [b"100", b"100", b"50"]
-    names = [name for call in played.asks[0].calls for name in call[3 : 3 + int(call[2])]]
+    assert [ask.calls for ask in played.requests[1:]] == [handed_over(100, 100)], (
+        "one flush for those that others wait for"
+    )
+    assert [call[2] for call in played.requests[0].calls] == [b"100", b"100", b"50"]
+    names = [name for call in played.requests[0].calls for name in call[3 : 3 + int(call[2])]]
     assert names == [b"n%d" % i for i in range(250)]
 
 
@@ -121,7 +123,7 @@ def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> N
 def test_what_the_flush_did_not_settle_is_asked_in_a_second_one(clock: Clock, answer: Any) -> None:
     played = run_steps(clock, releasing(clock, held(clock, 120)), SESSION, answer, [1] * 119 + [0])
     assert played.outcome == [True] * 119 + [isinstance(answer, steps.ConnectionLost)]
-    assert [ask.calls for ask in played.asks[1:]] == [handed_over(120)]
+    assert [ask.calls for ask in played.requests[1:]] == [handed_over(120)]
 
 
 @pytest.mark.parametrize("second", [lost(), [1], 5, [b"1", error("ERR x"), None]])
@@ -129,7 +131,7 @@ def test_what_neither_settled_is_asked_one_by_one(clock: Clock, second: Any) -> 
     """What is gone after a flush that was lost was let go by that, as with the first one."""
     played = run_steps(clock, releasing(clock, held(clock, 3)), NATIVE, [0, 0, 0], second, [1], [0], [1])
     assert played.outcome == [True, isinstance(second, steps.ConnectionLost), True]
-    assert [ask.calls for ask in played.asks[2:]] == [[call] for call in handed_over(3)]
+    assert [ask.calls for ask in played.requests[2:]] == [[call] for call in handed_over(3)]
 
 
 def test_a_lost_flush_releases_what_is_gone(clock: Clock) -> None:
@@ -149,7 +151,7 @@ def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None
     played = run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], OTHER)
     assert played.outcome == [False, True]
     played = run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], CONTENDED, 1)
-    assert played.outcome == [True, True] and played.asks[-1].token == CONTENDED
+    assert played.outcome == [True, True] and played.requests[-1].token == CONTENDED
     refused = [FORBIDDEN] * 2
     played = run_steps(
         clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], CONTENDED, *refused
@@ -165,8 +167,8 @@ def test_a_batch_passes_to_those_who_wait_in_this_process(clock: Clock) -> None:
     _, lease, _ = leases = held(clock, 3)
     first.queue.note_granted(first, lease, 0, clock())
     played = run_steps(clock, release_many(leases, queues, clock), NATIVE, [1, 1])
-    assert played.outcome == [True] * 3 and played.asks[0].names == [b"n0", b"n2"]
+    assert played.outcome == [True] * 3 and played.requests[0].names == [b"n0", b"n2"]
     assert second.woken and second.lease is not None and second.lease._raw_token == lease._raw_token
     played = run_steps(clock, release_many([lease, second.lease], queues, clock), NATIVE, [1])
-    assert played.asks[0].tokens == [lease._raw_token], "once: it is the other one's"
+    assert played.requests[0].tokens == [lease._raw_token], "once: it is the other one's"
     assert played.outcome == [None, True] and not queues.by_key, "None: it was let go of before, which is no loss"

@@ -30,12 +30,14 @@ from support.run_steps import (
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands, steps
-from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.acquire import PlainAcquire
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.steps import Answer
+from fastlock._protocol.undo import RELOADS, Dequeue, Undo
+from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 
 LOADING = "LOADING Redis is loading the dataset in memory"
 
@@ -48,7 +50,9 @@ GRANTED, QUEUED = [[1, 0, 0]], [[0, 5000, 1]]
 def entered(played: Ran) -> list[tuple[bytes, ...]]:
     """What was asked of the server's queue."""
     return [
-        ask.calls[0] for ask in played.asks if ask.kind == steps.CALLS and ask.calls[0][1] == commands.ENTER_LUA.sha
+        ask.calls[0]
+        for ask in played.requests
+        if isinstance(ask, steps.RawCommands) and ask.calls[0][1] == commands.ENTER_LUA.sha
     ]
 
 
@@ -57,8 +61,9 @@ def place_of(call: tuple[bytes, ...]) -> bytes:
 
 
 def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Clock) -> None:
-    played = run_steps(clock, acquire(blocking=True), OTHER, After(0.5, GRANTED))
-    assert played.kinds == [Acquire, steps.Enqueue, steps.Enter]
+    op = acquire(blocking=True)
+    played = run_steps(clock, op, OTHER, After(0.5, GRANTED))
+    assert played.kinds == [PlainAcquire, steps.Enqueue, steps.Enter]
     (call,) = entered(played)
     entry = place_of(call)
     assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_marked(
@@ -67,8 +72,8 @@ def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Cloc
     lease = played.outcome
     assert (lease.name, lease._key, lease._raw_token, lease.fence) == ("name", b"name", entry, None) and entry != MINE
     assert (lease._deadline, lease._contended) == (clock() - 0.5 + 10, False)
-    assert played.asks[1].needs_push and played.sleeps == [] and played.undos == played.leaves == []
-    assert played.steps[0].token == entry, "what undoes it, should the caller be gone"
+    assert played.requests[1].needs_push and played.sleeps == [] and played.undos == played.leaves == []
+    assert op.undo().tokens == [entry], "what undoes it, should the caller be gone"
 
 
 @pytest.mark.parametrize(("ms", "fenced"), [(0, False), (10_000, True)])
@@ -129,7 +134,7 @@ def test_who_comes_behind_others_asks_nothing_and_gets_what_is_handed_to_it(cloc
     first.queue.note_granted(first, lease, 0, clock())
     op = acquire(blocking=True)
     played = run_steps(clock, op, Wakes(0.001, lambda: queues.release(lease, clock())), queues=queues)
-    assert played.asks == [] and played.kinds == [steps.Enqueue, steps.Wait]
+    assert played.requests == [] and played.kinds == [steps.Enqueue, steps.Wait]
     assert (played.outcome.token, played.outcome._deadline) == (lease._raw_token, clock() - 0.001 + 10)
     assert undone(op.undo()) == ([b"name"], [lease._raw_token])
 
@@ -148,7 +153,7 @@ def test_who_waits_in_strict_order_asks_the_queue_at_once(clock: Clock) -> None:
     joined(queues, "name", b"name", 10_000, False, None)
     played = run_steps(clock, acquire(blocking=True, alone=True), [[1, 1, 0]], queues=queues)
     assert place_of(entered(played)[0]) == played.outcome.token == MINE and played.outcome._contended
-    assert len(played.asks) == 1
+    assert len(played.requests) == 1
 
 
 def test_who_was_in_doubt_enters_by_its_own_token(clock: Clock) -> None:
@@ -176,14 +181,14 @@ def test_the_wires_late_leaves_the_queue_over_the_same_connection(clock: Clock) 
         return Answer.DEADLINE_EXCEEDED
 
     played = run_steps(clock, acquire(blocking=True, until=clock() + 1), OTHER, late)
-    (leave,) = played.of(steps.Dequeue)
+    (leave,) = played.of(Dequeue)
     assert (played.outcome, leave.connection, leave.stale) == (None, "the connection", ("broken",))
-    assert leave.calls == [leave.call]
+    assert leave.commands(frozenset(), False) == [leave.call]
 
 
 def test_whoever_does_not_block_looks_once(clock: Clock) -> None:
     played = run_steps(clock, acquire(until=clock() + 5), OTHER)
-    assert (played.outcome, played.sleeps, len(played.asks)) == (None, [], 1)
+    assert (played.outcome, played.sleeps, len(played.requests)) == (None, [], 1)
     assert not played.queues.by_key
 
 
@@ -211,7 +216,7 @@ def test_who_is_gone_when_it_was_handed_the_lease_gives_it_back(clock: Clock) ->
     clock.go(0.001)
     queues.release(lease, clock())
     undo = rest.throw(KeyboardInterrupt())
-    assert type(undo) is steps.Undo and undone(undo) == ([b"name"], [lease._raw_token])
+    assert type(undo) is Undo and undone(undo) == ([b"name"], [lease._raw_token])
     assert not queues.by_key
     with pytest.raises(KeyboardInterrupt):
         rest.send(None)
@@ -271,7 +276,7 @@ def test_who_polls_never_sleeps_past_its_time(clock: Clock) -> None:
     assert played.outcome is None
     assert clock() <= start + 0.25
     assert sum(played.sleeps) > 0.2
-    assert len(played.asks) == 7
+    assert len(played.requests) == 7
 
 
 def test_who_polls_is_interrupted_without_doubt_and_leaves_nothing(clock: Clock) -> None:
@@ -309,7 +314,7 @@ def test_an_error_in_the_queue_is_raised_and_the_place_left(clock: Clock, text: 
 def test_a_place_whose_reply_was_lost_is_asked_for_again_as_the_same(clock: Clock) -> None:
     """The server confirms what it had granted; counted from the second time it was sent."""
     played = run_steps(clock, acquire(blocking=True), OTHER, After(2.0, lost(session="one")), After(1.0, [[1, 0, 0]]))
-    calls = [ask.calls[0] for ask in played.asks[1:]]
+    calls = [ask.calls[0] for ask in played.requests[1:]]
     assert len(calls) == 2 and calls[0] == calls[1] and played.stales[2] == ("one",)
     assert played.outcome._deadline == clock() - 1 + 10 and played.undos == played.leaves == []
     assert played.queues.stats.recovered == 1
@@ -318,7 +323,7 @@ def test_a_place_whose_reply_was_lost_is_asked_for_again_as_the_same(clock: Cloc
 def test_a_place_given_up_in_doubt_is_left_behind_all_that_broke(clock: Clock) -> None:
     played = run_steps(clock, acquire(blocking=True), OTHER, lost(session="one"), lost(session="two", final=True))
     assert isinstance(played.raised, errors.ConnectionError)
-    assert [set(leave.stale) for leave in played.of(steps.Dequeue)] == [{"one", "two"}]
+    assert [set(leave.stale) for leave in played.of(Dequeue)] == [{"one", "two"}]
 
 
 @pytest.mark.parametrize(("seconds", "final"), [(0.6, False), (0.1, True)])
@@ -358,7 +363,7 @@ def test_who_waited_through_what_passes_fails_together_with_those_behind(clock: 
 
 def test_scripts_that_were_forgotten_are_loaded_for_the_queue(clock: Clock) -> None:
     played = run_steps(clock, acquire(blocking=True), OTHER, [error("NOSCRIPT x")], [b"sha"] * 7, GRANTED)
-    assert commands.ENTER_LUA.load in played.asks[2].calls and played.outcome is not None
+    assert commands.ENTER_LUA.load in played.requests[2].calls and played.outcome is not None
 
 
 @pytest.mark.parametrize(
@@ -385,11 +390,15 @@ def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: C
         one, other = (place_of(call) for call in entered(played))
         assert undone(undo) == ([b"name"], [one]) and (one == MINE) is alone and other != one
         assert undo.connection == "the connection"
-        assert played.steps.index(undo) < played.steps.index(played.asks[-1])
+        assert played.steps.index(undo) < played.steps.index(played.requests[-1])
         assert played.outcome.token == other and played.outcome._deadline == clock() + 0.05
 
 
 # --------------------------------------------------------------------------------------------------------------- undos
+
+
+ONE, TWO = (Session({}, frozenset(), b"1", b"a", "", serial=serial) for serial in (1, 2))
+LEAVE = commands.leave(b"a", b"p", b"channel")
 
 
 class AsyncConnection:
@@ -401,14 +410,21 @@ class AsyncConnection:
         self.later: list[Any] = []
         self.heard: list[Exception] = []  # for what it was refused
 
-    def post_later(self, undo: steps.Undo, seconds: float) -> None:
-        self.later.append((undo, seconds))
+    def post_later(self, delivery: UndoDelivery, seconds: float) -> None:
+        self.later.append((delivery, seconds))
 
-    def undo_refused(self, undo: steps.Undo, error: Exception) -> None:
+    def warn_refused(self, purpose: Any, error: Exception) -> None:
         self.heard.append(error)
 
-    def post(self, undo: steps.Undo) -> None:
-        self.posted.append((undo, undo.calls))
+    def post(self, delivery: UndoDelivery) -> None:
+        self.posted.append((delivery, delivery.calls(self)))
+
+
+def sent(undo: Undo, connection: Any) -> UndoDelivery:
+    """An undo that was sent over a connection."""
+    delivery = UndoDelivery(undo)
+    delivery.calls(connection)
+    return delivery
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -416,24 +432,24 @@ def test_an_undo_lets_go_whether_or_not_somebody_waits_and_once_more_of_what_was
     """Then behind its scripts, and in whichever form the token stands there, also where it may not ask who waits."""
     connection: Any = AsyncConnection(commands.DELIFEQ) if native else AsyncConnection()
     a, b, c = MINE, OTHER, b"fl:" + b"c" * 32
-    undo = steps.Undo([b"a", b"b", b"c"], [a, b, c], ("one",))
-    undo.connection = connection
-    assert undo.kind == steps.CALLS and not steps.UndoReply(undo).done()
+    undo = sent(Undo([b"a", b"b", b"c"], [a, b, c], (ONE,)), connection)
+    assert not UndoReply(undo).done()
 
     def plain(name: bytes, token: bytes) -> tuple[bytes, ...]:
         return (b"DELIFEQ", name, token) if native else (b"EVALSHA", commands.RELEASE_LUA.sha, b"1", name, token)
 
-    assert undo.calls[:2] == [commands.hand_over(b"a", a), plain(b"a", a)] and len(undo.calls) == 6
+    calls = undo.calls(connection)
+    assert calls[:2] == [commands.hand_over(b"a", a), plain(b"a", a)] and len(calls) == 6
     refused, forgotten = error("NOPERM"), error("NOSCRIPT")
-    undo.set_result([1, 0, forgotten, 1, forgotten, 0])
+    undo.answered([1, 0, forgotten, 1, forgotten, 0])
     again = [commands.hand_over(b"c", c), plain(b"c", c), plain(b"c", b"fl+" + c[3:])]
     assert connection.posted == [(undo, [commands.HAND_OVER_LUA.load, commands.RELEASE_LUA.load, *again])], (
         "only c may still be held"
     )
     assert undo.stale == (), "what broke was ended by then"
-    undo.set_result([b"sha", b"sha", refused, 0, 0])
+    undo.answered([b"sha", b"sha", refused, 0, 0])
     assert len(connection.posted) == 1 and not connection.heard, "it is held in neither form"
-    undo.set_result([refused, refused, refused, refused, refused])
+    undo.answered([refused, refused, refused, refused, refused])
     (error_of,) = connection.heard
     assert len(connection.posted) == 1 and isinstance(error_of, errors.ResponseError)
 
@@ -441,68 +457,64 @@ def test_an_undo_lets_go_whether_or_not_somebody_waits_and_once_more_of_what_was
 def test_what_becomes_of_an_undo_counts_where_it_was_said_last() -> None:
     """It may be said twice, by one who was interrupted: on two connections that both break, or refuse it."""
     connection: Any = AsyncConnection()
-    undo = steps.Undo([b"a"], [MINE])
-    undo.connection = connection
-    first, second = steps.UndoReply(undo), steps.UndoReply(undo)
+    undo = sent(Undo([b"a"], [MINE]), connection)
+    first, second = UndoReply(undo), UndoReply(undo)
     owed: list[Any] = []
     transport: Any = SimpleNamespace(defer=owed.append)
     for _ in range(2):
-        first.connection_broke(transport, "session")
+        first.connection_broke(transport, ONE)
         first.set_result([error(LOADING)] * 2)
     assert owed == connection.later == [] and undo.stale == () and undo.reply is second
     for _ in range(2):
-        second.connection_broke(transport, "session")
-    assert connection.later == [] and owed == [undo, undo] and undo.stale == ("session",)
+        second.connection_broke(transport, ONE)
+    assert connection.later == [] and owed == [undo, undo] and undo.stale == (ONE,)
     second.set_result([error(LOADING)] * 2)
-    second.connection_broke(transport, "another")
+    second.connection_broke(transport, TWO)
     assert [step for step, _ in connection.later] == [undo] and owed == [undo, undo], "which had its reply"
 
 
 def test_an_undo_that_let_go_of_all_is_done() -> None:
     connection: Any = AsyncConnection()
-    undo = steps.Undo([b"a", b"b", b"c"], [b"1", b"2", b"3"])
-    undo.connection = connection
-    undo.set_result([1, 0, 0, 1, 0, error("NOSCRIPT")])
-    only = steps.Undo([], [], ("one",))
-    only.connection = connection
-    assert only.calls == [(b"PING",)]
+    undo = sent(Undo([b"a", b"b", b"c"], [b"1", b"2", b"3"]), connection)
+    undo.answered([1, 0, 0, 1, 0, error("NOSCRIPT")])
+    only = sent(Undo([], [], (ONE,)), connection)
+    assert only.calls(connection) == [(b"PING",)]
     for reply in (b"PONG", error(LOADING)):
-        only.set_result([reply])
-    leave = steps.Dequeue(commands.leave(b"a", b"p", b"inbox"), ("two",), connection)
-    assert (leave.calls, leave.stale, leave.kind, leave.names) == ([leave.call], ("two",), steps.CALLS, [])
-    leave.set_result([0])
+        only.answered([reply])
+    leave = sent(Dequeue(LEAVE, (TWO,), connection), connection)
+    assert (leave.calls(connection), leave.stale, leave.undo.names) == ([LEAVE], (TWO,), [])
+    leave.answered([0])
     assert connection.posted == connection.later == connection.heard == []
 
 
 def test_a_leave_whose_script_was_forgotten_is_said_behind_it() -> None:
     for matters in (True, False):
         connection: Any = AsyncConnection()
-        leave = steps.Dequeue(commands.leave(b"a", b"p", b"inbox"), (), connection, matters)
-        leave.set_result([error("NOSCRIPT")])
-        assert connection.posted == [(leave, [commands.LEAVE_LUA.load, leave.call])]
-        leave.set_result([error("NOPERM evalsha")] * 2)
+        leave = sent(Dequeue(LEAVE, (), connection, matters), connection)
+        leave.answered([error("NOSCRIPT")])
+        assert connection.posted == [(leave, [commands.LEAVE_LUA.load, LEAVE])]
+        leave.answered([error("NOPERM evalsha")] * 2)
         assert len(connection.posted) == 1 and len(connection.heard) == matters
 
 
 def test_who_forgets_scripts_all_the_time_is_given_up() -> None:
     connection: Any = AsyncConnection()
-    leave = steps.Dequeue(commands.leave(b"a", b"p", b"inbox"), (), connection)
+    leave = sent(Dequeue(LEAVE, (), connection), connection)
     for number in range(1, 20):
-        leave.set_result([error("NOSCRIPT")])
-        assert len(connection.posted) == min(number, steps.RELOADS - 1), number
+        leave.answered([error("NOSCRIPT")])
+        assert len(connection.posted) == min(number, RELOADS - 1), number
     assert len(connection.heard) == 10
 
 
 def test_what_nobody_waits_for_is_said_later_to_a_server_that_can_do_nothing_now() -> None:
     connection: Any = AsyncConnection()
-    undo, leave = steps.Undo([b"a"], [MINE]), steps.Dequeue(commands.leave(b"a", b"p", b"inbox"), (), connection)
-    undo.connection = connection
+    undo, leave = sent(Undo([b"a"], [MINE]), connection), sent(Dequeue(LEAVE, (), connection), connection)
     for _ in range(30):
-        undo.set_result([error(LOADING)] * 2)
-        leave.set_result([error(LOADING)])
+        undo.answered([error(LOADING)] * 2)
+        leave.answered([error(LOADING)])
     assert [step for step, _ in connection.later] == [undo, leave] * 30 and connection.posted == connection.heard == []
     seconds = [each for _, each in connection.later]
     assert 0 < max(seconds[:4]) < 0.05 and 0.1 < max(seconds) <= 1
-    undo.set_result([error("NOSCRIPT")] * 2)
-    undo.set_result([error(LOADING)] * 5)
+    undo.answered([error("NOSCRIPT")] * 2)
+    undo.answered([error(LOADING)] * 5)
     assert undo.again and len(connection.posted) == 1 and len(connection.later) == 61

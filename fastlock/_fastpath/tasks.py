@@ -23,7 +23,7 @@ from fastlock._transport.wakeups import Wakeup
 
 
 def _as_sent(op: Any, connection: Any, sent: float) -> Any:
-    op.connection, op.sent = connection, sent
+    op.request.connection, op.request.sent = connection, sent
     return op
 
 
@@ -86,8 +86,8 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
         if waiter is None:
             op = _as_sent(lock._new_acquire(token, required, start), stream.connection, sent)
             if answer is Answer.DEADLINE_EXCEEDED:
-                stream.connection.cancel(op, sent)
-            return await transport.resume(op, answer)  # type: ignore[no-any-return]
+                stream.connection.cancel(op.request, sent)
+            return await transport.run(op, answer)  # type: ignore[no-any-return]
     except BaseException as error:
         if op is None or not is_own(error):  # a signal handler may raise also after the grant
             try:
@@ -103,7 +103,7 @@ def _cancel(lock: BaseLock, required: bool, token: bytes, stream: Any, sent: flo
     """Undo an acquire whose task was cancelled or interrupted."""
     op = lock._new_acquire(token, required)
     op.forget()
-    stream.connection.cancel(op, sent)
+    stream.connection.cancel(op.request, sent)
 
 
 async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, task: Any, start: float) -> Lease | None:
@@ -184,7 +184,7 @@ async def aio_release(
             lease._releasing = True
         if lease is not None and transport.queued_keys and not not_releasable(lease):
             if (op := _release_to_next(lock, owner, lease)) is not None:
-                await transport.release(lock, owner, op, Answer.WAIT_LOCALLY, leaving, error)
+                await transport.release(lock, owner, op, Answer.ASK_SERVER, leaving, error)
             return
         if lease is None or not_releasable(lease) or lease._contended:
             await transport.release(lock, owner, None, None, leaving, error)
@@ -213,6 +213,6 @@ def _undo_struck(
 ) -> None:
     """As `finish_interrupted_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
     if sent:
-        stream.connection.cancel(LockRelease(lock, lease), sent)
+        stream.connection.cancel(LockRelease(lock, lease).request, sent)
     else:
         finish_interrupted_release(lock, owner or task_owner(lock), lease, op, error)

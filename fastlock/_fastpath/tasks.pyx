@@ -45,7 +45,7 @@ cdef extern from "Python.h":
         iternextfunc tp_iternext
     void PyErr_SetObject(object kind, object value)
 
-cdef object WAIT_LOCALLY = Answer.WAIT_LOCALLY, DEADLINE_EXCEEDED = Answer.DEADLINE_EXCEEDED
+cdef object ASK_SERVER = Answer.ASK_SERVER, DEADLINE_EXCEEDED = Answer.DEADLINE_EXCEEDED
 cdef int LOCAL = ReleaseRoute.LOCAL, SCRIPT = ReleaseRoute.SCRIPT, NOT_HELD = ReleaseRoute.NOT_HELD
 # Until 3.12 `current_task` is Python, which asks this
 cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
@@ -60,8 +60,8 @@ cdef double _until(BaseLock lock, double start) except -1:
 
 
 cdef _as_sent(op, connection, double sent):
-    op.connection = connection
-    op.sent = sent
+    op.request.connection = connection
+    op.request.sent = sent
     return op
 
 
@@ -230,7 +230,7 @@ cdef class _Awaitable(Wakeup):
         self.ready = True  # an answer that comes from now on is ignored
         self.owner = None
         if self.wakeups is not None:
-            self.stream.connection.cancel(self._op(), self.sent)
+            self.stream.connection.cancel(self._op().request, self.sent)
 
 
 @cython.final
@@ -372,9 +372,9 @@ cdef class _Acquire(_Awaitable):
             self._wait(waiter)
             return None
         elif answer is DEADLINE_EXCEEDED:
-            self.stream.connection.cancel(self._op(), self.sent)
+            self.stream.connection.cancel(self._op().request, self.sent)
         op = _as_sent(self._op(), self.stream.connection, self.sent)
-        self.others = self.lock._transport.resume(op, answer)
+        self.others = self.lock._transport.run(op, answer)
 
     cdef _wait(self, Waiter waiter):
         """Sleep until a lease is handed to this waiter, or it is the first waiter, or its time is over."""
@@ -485,7 +485,7 @@ cdef class _Release(_Awaitable):
             self.lease = lease
             op = _release_to_next(lock, self.owner, lease)
             if op is not None:
-                self._hand_on(op, WAIT_LOCALLY)
+                self._hand_on(op, ASK_SERVER)
             return
         if lease is None or not_releasable(lease) or lease._contended:
             self._hand_on(None, None)

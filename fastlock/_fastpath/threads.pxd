@@ -40,7 +40,7 @@ cdef Lease _handed_over(BaseLock lock, owner, Waiter waiter)
 @cython.locals(transport=Transport, queue=LocalQueue, sent=double)
 cdef _enter_until_granted(BaseLock lock, bint required, Waiter waiter, double start, double until)
 
-cdef _acquire_after_enter(BaseLock lock, bint required, Waiter waiter, double start, connection, double sent)
+cdef _sent_enter(op, Waiter waiter, connection, double sent)
 
 
 @cython.locals(transport=Transport, lease=Lease, contended=bint, route=int, sent=double)

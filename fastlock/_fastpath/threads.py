@@ -19,9 +19,9 @@ from fastlock._native import EVENTLET, GEVENT, refuse_greenlet
 from fastlock._protocol.acquire import LAST_TRY_SECONDS, is_enter_reply
 from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
 from fastlock._protocol.commands import Opcode
-from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
+from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token
 from fastlock._protocol.local_queue import ReleaseRoute, Waiter
-from fastlock._protocol.steps import Answer, RawCommands
+from fastlock._protocol.steps import Answer, Enter, Operation, RawCommands
 from fastlock._stream_errors import by_handler
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parker, check_signals, clock, popped
@@ -112,7 +112,7 @@ def acquire(lock: BaseLock, required: bool) -> Any:
             answer = _ask(transport, connection, opcode, lock._key, token, lock._ms, lock.blocking_timeout)
         except BaseException as error:
             op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
-            answer = connection.classify_error(op, error)
+            answer = connection.classify_error(op.request, error)
         finally:
             if connection.error is None:
                 transport.idle.append(connection)
@@ -129,7 +129,7 @@ def acquire(lock: BaseLock, required: bool) -> Any:
                 op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
                 return transport.run(op)
-            return transport.drive(op.rest(answer, now))
+            return transport.run(op, answer)
     except BaseException as error:  # a signal handler may raise anywhere, also after the grant; and again in here
         try:
             transport.undo_interrupted(op or _as_sent(lock._new_acquire(token, required), connection, sent), error)
@@ -149,8 +149,8 @@ def _ask(
     return send_command(connection.stream, opcode, key, token, ms, timeout, spin_seconds(transport))
 
 
-def _as_sent(op: Any, connection: Any, sent: float) -> Any:
-    op.connection, op.sent = connection, sent
+def _as_sent(op: Operation[Any], connection: Any, sent: float) -> Any:
+    op.request.connection, op.request.sent = connection, sent
     return op
 
 
@@ -218,16 +218,17 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
             except BaseException as error:
                 if not isinstance(error, STREAM_ERRORS):
                     connection.classify_error(_NOTHING, error)  # which raises it at once, and sends no undo
-                op = _acquire_after_enter(lock, required, waiter, start, connection, sent)
-                answer = connection.classify_error(op.seen[0], error)
-                op.seen = None if answer is Answer.RETRY_ELSEWHERE else (op.seen[0], answer)
+                op = lock._new_acquire(None, required, start)
+                request = _sent_enter(op, waiter, connection, sent)
+                answer = connection.classify_error(request, error)
+                op.entered = None if answer is Answer.RETRY_ELSEWHERE else (request, answer)
                 return op
             if reply is connection.busy:
                 break
             # Where the lease had expired before the reply came, the protocol undoes the grant
             if not is_enter_reply(reply) or queue.judge(waiter, reply, sent, clock()) is not None:
-                op = _acquire_after_enter(lock, required, waiter, start, connection, sent)
-                op.seen = op.seen[0], [reply]
+                op = lock._new_acquire(None, required, start)
+                op.entered = _sent_enter(op, waiter, connection, sent), [reply]
                 return op
             granted: Any = waiter.lease
             if granted is not None:
@@ -236,15 +237,11 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
     return None
 
 
-def _acquire_after_enter(
-    lock: BaseLock, required: bool, waiter: Waiter, start: float, connection: Any, sent: float
-) -> LockAcquire:
-    """The protocol's operation in the state in which it has sent its enter."""
-    op = lock._new_acquire(None, required, start)
+def _sent_enter(op: LockAcquire, waiter: Waiter, connection: Any, sent: float) -> Enter:
+    """The enter as the protocol's operation would have sent it."""
     request = op.enter_request(waiter)
     request.sent, request.connection = sent, connection
-    op.seen = request, None
-    return op
+    return request
 
 
 def release(lock: BaseLock) -> None:
@@ -258,10 +255,10 @@ def release(lock: BaseLock) -> None:
         if lease is None or not_releasable(lease):
             transport.run(lock._new_release())
             return
-        # Whether other clients wait, as far as is known; and WAIT_LOCALLY, once the local queue was asked
-        contended, told, lease._releasing = lease._contended, None, True
+        # Whether other clients wait, as far as is known; and ASK_SERVER, once the local queue was asked
+        contended, told, lease._releasing = lease._contended, Answer.NOT_ASKED, True
         if transport.queued_keys:
-            route, told = transport.queues.release(lease, clock()), Answer.WAIT_LOCALLY
+            route, told = transport.queues.release(lease, clock()), Answer.ASK_SERVER
             if route == _LOCAL:
                 lock._released(owner, lease)
                 return
@@ -285,7 +282,7 @@ def release(lock: BaseLock) -> None:
                 answer = _ask(transport, connection, _RELEASE, lease._key, lease._raw_token, 0, None)
         except BaseException as error:
             op = _as_sent(new_release(lock, lease, contended), connection, sent)
-            answer = connection.classify_error(op, error)
+            answer = connection.classify_error(op.request, error)
         finally:
             if connection.error is None:
                 transport.idle.append(connection)
@@ -299,7 +296,7 @@ def release(lock: BaseLock) -> None:
         if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
             transport.run(op, told)
         else:
-            transport.drive(op.rest(answer, now))
+            transport.run(op, answer)
     except BaseException as error:  # a signal handler may raise anywhere, and a `with` is left only once
         try:
             finish_interrupted_release(lock, lock._owner(), lease, op, error)

@@ -278,7 +278,7 @@ class DropIn(BaseLock, metaclass=_Whole):
         return LockNotOwnedError(why, lock_name=self._text)
 
 
-def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps:
+def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps[extension.Outcome]:
     """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
     outcome = yield from extension.extend(lease, ms, replace, clock)
     over = outcome is extension.Outcome.LOST and lease._deadline != ENDED  # the lease ended meanwhile, as asked for

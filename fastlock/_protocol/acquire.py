@@ -8,46 +8,66 @@ carried out behind whatever it undoes. Never here: sockets, asyncio, threads, sl
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.extension import set_expiry
+from fastlock._protocol.handshake import Purpose
 from fastlock._protocol.lease import Lease, new_token
 from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueue, LocalQueues, ReleaseRoute, Waiter
 from fastlock._protocol.release import Release
-from fastlock._protocol.retry import RetryState, limited, request, resolve, run_script, with_undo
+from fastlock._protocol.retry import RetryState, execute, limited, resolve, run_script, warn_refused, with_undo
 from fastlock._protocol.steps import (
-    CALLS,
     Answer,
     Clock,
     Command,
-    Dequeue,
     Enqueue,
     Enter,
+    Operation,
+    RawCommands,
     Sleep,
     Steps,
-    Undo,
     Wait,
+    lease_end,
 )
+from fastlock._protocol.undo import Dequeue, Undo
 
 LAST_TRY_SECONDS = 0.01  # seconds before the end of a blocking_timeout of the last try, so that it is of some use
 
 
-class Acquire(Command):
-    """Acquire a name: a step, whose answer goes to `rest`. It waits as long as its settings allow. It takes checked
-    values only; `ms` 0 means a lease without end.
+class PlainAcquire(Command):
+    """Request: acquire a name, if nobody holds it."""
+
+    def undo(self) -> Undo:
+        return Undo([self.key], [self.token], self.stale)
+
+
+class FencedAcquire(RawCommands):
+    """Request: acquire a name together with a fence, if nobody holds it."""
+
+    def __init__(self, key: bytes, token: bytes, ms: int) -> None:
+        super().__init__([commands.acquire_fenced(key, token, ms)])
+        self.key = key
+        self.token = token
+
+    def undo(self) -> Undo:
+        return Undo([self.key], [self.token], self.stale)
+
+
+class Acquire(Operation[Lease | None]):
+    """Acquire a name, waiting as long as the settings allow. It takes checked values only; `ms` 0 means a lease without
+    end.
 
     The outcome is the Lease, or None: somebody else holds the name. Raises redis-py's exception of an error reply;
     ConnectionError or TimeoutError when the server stays away.
     """
 
+    request: PlainAcquire | FencedAcquire
+    purpose = Purpose("let a waiter take what it was handed", (commands.ENTER_LUA,))
     blocking = False
     polls = False  # whether it may not use the queue
     given = False  # whether the caller chose its token
-    task = "let a waiter take what it was handed"  # for the warning of a refusal
-    scripts = (commands.ENTER_LUA,)
     alone = False  # whether its waiter has an entry of its own on the server: for strict order, or with a given token
     sleep = 0.1  # seconds between two tries, where the holder's token cannot be marked as contended
     outcome_unknown = False  # whether a try's reply was lost once: from then on its own token may turn up at any time
@@ -55,34 +75,48 @@ class Acquire(Command):
     late_grants = 0  # grants to it that ended before the reply came
     waiting: Waiter | None = None  # its waiter, once it has waited
     handed: Lease | None = None  # the lease that its waiter got
-    seen: Any = None  # the fast path's last (request, answer), if the answer is to be judged here
+    entered: tuple[Enter, object] | None = None  # the fast path's last enter and its answer, if that is to be judged
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
         self.key = key
-        self.token = token
         self.ms = ms
-        self.opcode = Opcode.ACQUIRE if ms else Opcode.ACQUIRE_ENDLESS
         self.fenced = fenced
-        if fenced:
-            self.kind, self.opcode = CALLS, -1
-            self.calls = [commands.acquire_fenced(key, token, ms)]
+        self.renew(token)
+
+    def renew(self, token: bytes) -> None:
+        """Acquire by this token from now on."""
+        self.token = token
+        if self.fenced:
+            self.request = FencedAcquire(self.key, token, self.ms)
+        else:
+            self.request = PlainAcquire(Opcode.ACQUIRE if self.ms else Opcode.ACQUIRE_ENDLESS, self.key, token, self.ms)
+
+    @property
+    def until(self) -> float | None:
+        """When the caller stops waiting; None: it has no deadline."""
+        return self.request.until
+
+    @until.setter
+    def until(self, until: float | None) -> None:
+        self.request.until = until
 
     def undo(self) -> Undo:
-        return Undo([self.key], [self.token], self.stale)
+        """What undoes this acquire, whether or not it was granted."""
+        return Undo([self.key], [self.token], self.request.stale)
 
-    def rest(self, answer: Any, clock: Clock) -> Steps:
-        """Go on from the first answer to the outcome."""
+    def rest(self, answer: object, clock: Clock) -> Steps[Lease | None]:
+        """Go on from the first answer to the outcome. The answer may be a Waiter, which waits in the local queue."""
         tries = self._try_until_granted(answer, clock)
         lease = yield from with_undo(tries, lambda: self.undo() if self.outcome_unknown else None)
         if lease is None and self.outcome_unknown:
             yield self.undo()
         return lease
 
-    def _try_until_granted(self, answer: Any, clock: Clock) -> Steps:
+    def _try_until_granted(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         """Try, and wait between tries, until a lease is granted or the time is over."""
         while True:
-            waiter, lease = answer if type(answer) is Waiter else None, None
+            waiter, lease = answer if isinstance(answer, Waiter) else None, None
             if waiter is None and answer is not Answer.WAIT_LOCALLY:
                 lease = yield from self._outcome(answer, clock)
             if lease is not None:
@@ -99,42 +133,41 @@ class Acquire(Command):
                     return lease
             elif lease is None:
                 yield from self._wait_turn(clock)
-            answer = yield self
+            answer = yield self.request
 
-    def local(self, queues: LocalQueues, now: float) -> Any:
+    def local(self, queues: LocalQueues, now: float) -> Answer | None:
         """WAIT_LOCALLY, where the local queue decides who is next, so that no try of its own is sent; else None."""
         if not self.blocking or self.polls:
             return None
         return Answer.WAIT_LOCALLY if self.alone or queues.has_queue(self.key, now) else None
 
-    def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps:
+    def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps[Lease | None]:
         """Wait: behind the other waiters of this client, and as the first of them in the server's queue."""
         self.waiting = waiter = waiter or self.waiter()
         last = None if self.until is None else self.until - LAST_TRY_SECONDS
         lease = None
-        seen, self.seen = self.seen, None
+        entered, self.entered = self.entered, None
         try:
             if waiter.queue is None:
                 yield Enqueue(waiter)
-            queue: Any = waiter.queue
             while True:
+                queue = queue_of(waiter)
                 if waiter.lease is None and queue.error is not None:
                     raise errors.fresh_copy(queue.error)
                 if waiter.lease is None and queue.must_verify(waiter, clock()):
                     yield from self._verify_circulating(queue, clock)
-                if seen is not None:
-                    (ask, answer), seen = seen, None
-                    yield from self._enter(waiter, ask, answer, clock)
+                if entered is not None:
+                    (request, answer), entered = entered, None
+                    yield from self._enter(waiter, request, answer, clock)
                 elif waiter.lease is None and queue.queues.may_enter_now(waiter, clock()):
                     yield from self._enter(waiter, self.enter_request(waiter), None, clock)
                 if waiter.entry is None and (over := queue.queues.take_back_expired(waiter, clock())) is not None:
                     self.late_grants += 1
-                    queue = waiter.queue
                     yield Undo([self.key], [over._raw_token])
                     continue
                 lease, waiter.lease = waiter.lease, None  # in one statement: no interrupt comes between
                 if lease is not None:  # what `abandon` needs to undo it
-                    self.token, self.sent, self.handed = lease._raw_token, lease._deadline - self.ms / 1000, lease
+                    self.token, self.handed = lease._raw_token, lease
                     queue.queues.handover_completed(waiter)
                 if lease is not None or self.polls or self._late(clock):
                     break
@@ -156,17 +189,16 @@ class Acquire(Command):
         undos = [] if left is None else [left]
         done = (ReleaseRoute.LOCAL, ReleaseRoute.NOT_HELD)
         passed = self.handed is not None and queues.release(self.handed, clock()) in done
-        if not passed and (self.sent or self.outcome_unknown):
-            undos.append(self.undo())
-            undos[-1].connection = self.connection
+        if not passed and (self.request.sent or self.handed is not None or self.outcome_unknown):
+            undos.append(Undo([self.key], [self.token], self.request.stale, self.request.connection))
         return undos
 
-    def _verify_circulating(self, queue: LocalQueue, clock: Clock) -> Steps:
+    def _verify_circulating(self, queue: LocalQueue, clock: Clock) -> Steps[None]:
         """Ask the server whether the circulating lease still holds the name."""
-        held, ask = queue.circulating, Command(Opcode.GET, self.key)
-        ask.until = self.until
+        held, request = queue.circulating, Command(Opcode.GET, self.key)
+        request.until = self.until
         try:
-            found = yield from request(ask, RetryState(clock))
+            found = yield from execute(request, RetryState(clock))
         except errors.ResponseError as error:  # a user that may not GET waits for the end of the lease
             if not errors.is_own(error):
                 raise
@@ -185,12 +217,12 @@ class Acquire(Command):
         own = self.token if self.alone or self.outcome_unknown else None
         return Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
 
-    def _wait_turn(self, clock: Clock) -> Steps:
+    def _wait_turn(self, clock: Clock) -> Steps[None]:
         """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
         self.polled = True
-        ask = Command(Opcode.PTTL, self.key)
-        ask.until = self.until
-        left = yield from request(ask, RetryState(clock))
+        request = Command(Opcode.PTTL, self.key)
+        request.until = self.until
+        left = yield from execute(request, RetryState(clock))
         pause = self.sleep
         if left is not Answer.DEADLINE_EXCEEDED and left != -1:  # -1: the holder's lease is without end
             pause = min(pause, left / 1000)
@@ -199,17 +231,16 @@ class Acquire(Command):
 
     def enter_request(self, waiter: Waiter) -> Enter:
         """The request of the first waiter of a queue, by its queue's entry."""
-        queue: Any = waiter.queue
-        request = Enter(queue, waiter)
+        request = Enter(queue_of(waiter), waiter)
         request.until = self.until
         return request
 
-    def _enter(self, waiter: Waiter, ask: Command, answer: Any, clock: Clock) -> Steps:
+    def _enter(self, waiter: Waiter, request: Enter, answer: object, clock: Clock) -> Steps[None]:
         """Send an enter of a queue's entry, or go on from its answer: the waiter gets the lease, or is to wait."""
-        queue: Any = waiter.queue
+        queue = queue_of(waiter)
         retry = RetryState(clock)
         try:
-            reply = yield from run_script(ask, (yield ask) if answer is None else answer, is_enter_reply, retry)
+            reply = yield from run_script(request, (yield request) if answer is None else answer, is_enter_reply, retry)
         except errors.RedisError as error:
             own = errors.is_own(error)  # else a signal handler raised it, for this caller alone
             # An error at the end of this caller's own time means nothing to the other waiters
@@ -219,20 +250,19 @@ class Acquire(Command):
             if not self.polls:
                 raise
             if queue.was_queued:  # its user was allowed to queue, but not to acquire what it was granted
-                ask.connection.undo_refused(self, error)
+                warn_refused(request, self.purpose, error)
             return
         finally:
-            queue.connection, queue.stale = ask.connection, ask.stale
+            queue.connection, queue.stale = request.connection, request.stale
         if reply is Answer.DEADLINE_EXCEEDED:
             return
-        late = queue.judge(waiter, reply, ask.sent, clock())
+        late = queue.judge(waiter, reply, request.sent, clock())
         if late is None:
             queue.queues.stats.recovered += retry.outcome_unknown and waiter.lease is not None
             return
         self.late_grants += 1
-        undo = Undo([self.key], [late._raw_token], ask.stale)
-        undo.connection = ask.connection  # the same one, so that it is executed before the entry is sent again
-        yield undo
+        # Over the same connection, so that it is executed before the entry is sent again
+        yield Undo([self.key], [late._raw_token], request.stale, request.connection)
         with queue.queues.mutex:
             queue.new_entry()
 
@@ -251,57 +281,64 @@ class Acquire(Command):
             commands.leave(self.key, entry, queue.queues.channel), queue.stale, queue.connection, matters=not self.polls
         )
 
-    def _withdraw(self, clock: Clock) -> Steps:
+    def _withdraw(self, clock: Clock) -> Steps[None]:
         """Release the name, whose grant came too late, and take another token."""
         release = Release(Lease(self.name, self.key, self.token, math.inf))  # by script if others wait by now
-        undo = lambda: Undo([self.key], [self.token], release.stale)  # noqa: E731
-        yield from with_undo(release.asked(RetryState(clock)), undo)
+        undo = lambda: Undo([self.key], [self.token], release.request.stale)  # noqa: E731
+        yield from with_undo(release.executed(RetryState(clock)), undo)
         # A command with the old token may still be on its way: a release, or one on a session that may not be ended
         if not self.given:
-            self.token, self.outcome_unknown = new_token(), False
-            if self.fenced:
-                self.calls = [commands.acquire_fenced(self.key, self.token, self.ms)]
+            used, self.outcome_unknown = self.request, False
+            self.renew(new_token())
+            self.request.until, self.request.stale, self.request.sent = used.until, used.stale, used.sent
 
     def _late(self, clock: Clock) -> bool:
         """Whether there is no time for another try."""
         return self.until is not None and clock() >= self.until - LAST_TRY_SECONDS
 
-    def _lease(self, sent: float, fence: int | None) -> Lease:
-        return Lease(self.name, self.key, self.token, sent + self.ms / 1000 if self.ms else math.inf, fence)
+    def lease(self, sent: float, fence: int | None) -> Lease:
+        return Lease(self.name, self.key, self.token, lease_end(sent, self.ms), fence)
 
-    def _outcome(self, answer: Any, clock: Clock) -> Steps:
+    def _outcome(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         """What the answer to one try means. Returns the Lease, also one that has ended by now, or None."""
         retry = RetryState(clock)
         try:
             if self.fenced:
-                answer = yield from run_script(self, answer, _is_fenced_reply, retry)
+                reply = yield from run_script(self.request, answer, _is_fenced_reply, retry)
             else:
-                answer = yield from resolve(self, answer, retry)
+                reply = yield from resolve(self.request, answer, retry)
         finally:
             self.outcome_unknown |= retry.outcome_unknown
-        if answer is Answer.DEADLINE_EXCEEDED:
+        if reply is Answer.DEADLINE_EXCEEDED:
             return None
-        holder, fence = answer if self.fenced else (answer, None)
+        holder, fence = reply if self.fenced else (reply, None)
         if holder is None:
-            return self._lease(self.sent, fence)
+            return self.lease(self.request.sent, fence)
         if not self.outcome_unknown or not commands.token_matches(holder, self.token):
             return None
-        return (yield from self._confirm(fence, clock))
+        return (yield from self.confirm(fence, clock))
 
-    def _confirm(self, fence: int | None, clock: Clock) -> Steps:
+    def confirm(self, fence: int | None, clock: Clock) -> Steps[Lease | None]:
         """The lease of a name that holds our token since a command whose reply was lost. When that was executed is not
         known, so the lease is set anew and counts from then."""
         if not self.ms:
-            return self._lease(self.sent, fence)
+            return self.lease(self.request.sent, fence)
         sent = yield from set_expiry(self.key, self.token, self.ms, clock)
-        return None if sent is None else self._lease(sent, fence)
+        return None if sent is None else self.lease(sent, fence)
 
 
-def is_enter_reply(reply: Any) -> bool:
+def queue_of(waiter: Waiter) -> LocalQueue:
+    """The queue of a waiter that was enqueued."""
+    queue = waiter.queue
+    assert queue is not None, "it was enqueued"
+    return queue
+
+
+def is_enter_reply(reply: object) -> bool:
     if type(reply) is not list or len(reply) != 3:
         return False
     return type(reply[0]) is int and type(reply[1]) is int and type(reply[2]) is int
 
 
-def _is_fenced_reply(reply: Any) -> bool:
+def _is_fenced_reply(reply: object) -> bool:
     return type(reply) is list and len(reply) == 2 and type(reply[0]) in (type(None), bytes) and type(reply[1]) is int

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from fastlock._errors import LockError, LockNotOwnedError
-from fastlock._protocol import arguments, extension, steps
+from fastlock._protocol import arguments, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.lease import ENDED, Lease, new_token, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.release import Release
 from fastlock._protocol.stats import Stats
+from fastlock._protocol.steps import Clock, Steps
+from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import by_handler
 
 DEFAULT_SLEEP = 0.1  # seconds between two tries of a name that is held, where it is polled
@@ -370,16 +372,16 @@ class LockAcquire(Acquire):
         if lease is not None and lease._raw_token == self.token:
             self.lock._drop_lease(lease)
 
-    def abandon(self, queues: LocalQueues, clock: steps.Clock) -> list[steps.Undo]:
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
         self.forget()
         return super().abandon(queues, clock)
 
-    def leave(self, waiter: Any, lease: Lease | None, clock: steps.Clock) -> steps.Undo | None:
+    def leave(self, waiter: Waiter, lease: Lease | None, clock: Clock) -> Undo | None:
         if (handed := lease or waiter.lease) is not None:
             self.lock._drop_lease(handed)
         return super().leave(waiter, lease, clock)
 
-    def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
+    def rest(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         lease = yield from super().rest(answer, clock)
         self._count(lease is not None)
         if lease is not None:
@@ -405,14 +407,14 @@ class LockRelease(Release):
         self.lock = lock
         Release.__init__(self, lease)
 
-    def abandon(self, queues: LocalQueues, clock: steps.Clock) -> list[steps.Undo]:
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
         """Keep the lease, so that the release can be repeated; unless it was handed over."""
         undos = super().abandon(queues, clock)
         if self.lease._deadline == ENDED:
             self.lock._drop_lease(self.lease)
         return undos
 
-    def rest(self, answer: Any, clock: steps.Clock) -> steps.Steps:
+    def rest(self, answer: object, clock: Clock) -> Steps[bool]:
         was_mine = yield from super().rest(answer, clock)
         lock = self.lock
         known = self.lease._deadline == ENDED  # released by somebody else meanwhile, or reported as lost before
@@ -421,6 +423,7 @@ class LockRelease(Release):
         lock._transport.stats.recovered += was_mine and self.lease._release_unknown
         if not was_mine:
             raise lock._lost("release", found=not known)
+        return True
 
 
 class LocalToken:

@@ -11,73 +11,88 @@ from typing import Any
 from fastlock._protocol import batch, commands
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.commands import Opcode
+from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
 from fastlock._protocol.release import Release, is_int
-from fastlock._protocol.retry import RetryState, get_session, request, resolve, with_undo
+from fastlock._protocol.retry import RetryState, execute, get_session, resolve, with_undo
 from fastlock._protocol.stats import Stats
-from fastlock._protocol.steps import Clock, Command, CommandBatch, ConnectionLost, RawCommands, Steps, Undo
+from fastlock._protocol.steps import (
+    Clock,
+    CommandBatch,
+    ConnectionLost,
+    Operation,
+    RawCommands,
+    Request,
+    Steps,
+    lease_end,
+)
+from fastlock._protocol.undo import Undo
 
 RELEASE_CHUNK = 100  # names released by one script: the server does nothing else meanwhile (35 us)
 
 
-class AcquireMany(CommandBatch):
-    """Acquire each name that is free, all in one flush with one token: a step, whose answer goes to `rest`. The outcome
-    is a list of Lease or None.
+class AcquireMany(Operation[list[Lease | None]]):
+    """Acquire each name that is free, all in one flush with one token. The outcome is a list of Lease or None.
 
     An error reply for one name is raised, and the leases of the others are released.
     """
 
     def __init__(self, names: list[Any], keys: list[bytes], token: bytes, ms: int, stats: Stats) -> None:
-        super().__init__(Opcode.ACQUIRE if ms else Opcode.ACQUIRE_ENDLESS, keys, [token] * len(keys), ms)
+        self.names = names
+        self.keys = keys
         self.token = token
-        self.given = names
+        self.ms = ms
         self.stats = stats
+        opcode = Opcode.ACQUIRE if ms else Opcode.ACQUIRE_ENDLESS
+        self.request: CommandBatch = CommandBatch(opcode, keys, [token] * len(keys), ms)
 
-    def local(self, queues: LocalQueues, now: float) -> None:
-        """None, as this never waits; for the rest as `Acquire.local`."""
-
-    def rest(self, answer: Any, clock: Clock) -> Steps:
+    def rest(self, answer: object, clock: Clock) -> Steps[list[Lease | None]]:
         """Go on from the first answer to the outcome."""
-        leases = yield from with_undo(_each(self, answer, self.given, clock), self.undo)
-        if clock() >= self.end():
-            yield self.undo()
-            return [None] * len(self.names)
+        request = self.request
+        leases = yield from with_undo(self._each(answer, clock), request.undo)
+        if clock() >= lease_end(request.sent, self.ms):
+            yield request.undo()
+            return [None] * len(self.keys)
         return self.stats.acquired(leases)
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
         """The undos of a batch whose caller was interrupted, as `Acquire.abandon` returns them."""
-        undo = self.undo()
-        undo.connection = self.connection
-        return [undo] if self.sent else []
+        request = self.request
+        undo = Undo(request.names, request.tokens, request.stale, request.connection)
+        return [undo] if request.sent else []
+
+    def _each(self, answers: object, clock: Clock) -> Steps[list[Lease | None]]:
+        """From the answers to leases. A name whose answer does not say all is asked for again, on its own."""
+        request = self.request
+        if type(answers) is not list:
+            answers = yield from resolve(request, answers, RetryState(clock))
+        assert type(answers) is list, "as `resolve` returns it, where there is no deadline"
+        end = lease_end(request.sent, self.ms)
+        leases, odd = batch.granted(self.names, self.keys, self.token, end, answers)
+        for i in odd:
+            one = Acquire(self.names[i], self.keys[i], self.token, self.ms)
+            try:
+                leases[i] = yield from _again(one, clock)
+            finally:
+                request.stale += one.request.stale  # sessions to be ended before an undo is sent
+        return leases
 
 
-def _each(ask: CommandBatch, answers: Any, names: list[Any], clock: Clock) -> Steps:
-    """From the answers to leases. A name whose answer does not say all is asked for again, on its own."""
-    if type(answers) is not list:
-        answers = yield from resolve(ask, answers, RetryState(clock))
-    leases, odd = batch.granted(names, ask.names, ask.token, ask.end(), answers)
-    for i in odd:
-        one = Acquire(names[i], ask.names[i], ask.token, ask.ms)
-        try:
-            leases[i] = yield from _again(one, clock)
-        finally:
-            ask.stale += one.stale  # sessions that broke with it in flight: to be ended before an undo is sent
-    return leases
-
-
-def _again(one: Acquire, clock: Clock) -> Steps:
+def _again(one: Acquire, clock: Clock) -> Steps[Lease | None]:
     """Acquire one name of a batch again, on its own. Returns the lease, or None: somebody else holds the name."""
-    answer = yield from request(one, RetryState(clock))
+    answer = yield from execute(one.request, RetryState(clock))
     if answer is None:
-        return one._lease(one.sent, None)
+        return one.lease(one.request.sent, None)
     # Each batch has a fresh token, so a name that holds it is ours, whatever became of the replies
     if commands.token_matches(answer, one.token):
-        return (yield from one._confirm(None, clock))
+        return (yield from one.confirm(None, clock))
     return None
 
 
-def release_many(leases: list[Lease], queues: LocalQueues, clock: Clock, released: list[Any] | None = None) -> Steps:
+def release_many(
+    leases: list[Lease], queues: LocalQueues, clock: Clock, released: list[Any] | None = None
+) -> Steps[list[Any]]:
     """Release several leases in one flush; those that others wait for, in a second one. Returns `released`, filled:
     whether each lease was the caller's; None where another thread released it meanwhile.
 
@@ -103,7 +118,7 @@ def release_many(leases: list[Lease], queues: LocalQueues, clock: Clock, release
     return released
 
 
-class InterruptedRelease:
+class InterruptedRelease(Operation[None]):
     """A `release_many` that was interrupted: the leases to release, and what was released, to be reported later."""
 
     def __init__(self, leases: Iterable[Lease | None], released: list[Any]) -> None:
@@ -122,22 +137,24 @@ class InterruptedRelease:
         return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]
 
 
-def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any, clock: Clock) -> Steps:
+def _let_go(
+    given: list[Lease], at: list[int], released: list[Any], session: Session | None, clock: Clock
+) -> Steps[None]:
     """Release the leases at these indexes, and note in `released` which were the caller's."""
     leases = given if len(at) == len(given) else [given[i] for i in at]
     names, tokens = batch.keys_and_tokens(leases)
-    ask: Command
-    if session.capabilities & {commands.DELIFEQ, commands.DELEX}:
-        ask = CommandBatch(Opcode.RELEASE, names, tokens)
+    request: Request
+    if session is not None and session.capabilities & {commands.DELIFEQ, commands.DELEX}:
+        request = CommandBatch(Opcode.RELEASE, names, tokens)
     else:  # one script for many names costs the server a quarter
-        ask = RawCommands(
+        request = RawCommands(
             [
                 commands.release_many(names[i : i + RELEASE_CHUNK], tokens[i : i + RELEASE_CHUNK])
                 for i in range(0, len(names), RELEASE_CHUNK)
             ]
         )
-    answers = yield from _asked_to_release(ask, leases)
-    if type(answers) is list and type(ask) is RawCommands:
+    answers = yield from _asked_to_release(request, leases)
+    if type(answers) is list and type(request) is RawCommands:
         answers = _flat(answers, len(leases))
     whole = type(answers) is list and len(answers) == len(leases)
     odd = batch.ended(leases, answers if whole else [None] * len(leases), at, released)
@@ -145,17 +162,17 @@ def _let_go(given: list[Lease], at: list[int], released: list[Any], session: Any
         yield from _hand_over([given[i] for i in odd], odd, released, clock)
 
 
-def _asked_to_release(ask: Command, leases: list[Lease]) -> Steps:
+def _asked_to_release(request: Request, leases: list[Lease]) -> Steps[Any]:
     """Send releases; returns the server's answers. If they are lost, each lease is noted as perhaps released: a
     repeated release may find its key gone."""
-    ask.allowed_after_close = doubted = True
+    request.allowed_after_close = doubted = True
     try:
-        answers = yield ask
+        answers = yield request
         doubted = type(answers) is ConnectionLost and answers.sent
     finally:
-        if doubted and ask.sent:
+        if doubted and request.sent:
             for lease in leases:
-                lease._note_unknown_release(ask.sent)
+                lease._note_unknown_release(request.sent)
     return answers
 
 
@@ -168,11 +185,11 @@ def _flat(answers: list[Any], count: int) -> list[Any]:
     return flat
 
 
-def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps:
+def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps[None]:
     """Release by the hand-over script the leases of a batch that somebody waits for, or that are not the caller's any
     more, which the script tells apart."""
-    ask = RawCommands([commands.hand_over(lease._key, lease._raw_token) for lease in leases])
-    answers = yield from _asked_to_release(ask, leases)
+    request = RawCommands([commands.hand_over(lease._key, lease._raw_token) for lease in leases])
+    answers = yield from _asked_to_release(request, leases)
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
         known = lease._deadline == ENDED
@@ -181,6 +198,6 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: C
         else:  # the answer was lost, or is an error: a release of its own finds out the outcome
             again = Release(lease)
             again.hand_over()
-            released[i] = yield from again.rest((yield again), clock)
+            released[i] = yield from again.rest((yield again.request), clock)
         released[i] = released[i] or (None if known else False)
         lease._deadline = ENDED

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import enum
 import math
+from typing import Any
 
 from fastlock import _errors as errors
 from fastlock._fork import at_fork
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease
-from fastlock._protocol.retry import RetryState, request, resolve, with_undo
-from fastlock._protocol.steps import Clock, Command, Steps, Undo
+from fastlock._protocol.retry import RetryState, execute, resolve, with_undo
+from fastlock._protocol.steps import Clock, Command, Steps
+from fastlock._protocol.undo import Undo
 
 
 class Outcome(enum.Enum):
@@ -58,67 +60,67 @@ _UNDER_WAY: list[_Extension] = []  # few: one for each thread or task that exten
 at_fork(_UNDER_WAY.clear)
 
 
-def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps:
+def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps[float | None]:
     """Have the server end the lease `ms` milliseconds from now. Returns the time when that was sent, or None: the name
     is not held by this token."""
-    ask = Command(Opcode.EXTEND, key, token, ms)
+    request = Command(Opcode.EXTEND, key, token, ms)
     if lease is not None:
-        ask.stale, lease._stale_sessions = lease._stale_sessions, ()
-    steps = _extended(ask, RetryState(clock))
-    answer = yield from with_undo(steps, lambda: _given_up(ask, lease), lambda: _under_way(ask, lease))
-    return ask.sent if answer == b"OK" or answer == 1 else None
+        request.stale, lease._stale_sessions = lease._stale_sessions, ()
+    steps = _extended(request, RetryState(clock))
+    answer = yield from with_undo(steps, lambda: _given_up(request, lease), lambda: _under_way(request, lease))
+    return request.sent if answer == b"OK" or answer == 1 else None
 
 
-def _extended(ask: Command, retry: RetryState) -> Steps:
+def _extended(request: Command, retry: RetryState) -> Steps[object]:
     """Send an extension, as a native command first, and resolve its answer."""
-    answer = yield ask
+    answer = yield request
     if answer == b"OK" or answer == 1:
         return answer
-    answer = yield from resolve(ask, answer, retry)
-    if answer is None and commands.can_be_marked(ask.token):  # the token was marked, or the lock is not the caller's
-        ask.opcode = Opcode.EXTEND_SCRIPT
+    answer = yield from resolve(request, answer, retry)
+    if answer is None and commands.can_be_marked(
+        request.token
+    ):  # the token was marked, or the lock is not the caller's
+        request.opcode = Opcode.EXTEND_SCRIPT
         try:
-            answer = yield from resolve(ask, (yield ask), retry)
+            answer = yield from resolve(request, (yield request), retry)
         except errors.ResponseError as error:
             if not errors.is_forbidden(error):
                 raise
-            return (yield from _extended_as_it_stands(ask, retry))
+            return (yield from _extended_as_it_stands(request, retry))
     return answer
 
 
-def _extended_as_it_stands(ask: Command, retry: RetryState) -> Steps:
+def _extended_as_it_stands(request: Command, retry: RetryState) -> Steps[object]:
     """Extend for a user that may not run scripts, by the token as it is on the server: once contended, it stays so."""
-    held = yield from request(Command(Opcode.GET, ask.key), retry)
-    if not commands.token_matches(held, ask.token):
+    held = yield from execute(Command(Opcode.GET, request.key), retry)
+    if not commands.token_matches(held, request.token):
         return None
-    ask.opcode, ask.token = Opcode.EXTEND, held
-    return (yield from request(ask, retry))
+    request.opcode, request.token = Opcode.EXTEND, held
+    return (yield from execute(request, retry))
 
 
-def _given_up(ask: Command, lease: Lease | None) -> Undo | None:
+def _given_up(request: Command, lease: Lease | None) -> Undo | None:
     """The undo of an extension that failed: it must not be executed later, and shorten or extend the lease then."""
-    if not ask.stale:
+    if not request.stale:
         return None
     if lease is not None:
-        lease._stale_sessions = ask.stale
+        lease._stale_sessions = request.stale
         lease._token_read = True  # nor may the lease be handed over, to a caller that the extension would hit
-    return Undo([], [], ask.stale)
+    return Undo([], [], request.stale)
 
 
-def _under_way(ask: Command, lease: Lease | None) -> Undo | None:
+def _under_way(request: Command, lease: Lease | None) -> Undo | None:
     """As `_given_up`, for a caller that is gone: the extension may still be in flight on its connection. The next
     extension goes over the same connection, or ends it first."""
-    left = _given_up(ask, lease)
-    if not ask.sent or ask.connection is None or ask.connection.session is None:
+    left = _given_up(request, lease)
+    if not request.sent or request.connection is None or request.connection.session is None:
         return left
     if lease is not None:
-        lease._stale_sessions, lease._token_read = (*ask.stale, ask.connection.session), True
-    left = left or Undo([], [])
-    left.connection = ask.connection
-    return left
+        lease._stale_sessions, lease._token_read = (*request.stale, request.connection.session), True
+    return Undo([], [], () if left is None else left.stale, request.connection)
 
 
-def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = False) -> Steps:
+def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = False) -> Steps[Outcome]:
     """Move the end of a lease: to `ms` from now (`replace`), or by `ms`, earlier if that is below 0; never into the
     past. Returns an Outcome. `anew`: a lease without end gets one.
 
@@ -139,7 +141,7 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
         move.end()
 
 
-def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps:
+def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps[Outcome]:
     # Until the server replied, the lease may still be without end: it may not be handed over to a waiter that wants one
     if lease._deadline == math.inf:
         lease._token_read = True
@@ -163,7 +165,7 @@ def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps:
     return Outcome.MOVED if clock() < lease._deadline else Outcome.LOST
 
 
-def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
+def _left(lease: Lease, replace: bool, clock: Clock) -> Steps[int | None]:
     """Milliseconds until a lease ends, or 0 if the new end does not depend on them; None: the lease has no end. The
     server is asked where this process does not know: for a token from elsewhere, a lease that the server lets live a
     moment longer, or one without end, to which somebody may have given an end."""
@@ -177,7 +179,6 @@ def _left(lease: Lease, replace: bool, clock: Clock) -> Steps:
     return None if endless and found == -1 else max(0, found)
 
 
-def inspect(opcode: int, key: bytes, clock: Clock) -> Steps:
+def inspect(opcode: int, key: bytes, clock: Clock) -> Steps[Any]:
     """Send a command that only reads the key. Returns the reply."""
-    ask = Command(opcode, key)
-    return (yield from request(ask, RetryState(clock)))
+    return (yield from execute(Command(opcode, key), RetryState(clock)))

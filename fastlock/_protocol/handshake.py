@@ -10,14 +10,31 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
+from fastlock._protocol.commands import Script
 from fastlock._version import __version__
 
 FLOOR = (6, 2)  # the oldest version of Redis that is supported
 _SERIAL = itertools.count()
+
+
+class Purpose(NamedTuple):
+    """What a command is for, for the warning of a refusal."""
+
+    task: str
+    scripts: tuple[Script, ...]  # those that the user needs to be allowed
+
+
+class Warned(Protocol):
+    """A client that is warned once of what its server refuses."""
+
+    warned: bool
+
+    @property
+    def endpoint(self) -> str: ...
 
 
 class Session(NamedTuple):
@@ -32,14 +49,14 @@ class Session(NamedTuple):
     run_id: bytes = b""  # the server's run id, another one after each start; empty when the server did not tell
 
 
-def greeting(settings: Any, credentials: tuple[str | None, str | None]) -> list[tuple[bytes, ...]]:
+def greeting(client_name: str | None, db: int, credentials: tuple[str | None, str | None]) -> list[tuple[bytes, ...]]:
     """The calls that open a connection, with these credentials (user, password)."""
     user, password = credentials
     hello: list[bytes] = [b"HELLO", b"3"]
     if password is not None or user is not None:
         hello += [b"AUTH", (user or "default").encode(), (password or "").encode()]
-    if settings.client_name:
-        hello += [b"SETNAME", settings.client_name.encode()]
+    if client_name:
+        hello += [b"SETNAME", client_name.encode()]
     calls: list[tuple[bytes, ...]] = [
         tuple(hello),
         (b"CLIENT", b"INFO"),
@@ -49,12 +66,12 @@ def greeting(settings: Any, credentials: tuple[str | None, str | None]) -> list[
         (b"CLIENT", b"SETINFO", b"LIB-VER", __version__.encode()),
         (b"INFO", b"server"),
     ]
-    if settings.db:  # else SELECT would only be one more permission to give
-        calls.append((b"SELECT", b"%d" % settings.db))
+    if db:  # else SELECT would only be one more permission to give
+        calls.append((b"SELECT", b"%d" % db))
     return calls
 
 
-def refused(hello: Any) -> None:
+def refused(hello: object) -> None:
     """Raise the error with which the server refused the handshake, if it sent one."""
     if isinstance(hello, Exception):
         if str(hello).startswith("NOAUTH"):  # the server's own text tells how to send HELLO
@@ -81,17 +98,17 @@ def read_greeting(replies: list[Any]) -> Session:
     return Session(hello, capabilities, *_identity(info), _policy(policy), next(_SERIAL), _run_id(server))
 
 
-def _identity(info: Any) -> tuple[bytes, bytes]:
+def _identity(info: object) -> tuple[bytes, bytes]:
     found = re.match(rb"id=(\d+) addr=(\S+) ", info) if isinstance(info, bytes) else None
     return (found[1], found[2]) if found else (b"", b"")
 
 
-def _run_id(info: Any) -> bytes:
+def _run_id(info: object) -> bytes:
     found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE) if isinstance(info, bytes) else None
     return found[1] if found else b""
 
 
-def _policy(reply: Any) -> str:
+def _policy(reply: object) -> str:
     if isinstance(reply, dict) and b"maxmemory-policy" in reply:
         policy = reply[b"maxmemory-policy"]
         return str(policy, "ascii", "replace") if isinstance(policy, bytes) else ""
@@ -117,41 +134,36 @@ def end(session: Session, current: Session) -> tuple[bytes, ...] | None:
     return (b"CLIENT", b"KILL", b"ID", session.id, b"ADDR", session.address) if same else None
 
 
-def loaded(transport: Any, scripts: list[commands.Script], replies: list[Any]) -> None:
+def loaded(client: Warned, scripts: list[Script], replies: list[Any]) -> None:
     """Warn if the replies to SCRIPT LOAD say that the user may acquire locks, but not release them."""
     refused = [errors.from_reply(reply) for reply in replies if isinstance(reply, Exception)]
     if forbidden := [error for error in refused if errors.is_forbidden(error)]:
-        _warn(transport, "may refuse to release locks", "they stay until their leases end", forbidden[0], scripts)
+        _warn(client, "may refuse to release locks", "they stay until their leases end", forbidden[0], scripts)
 
 
-def warn_of_refusal(transport: Any, ask: Any, error: errors.RedisError) -> None:
-    """Warn that the server refused a command: what a caller left behind stays until its lease ends, or the next holder
-    is not told."""
-    _warn(transport, f"refuses to {ask.task}", "others wait longer", error, ask.scripts)
+def warn_of_refusal(client: Warned, purpose: Purpose, error: errors.RedisError) -> None:
+    """Warn that the server refused what a command is for: what a caller left behind stays until its lease ends, or the
+    next holder is not told."""
+    _warn(client, f"refuses to {purpose.task}", "others wait longer", error, purpose.scripts)
 
 
-def _warn(
-    transport: Any, trouble: str, effect: str, error: errors.RedisError, scripts: Iterable[commands.Script]
-) -> None:
+def _warn(client: Warned, trouble: str, effect: str, error: errors.RedisError, scripts: Iterable[Script]) -> None:
     """Log a warning, once a client."""
-    if transport.warned:
+    if client.warned:
         return
-    transport.warned = True
+    client.warned = True
     rights = " ".join(dict.fromkeys(" ".join(script.rights for script in scripts).split()))
     remedy = f": its user needs {rights}" if errors.is_forbidden(error) else ""
-    logging.getLogger("fastlock").warning(
-        "%s %s (%s), so that %s%s", transport.settings.endpoint, trouble, error, effect, remedy
-    )
+    logging.getLogger("fastlock").warning("%s %s (%s), so that %s%s", client.endpoint, trouble, error, effect, remedy)
 
 
-def warn_of_pending_undos(transport: Any, left: list[Any]) -> None:
-    """Warn that a client was closed before these undos could be sent."""
-    names = sorted({name for undo in left for name in undo.names})
-    if names:
+def warn_of_pending_undos(endpoint: str, names: Iterable[bytes]) -> None:
+    """Warn that a client was closed before the undos of these names could be sent."""
+    if names := sorted(set(names)):
         logging.getLogger("fastlock").warning(
             "what an acquire may have left under %s stays until its lease ends: its client closed before %s undid it",
             ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
-            transport.settings.endpoint,
+            endpoint,
         )
 
 

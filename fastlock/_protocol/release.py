@@ -5,130 +5,158 @@ Never here: sockets, asyncio, threads, sleep.
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode
+from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
-from fastlock._protocol.retry import RetryState, request, resolve, run_script, with_undo
-from fastlock._protocol.steps import CALLS, ONE, Answer, Clock, Command, Steps, Undo
+from fastlock._protocol.retry import RetryState, execute, resolve, run_script, warn_refused, with_undo
+from fastlock._protocol.steps import Answer, Clock, Command, Operation, RawCommands, Steps
+from fastlock._protocol.undo import Undo
 
 
-class Release(Command):
+class PlainRelease(Command):
+    """Request: release a lease by a compare-and-delete, as nobody waits, as far as is known."""
+
+    allowed_after_close = True
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__(Opcode.RELEASE, lease._key, lease._raw_token)
+        self.lease = lease
+
+    def undo(self) -> Undo:
+        return undo_of(self.lease, self.sent, self.stale)
+
+
+class HandOver(RawCommands):
+    """Request: release a lease by the hand-over script, which grants the name to the client that waits longest."""
+
+    allowed_after_close = True
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__([commands.hand_over(lease._key, lease._raw_token)])
+        self.lease = lease
+
+    def undo(self) -> Undo:
+        return undo_of(self.lease, self.sent, self.stale)
+
+
+class Release(Operation[bool]):
     """Release a lease. The outcome is whether the lock was the caller's.
 
     It stays the caller's until the server replied: a release that raised can be repeated. A key that is gone after a
     lost reply counts as deleted by the lost command, if the lease had not ended before that was sent.
     """
 
-    allowed_after_close = True
-    task = "hand a lock over to the next who waits"  # for the warning of a refusal
-    scripts = (commands.HAND_OVER_LUA,)
+    request: PlainRelease | HandOver
+    purpose = Purpose("hand a lock over to the next who waits", (commands.HAND_OVER_LUA,))
 
     def __init__(self, lease: Lease) -> None:
-        self.opcode = Opcode.RELEASE
-        self.key = lease._key
-        self.token = lease._raw_token
-        self.ms = 0
         self.lease = lease
         lease._releasing = True
-        if lease._contended:
-            self.hand_over()
+        self.request = HandOver(lease) if lease._contended else PlainRelease(lease)
 
     def undo(self) -> Undo:
-        if self.lease._deadline == ENDED:  # another holds the name now, by the same token
-            return Undo([], [], self.stale)
-        self.lease._note_unknown_release(self.sent)  # a repeated release may find the key deleted by this undo
-        return Undo([self.key], [self.token], self.stale)
+        """What carries the release out for a caller that is gone."""
+        return self.request.undo()
 
-    def rest(self, answer: Any, clock: Clock) -> Steps:
+    def rest(self, answer: object, clock: Clock) -> Steps[bool]:
         """Go on from the first answer to the outcome."""
         lease = self.lease
         retry = RetryState(clock)
-        steps = self._ended(answer, retry)
-        answer = yield from with_undo(
-            steps, lambda: self._undo_if_unknown(retry), lambda: self._undo_if_unknown(retry) or self.undo()
+        released = yield from with_undo(
+            self._ended(answer, retry),
+            lambda: self._undo_if_unknown(retry),
+            lambda: self._undo_if_unknown(retry) or self.undo(),
         )
         self._undo_if_unknown(retry)
-        return bool(answer) or lease._release_unknown
+        return released or lease._release_unknown
 
-    def asked(self, retry: RetryState) -> Steps:
+    def executed(self, retry: RetryState) -> Steps[bool]:
         """Send the release, and resolve its answer."""
-        return (yield from self._ended((yield self), retry))
+        return (yield from self._ended((yield self.request), retry))
 
-    def local(self, queues: LocalQueues, now: float) -> Any:
+    def local(self, queues: LocalQueues, now: float) -> Answer | None:
         """HANDED_OVER, if another waiter of this client has the lease now; ALREADY_RELEASED; or None: the server is to
         release it, by the hand-over script if other clients wait."""
-        what = queues.release(self.lease, now)
-        if what == ReleaseRoute.SCRIPT:
+        route = queues.release(self.lease, now)
+        if route == ReleaseRoute.LOCAL:
+            return Answer.HANDED_OVER
+        if route == ReleaseRoute.NOT_HELD:
+            return Answer.ALREADY_RELEASED
+        if route == ReleaseRoute.SCRIPT:
             self.hand_over()
-        return (
-            Answer.HANDED_OVER
-            if what == ReleaseRoute.LOCAL
-            else Answer.ALREADY_RELEASED
-            if what == ReleaseRoute.NOT_HELD
-            else None
-        )
+        return None
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
         """End the release of a caller that was interrupted, as `Acquire.abandon` does. The release is carried out, even
         if it had not begun: a caller that leaves a `with` does not try again."""
         queues.release(self.lease, clock())
-        self.sent = self.sent or clock()
+        self.request.sent = self.request.sent or clock()
         return [self.undo()]
 
     def hand_over(self) -> None:
-        """Make this the hand-over script, which releases the lock to the next client that waits, if any does."""
-        self.kind, self.opcode = CALLS, -1
-        self.calls = [commands.hand_over(self.key, self.token)]
+        """Release by the hand-over script from now on."""
+        if type(self.request) is PlainRelease:
+            deleted, self.request = self.request, HandOver(self.lease)
+            self.request.stale, self.request.sent = deleted.stale, deleted.sent
+            self.request.connection = deleted.connection
 
-    def _ended(self, answer: Any, retry: RetryState) -> Steps:
+    def _ended(self, answer: object, retry: RetryState) -> Steps[bool]:
         """From the first answer to whether the server released the lock, or the local queue handed it over."""
         if answer is Answer.HANDED_OVER or answer is Answer.ALREADY_RELEASED:
             return answer is Answer.HANDED_OVER
-        if self.kind == ONE:
-            answer = yield from resolve(self, answer, retry)
-            if answer or not commands.can_be_marked(self.token):
-                return answer
+        if type(self.request) is PlainRelease:
+            deleted = yield from resolve(self.request, answer, retry)
+            if deleted or not commands.can_be_marked(self.lease._raw_token):
+                return bool(deleted)
             self.hand_over()  # the token was marked as somebody waits, or the lock is not the caller's
-            answer = yield self
+            answer = yield self.request
         try:
-            return (yield from run_script(self, answer, is_int, retry))
+            return bool((yield from run_script(self.request, answer, is_int, retry)))
         except errors.ResponseError as error:
             if not errors.is_forbidden(error):
                 raise
             released = yield from self._alone(retry)
             if released:  # the waiters were not told, and find it free when they recheck
-                self.connection.undo_refused(self, error)
+                warn_refused(self.request, self.purpose, error)
             return released
 
-    def _alone(self, retry: RetryState) -> Steps:
+    def _alone(self, retry: RetryState) -> Steps[bool]:
         """Release for a user that may not run the hand-over script: delete the key, by its token as it is, plain or
         contended. The waiters find it free when they recheck."""
+        key = self.lease._key
         for _ in range(2):  # a waiter can mark the token between the two commands, once
-            look = Command(Opcode.GET, self.key)
-            look.allowed_after_close = self.allowed_after_close
-            held = yield from request(look, retry)
-            if not commands.token_matches(held, self.token):
+            read = Command(Opcode.GET, key)
+            read.allowed_after_close = True
+            held = yield from execute(read, retry)
+            if not commands.token_matches(held, self.lease._raw_token):
                 break
-            ask = Command(Opcode.RELEASE, self.key, held)
-            ask.allowed_after_close = self.allowed_after_close
+            delete = Command(Opcode.RELEASE, key, held)
+            delete.allowed_after_close = True
             try:
-                if (yield from request(ask, retry)):
-                    return 1
+                if (yield from execute(delete, retry)):
+                    return True
             finally:
-                self.stale += ask.stale  # sessions that broke with it in flight: to be ended before an undo is sent
-        return 0
+                self.request.stale += delete.stale  # to be ended before an undo is sent
+        return False
 
     def _undo_if_unknown(self, retry: RetryState) -> Undo | None:
         """The undo of a release whose reply was lost, or None. It is noted that the lost command may have released."""
         if not retry.outcome_unknown:
             return None
         self.lease._note_unknown_release(retry.unknown_since)
-        return Undo([self.key], [self.token], self.stale)
+        return Undo([self.lease._key], [self.lease._raw_token], self.request.stale)
 
 
-def is_int(reply: Any) -> bool:
+def undo_of(lease: Lease, sent: float, stale: tuple[Session, ...]) -> Undo:
+    """What carries out the release of a lease, which was sent then (0: was not sent), for a caller that is gone."""
+    if lease._deadline == ENDED:  # another holds the name now, by the same token
+        return Undo([], [], stale)
+    lease._note_unknown_release(sent)  # a repeated release may find the key deleted by this undo
+    return Undo([lease._key], [lease._raw_token], stale)
+
+
+def is_int(reply: object) -> bool:
     return type(reply) is int

@@ -1,22 +1,20 @@
 """How a request gets a plain reply where its first answer was none: what is tried again, and for how long.
 
-A command is sent again with the same token after its reply was lost, so that the server's reply says what became of
-it. Never here: sockets, asyncio, threads, sleep.
+A request is sent again with the same token after its reply was lost, so that the server's reply says what became of it.
+Never here: sockets, asyncio, threads, sleep.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode
+from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.steps import (
-    CALLS,
-    MANY,
-    RELOADS,
     Answer,
     Clock,
     Command,
@@ -24,11 +22,14 @@ from fastlock._protocol.steps import (
     GetSession,
     ProtocolViolation,
     RawCommands,
+    Request,
     Sleep,
     Steps,
-    Undo,
     backoff,
 )
+from fastlock._protocol.undo import RELOADS, Undo
+
+T = TypeVar("T")
 
 
 class RetryState:
@@ -46,7 +47,7 @@ class RetryState:
 
     def pause(self, lost: ConnectionLost, allowed_after_close: bool = False) -> float:
         """Seconds before the next connection. Raises the error when the retry time is over. allowed_after_close: as of
-        a Command; that the client was closed meanwhile does not end the retries."""
+        a Request; that the client was closed meanwhile does not end the retries."""
         now = self.clock()
         self.outcome_unknown |= lost.sent
         self.failures += 1
@@ -59,7 +60,7 @@ class RetryState:
         return 0.0 if self.failures == 1 else backoff(self.failures)
 
 
-def resolve(ask: Command, answer: Any, retry: RetryState) -> Steps:
+def resolve(request: Request, answer: object, retry: RetryState) -> Steps[Any]:
     """From any answer to a plain reply: reconnect, load scripts, change to a template that the server knows, wait for a
     server that can execute nothing now.
 
@@ -67,53 +68,59 @@ def resolve(ask: Command, answer: Any, retry: RetryState) -> Steps:
     connection that stays away.
     """
     while True:
-        if type(answer) is ConnectionLost:
-            if answer.session is not None and answer.session not in ask.stale:
-                ask.stale = (*ask.stale, answer.session)
+        if isinstance(answer, ConnectionLost):
+            if answer.session is not None and answer.session not in request.stale:
+                request.stale = (*request.stale, answer.session)
             if answer.sent and not retry.outcome_unknown:
-                retry.unknown_since = ask.sent
-            yield Sleep(limited(retry.pause(answer, ask.allowed_after_close), ask.until, retry.clock))
-            if ask.until is not None and retry.clock() >= ask.until:
+                retry.unknown_since = request.sent
+            yield Sleep(limited(retry.pause(answer, request.allowed_after_close), request.until, retry.clock))
+            if request.until is not None and retry.clock() >= request.until:
                 raise errors.fresh_copy(answer.error)  # not "held by somebody else", which nobody knows
         elif isinstance(answer, Exception):
-            if ask.opcode in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
-                return _COMPARES[ask.opcode]  # the key holds something that is no lock at all, so the lock is not ours
+            opcode = request.opcode if isinstance(request, Command) else None
+            if opcode in _COMPARES and errors.text_of(answer).startswith("WRONGTYPE"):
+                return _COMPARES[opcode]  # the key holds something that is no lock at all, so the lock is not ours
             if errors.is_passing(answer):
-                answer = ConnectionLost(errors.from_reply(answer), ask.connection.reply_timeout, sent=False)
+                assert request.connection is not None, "the reply came over it"
+                timeout = request.connection.reply_timeout
+                answer = ConnectionLost(errors.from_reply(answer), timeout, sent=False)
                 continue
-            yield from _recover(ask, answer, retry)
+            yield from _recover(request, answer, retry)
         elif answer is Answer.DEADLINE_EXCEEDED:
             return Answer.DEADLINE_EXCEEDED
-        elif type(answer) in (_SHAPES[ask.opcode] if ask.kind != MANY else (list,)):
-            ask.stale = ()
+        elif type(answer) in (_SHAPES[request.opcode] if isinstance(request, Command) else (list,)):
+            request.stale = ()
             return answer
         else:
-            answer = yield ProtocolViolation(ask, answer)
+            answer = yield ProtocolViolation(request, answer)
             continue
-        if ask.until is not None and retry.clock() >= ask.until:
+        if request.until is not None and retry.clock() >= request.until:
             return Answer.DEADLINE_EXCEEDED
-        answer = yield ask
+        answer = yield request
 
 
-def request(ask: Command, retry: RetryState) -> Steps:
-    """Send a command, and resolve its answer."""
-    return (yield from resolve(ask, (yield ask), retry))
+def execute(request: Request, retry: RetryState) -> Steps[Any]:
+    """Send a request, and resolve its answer."""
+    return (yield from resolve(request, (yield request), retry))
 
 
-def run_script(ask: Command, answer: Any, good: Callable[[Any], bool], retry: RetryState) -> Steps:
+def run_script(request: Request, answer: object, good: Callable[[object], bool], retry: RetryState) -> Steps[Any]:
     """From the answer to the call of one script to a reply of the right shape. Returns the reply, or
     DEADLINE_EXCEEDED; raises what `resolve` raises."""
-    while type(answer) is not list or len(answer) != 1 or not good(answer[0]):
-        answer = yield from resolve(ask, answer, retry)
+    while not isinstance(answer, list) or len(answer) != 1 or not good(answer[0]):
+        answer = yield from resolve(request, answer, retry)
         if answer is Answer.DEADLINE_EXCEEDED:
             return Answer.DEADLINE_EXCEEDED
+        assert isinstance(answer, list), "as `resolve` returns it"
         if len(answer) != 1 or not good(answer[0]):
             answer = answer[0] if len(answer) == 1 and isinstance(answer[0], Exception) else ("odd", answer)
-    ask.stale = ()
+    request.stale = ()
     return answer[0]
 
 
-def with_undo(steps: Steps, undo: Callable[[], Undo | None], gone: Callable[[], Undo | None] | None = None) -> Steps:
+def with_undo(
+    steps: Steps[T], undo: Callable[[], Undo | None], gone: Callable[[], Undo | None] | None = None
+) -> Steps[T]:
     """Carry out `steps`; if they fail, yield the undo that `undo` makes, or, if the caller is gone (cancelled,
     interrupted), the one that `gone` makes."""
     try:
@@ -133,12 +140,12 @@ _SHAPES: dict[int, tuple[type, ...]] = {
         (Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS, Opcode.ACQUIRE_SCRIPT, Opcode.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)
     ),
     **dict.fromkeys((Opcode.RELEASE, Opcode.RELEASE_SCRIPT, Opcode.EXTEND_SCRIPT, Opcode.PTTL, Opcode.EXISTS), (int,)),
-    **{Opcode.EXTEND: (_NULL, bytes, int), Opcode.GET: (_NULL, bytes), -1: (list,)},
+    **{Opcode.EXTEND: (_NULL, bytes, int), Opcode.GET: (_NULL, bytes)},
 }
 
 
 # The opcodes that compare the token, with what WRONGTYPE counts as: the reply for a key that is not ours
-_COMPARES: dict[int, int | None] = {
+_COMPARES: dict[int | None, int | None] = {
     **dict.fromkeys((Opcode.RELEASE, Opcode.RELEASE_SCRIPT, Opcode.EXTEND, Opcode.EXTEND_SCRIPT), 0),
     Opcode.GET: None,
 }
@@ -149,32 +156,45 @@ def limited(pause: float, until: float | None, clock: Clock) -> float:
     return pause if until is None else max(0.0, min(pause, until - clock()))
 
 
-def _recover(ask: Command, error: Exception, retry: RetryState) -> Steps:
-    """Make the command one that can be sent again after this error reply, or raise the error."""
+def _recover(request: Request, error: Exception, retry: RetryState) -> Steps[None]:
+    """Make the request one that can be sent again after this error reply, or raise the error."""
     text = errors.text_of(error)
     code = text.partition(" ")[0]
-    form = commands.SCRIPTED.get(ask.opcode)
     if code == "NOSCRIPT" and retry.loads < RELOADS:
         retry.loads += 1
         load = RawCommands([script.load for script in commands.SCRIPTS])
-        load.allowed_after_close = ask.allowed_after_close
+        load.allowed_after_close = request.allowed_after_close
         answer = yield load
         if type(answer) is list and isinstance(answer[0], Exception) and not errors.is_passing(answer[0]):
             raise errors.from_reply(answer[0])
-    elif form is not None and text.startswith(("ERR unknown command", "ERR syntax error", "NOPERM")):
-        ask.opcode = form
-    elif code == "OOM" and ask.opcode == Opcode.EXTEND:
-        ask.opcode = Opcode.EXTEND_SCRIPT  # a script that only sets a time needs no memory; SET is refused
+    elif isinstance(request, Command) and (other := _other_form(request.opcode, text)) is not None:
+        request.opcode = other
     else:
         raised = errors.from_reply(error)
-        if ask.kind == CALLS and errors.is_forbidden(raised) and (needed := commands.rights_needed(ask.calls[0])):
+        needed = commands.rights_needed(request.calls[0]) if isinstance(request, RawCommands) else ""
+        if needed and errors.is_forbidden(raised):
             raised.add_note(f"Its user needs {needed}")
         raise raised
 
 
-def get_session(clock: Clock, allowed_after_close: bool = False) -> Steps:
+def warn_refused(request: Request, purpose: Purpose, error: errors.RedisError) -> None:
+    """Have the connection of a request warn that the server refuses what that is for."""
+    if request.connection is not None:
+        request.connection.warn_refused(purpose, error)
+
+
+def _other_form(opcode: int, refusal: str) -> Opcode | None:
+    """The opcode of another command that does the same, where the server refuses this one with such a text; or None."""
+    if refusal.startswith(("ERR unknown command", "ERR syntax error", "NOPERM")):
+        return commands.SCRIPTED.get(opcode)
+    # A script that only sets a time needs no memory; SET is refused
+    return Opcode.EXTEND_SCRIPT if opcode == Opcode.EXTEND and refusal.partition(" ")[0] == "OOM" else None
+
+
+def get_session(clock: Clock, allowed_after_close: bool = False) -> Steps[Session]:
     """The session with the server; connects if there is none. Raises the error of a connection that stays away."""
     retry = RetryState(clock)
-    while type(answer := (yield GetSession(allowed_after_close))) is ConnectionLost:
+    while isinstance(answer := (yield GetSession(allowed_after_close)), ConnectionLost):
         yield Sleep(retry.pause(answer, allowed_after_close))
-    return answer
+    session: Session = answer
+    return session

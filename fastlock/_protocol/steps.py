@@ -1,9 +1,9 @@
-"""What an operation yields (its steps) and what it is sent (their answers).
+"""The contract between the protocol and a transport: steps, their answers, and operations.
 
-An operation, such as an acquire, is a generator. It yields steps: a request to the server, a wait, a sleep, an undo.
-A transport carries each step out, in its own way of waiting, and sends the answer: the server's reply (an error reply
-is a value, too), a `ConnectionLost` where nobody knows what became of a request, or a member of `Answer`. The clock is
-an argument. Never here: sockets, asyncio, threads, sleep.
+An operation, such as an acquire, is a generator of steps: requests to the server, waits, sleeps, undos. A transport
+carries each step out, in its own way of waiting, and sends the answer: the server's reply (an error reply is a value,
+too), a `ConnectionLost` where nobody knows what became of a request, or a member of `Answer`. The clock is an argument.
+Never here: sockets, asyncio, threads, sleep.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import enum
 import math
 import random
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from fastlock import _errors as errors
+from fastlock._errors import RedisError
 from fastlock._protocol import commands
-from fastlock._protocol.local_queue import LocalQueue, Waiter
+from fastlock._protocol.handshake import Purpose, Session
+from fastlock._protocol.local_queue import LocalQueue, LocalQueues, Waiter
+from fastlock._protocol.undo import Undo
 
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 class Answer(enum.Enum):
@@ -28,27 +31,47 @@ class Answer(enum.Enum):
     WAIT_LOCALLY = enum.auto()  # others of this client wait for the name: wait behind them, without a command
     HANDED_OVER = enum.auto()  # the lease was handed over to the next waiter of this client, without a command
     ALREADY_RELEASED = enum.auto()  # the lease was released before
+    NOT_ASKED = enum.auto()  # nobody was asked yet: begin with the local queue
+    ASK_SERVER = enum.auto()  # the local queue was asked already: send the operation's first request
     RETRY_ELSEWHERE = enum.auto()  # the connection had ended while it was idle and nothing was sent: use another
 
 
 BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the longest
-RELOADS = 10  # how often scripts are loaded for one command at most: somebody may flush them all the time
-
-ONE, MANY, CALLS = range(3)  # how a request is written into the stream
 
 
-class Command:
-    """Step: one command of the command table. The transport notes when it was `sent`, and over which `connection`."""
+class Connection(Protocol):
+    """What the protocol uses of the connection over which a request was sent."""
 
-    kind = ONE
-    calls: list[tuple[bytes, ...]]  # of the kind CALLS
+    @property
+    def session(self) -> Session | None: ...
+
+    @property
+    def reply_timeout(self) -> float: ...
+
+    def warn_refused(self, purpose: Purpose, error: RedisError) -> None:
+        """Warn that the server refuses for good what a command is for."""
+
+
+class Request:
+    """Step: something to send, whose reply is the answer. The transport notes when it was `sent`, and over which
+    `connection`. It may be sent again, changed where a server does not know its first form."""
+
     until: float | None = None  # when the caller stops waiting; None: not before the transport's own timeout
     sent = 0.0  # time just before the latest send, by the protocol's clock
-    connection: Any = None
-    stale: tuple[Any, ...] = ()  # sessions that broke with it in flight: to be ended before it is sent again
+    connection: Connection | None = None
+    stale: tuple[Session, ...] = ()  # sessions that broke with it in flight: to be ended before it is sent again
     needs_push = False  # whether it has to go over the push connection
     # Whether a closed client sends it, too: the locks that it held when it was closed may be released
     allowed_after_close = False
+
+    def undo(self) -> Undo | None:
+        """What undoes this request for a caller that is gone, whether or not the server executed it; None: there is
+        nothing to undo."""
+        return None
+
+
+class Command(Request):
+    """Request: one command of the command table."""
 
     def __init__(self, opcode: int, key: bytes, token: bytes = b"", ms: int = 0) -> None:
         self.opcode = opcode
@@ -56,37 +79,24 @@ class Command:
         self.token = token
         self.ms = ms
 
-    def undo(self) -> Undo | None:
-        """What undoes this command for a caller that is gone, whether or not the server executed it; None: there is
-        nothing to undo."""
-        return None
 
-    def end(self) -> float:
-        """When the lease that this command asks for ends."""
-        return self.sent + self.ms / 1000 if self.ms else math.inf
-
-
-class CommandBatch(Command):
-    """Step: one command of the command table for each name, in one flush; the answer is the list of replies."""
-
-    kind = MANY
+class CommandBatch(Request):
+    """Request: one command of the command table for each name, in one flush; the answer is the list of replies."""
 
     def __init__(self, opcode: int, names: list[bytes], tokens: list[bytes], ms: int = 0) -> None:
-        super().__init__(opcode, b"", b"", ms)
+        self.opcode = opcode
         self.names = names
         self.tokens = tokens
+        self.ms = ms
 
     def undo(self) -> Undo:
         return Undo(self.names, self.tokens, self.stale)
 
 
-class RawCommands(Command):
-    """Step: any commands, in one flush; the answer is the list of replies."""
+class RawCommands(Request):
+    """Request: any commands, in one flush; the answer is the list of replies."""
 
-    kind = CALLS
-
-    def __init__(self, calls: list[tuple[bytes, ...]]) -> None:
-        super().__init__(-1, b"")
+    def __init__(self, calls: list[commands.RawCommand]) -> None:
         self.calls = calls
 
 
@@ -100,7 +110,6 @@ class Enter(RawCommands):
         super().__init__([commands.enter(waiter.key, channel, waiter.fenced, entry, b"%d" % waiter.ms)])
         self.queue = queue
         self.waiter = waiter
-        self.ms = waiter.ms
         self.stale = queue.stale
 
 
@@ -108,20 +117,20 @@ class GetSession:
     """Step: the session of a connection to the server; the answer is a Session, or `ConnectionLost`."""
 
     __slots__ = ("allowed_after_close",)
-    until: float | None = None  # as of a Command
+    until: float | None = None  # as of a Request
 
     def __init__(self, allowed_after_close: bool = False) -> None:
-        self.allowed_after_close = allowed_after_close  # as of a Command
+        self.allowed_after_close = allowed_after_close  # as of a Request
 
 
 class ProtocolViolation:
-    """Step: the reply to this command makes no sense: end the connection that it came from. The answer is
+    """Step: the reply to this request makes no sense: end the connection that it came from. The answer is
     `ConnectionLost`."""
 
-    __slots__ = ("ask", "reply")
+    __slots__ = ("reply", "request")
 
-    def __init__(self, ask: Command, reply: Any) -> None:
-        self.ask = ask
+    def __init__(self, request: Request, reply: object) -> None:
+        self.request = request
         self.reply = reply
 
 
@@ -154,103 +163,8 @@ class Sleep:
         self.held = held
 
 
-class Undo:
-    """Step: release these names if their tokens still hold them; nobody waits for the reply. It is sent however late it
-    gets: the server counts a lease from when it executes the acquire, which may be long after that was sent."""
-
-    kind = CALLS
-    again = False  # whether it is sent again: behind its scripts, which the server may have forgotten
-    matters = True  # whether anybody is worse off if it is refused
-    refusals = 0
-    task = "forget a caller that is gone"  # for the warning of a refusal
-    scripts: tuple[commands.Script, ...] = (commands.HAND_OVER_LUA, commands.RELEASE_LUA)
-
-    def __init__(self, names: list[bytes], tokens: list[bytes], stale: tuple[Any, ...] = ()) -> None:
-        self.names = names
-        self.tokens = tokens
-        self.stale = stale  # as of a Command
-        self.connection: Any = None  # the connection that it has to go over, as long as that is there
-        self.reply: UndoReply | None = None  # the pending reply to its latest send
-
-    @property
-    def calls(self) -> list[tuple[bytes, ...]]:
-        if not self.names:
-            return [(b"PING",)]  # it is sent only to end the stale sessions
-        return commands.undo_commands(self.names, self.tokens, self.connection.session.capabilities, self.again)
-
-    def outlived_by(self, session: Any) -> None:
-        """Note a session that broke with this undo in flight: it is to be ended before the undo is sent again."""
-        if session not in self.stale:
-            self.stale = (*self.stale, session)
-
-    def set_result(self, replies: list[Any]) -> None:
-        """Take the replies. The names that were answered by an error are sent again."""
-        answers = commands.undo_outcomes(replies, len(self.names), self.again)
-        left = [i for i, answer in enumerate(answers) if isinstance(answer, Exception)]
-        if left:
-            self.names, self.tokens = [self.names[i] for i in left], [self.tokens[i] for i in left]
-            self._refused(answers[left[0]])
-
-    def _refused(self, reply: Exception) -> None:
-        self.stale = ()  # these sessions were ended before the undo was executed
-        self.refusals += 1
-        if errors.is_lasting(reply):
-            self.connection.post_later(self, backoff(self.refusals))
-        elif not self.again or (str(reply).startswith("NOSCRIPT") and self.refusals < RELOADS):
-            self.again = True
-            self.connection.post(self)
-        elif self.matters:
-            self.connection.undo_refused(self, errors.from_reply(reply))
-
-
-class UndoReply:
-    """The pending reply to an undo. Nobody waits for it, but a connection that breaks gives the undo back, to be sent
-    over the next one. It is ignored once the undo was sent again, or is deferred."""
-
-    __slots__ = ("undo",)
-
-    def __init__(self, undo: Undo) -> None:
-        self.undo = undo
-        undo.reply = self
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, replies: list[Any]) -> None:
-        if self.undo.reply is self:
-            self.undo.set_result(replies)
-        if self.undo.reply is self:  # else the two would keep each other alive, and the connection of the undo
-            self.undo.reply = None
-
-    def connection_broke(self, transport: Any, session: Any) -> None:
-        """Defer the undo, as its connection broke."""
-        if self.undo.reply is self:
-            self.undo.outlived_by(session)
-            transport.defer(self.undo)
-
-
-class Dequeue(Undo):
-    """Step: take an entry out of the server's queue. `matters`: as of an Undo; False for a user that may not queue."""
-
-    scripts = (commands.LEAVE_LUA,)
-
-    def __init__(self, call: tuple[bytes, ...], stale: tuple[Any, ...], connection: Any, matters: bool = True) -> None:
-        super().__init__([], [], stale)
-        self.call = call
-        self.connection = connection
-        self.matters = matters
-
-    @property
-    def calls(self) -> list[tuple[bytes, ...]]:
-        return [commands.LEAVE_LUA.load, self.call] if self.again else [self.call]
-
-    def set_result(self, replies: list[Any]) -> None:
-        if isinstance(replies[-1], Exception):
-            self._refused(replies[-1])
-
-
 class ConnectionLost:
-    """Answer: the connection broke. `sent`: the command may have been executed. `final`: do not try again. `own`: the
+    """Answer: the connection broke. `sent`: the request may have been executed. `final`: do not try again. `own`: the
     reply to this very step, which made no sense, broke it."""
 
     def __init__(
@@ -260,7 +174,7 @@ class ConnectionLost:
         *,
         sent: bool,
         final: bool = False,
-        session: Any = None,
+        session: Session | None = None,
         own: bool = False,
     ) -> None:
         self.retry_for = retry_for  # seconds for which to retry over new connections
@@ -271,7 +185,76 @@ class ConnectionLost:
         self.own = own
 
 
-Steps = Generator[Any, Any, Any]
+Performed: TypeAlias = Request | GetSession | ProtocolViolation | Wait | Sleep  # steps that a transport carries out
+Step: TypeAlias = Performed | Enqueue | Undo
+Steps: TypeAlias = Generator[Step, Any, T]
+
+
+class Operation(Generic[T]):
+    """What a client does for a caller: an acquire, a release. T is its outcome."""
+
+    request: Request  # what it sends first
+
+    def local(self, queues: LocalQueues, now: float) -> Answer | None:
+        """The answer of the local queue, where that decides, so that nothing is sent; else None."""
+        return None
+
+    def rest(self, answer: object, clock: Clock) -> Steps[T]:
+        """Go on from the first answer to the outcome."""
+        raise NotImplementedError
+
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
+        """End the operation of a caller that was interrupted. Returns the undos to send; called again, the same."""
+        raise NotImplementedError
+
+    def steps(self, queues: LocalQueues, clock: Clock, answer: object = Answer.NOT_ASKED) -> Steps[T]:
+        """All steps from an answer on."""
+        if answer is Answer.NOT_ASKED:
+            answer = self.local(queues, clock()) or Answer.ASK_SERVER
+        if answer is Answer.ASK_SERVER:
+            answer = yield self.request
+        return (yield from self.rest(answer, clock))
+
+
+class Driver(Generic[T]):
+    """Runs an operation between two steps that a transport carries out; those that need no waiting it has done here."""
+
+    __slots__ = ("enqueue", "outcome", "steps", "undo")
+    outcome: T
+
+    def __init__(self, steps: Steps[T], enqueue: Callable[[Waiter], object], undo: Callable[[Undo], object]) -> None:
+        self.steps = steps
+        self.enqueue = enqueue
+        self.undo = undo
+
+    def next(self, answer: object = None) -> Performed | None:
+        """The next step, after the answer to the one before; None: the operation has ended, with its `outcome`. Raises
+        the operation's error."""
+        while True:
+            try:
+                step = self.steps.send(answer)
+            except StopIteration as end:
+                self.outcome = end.value
+                return None
+            answer = None
+            if isinstance(step, Undo):
+                self.undo(step)
+            elif isinstance(step, Enqueue):
+                self.enqueue(step.waiter)
+            else:
+                return step
+
+    def fail(self, error: BaseException) -> None:
+        """Raise in the operation what a step, or a signal handler between two steps, raised. The operation raises it
+        again: at once if it has ended, else after the undos that it yields."""
+        undo: Any = self.steps.throw(error)
+        while True:
+            try:
+                self.undo(undo)
+            except BaseException:  # interrupted again
+                self.undo(undo)
+                raise
+            undo = self.steps.send(None)
 
 
 def backoff(failures: int) -> float:
@@ -281,3 +264,8 @@ def backoff(failures: int) -> float:
     """
     first, longest = BACKOFF
     return random.uniform(0, min(longest, first * 2.0 ** min(failures, 20)))
+
+
+def lease_end(sent: float, ms: int) -> float:
+    """When a lease of so many milliseconds ends, if the request for it was sent then; 0 ms: never."""
+    return sent + ms / 1000 if ms else math.inf

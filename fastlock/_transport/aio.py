@@ -12,38 +12,44 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from fastlock import _errors as errors
 from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
+from fastlock._protocol.acquire import queue_of
 from fastlock._protocol.batch_operations import InterruptedRelease
-from fastlock._protocol.lease import now
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
-from fastlock._protocol.release import Release
+from fastlock._protocol.lease import Lease, now
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
+from fastlock._protocol.release import PlainRelease, HandOver
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
     Answer,
     ConnectionLost,
-    Dequeue,
-    Enqueue,
+    Driver,
     GetSession,
+    Operation,
+    Performed,
     ProtocolViolation,
+    Request,
     Sleep,
     Steps,
-    Undo,
     Wait,
     backoff,
 )
+from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.base import Transport
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import tune_socket
 from fastlock._transport.sync_connection import CLOSE_SECONDS, CONNECT_ERRORS, removed
+from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.wakeups import Wakeup, WakeupQueue
+
+T = TypeVar("T")
 
 
 class AsyncTransport(Transport):
@@ -51,6 +57,7 @@ class AsyncTransport(Transport):
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:
         self.settings = settings
+        self.endpoint = settings.endpoint
         self.impl = impl
         self.closed = False
         self.warned = False  # whether this client has warned that the server refuses a command
@@ -60,8 +67,8 @@ class AsyncTransport(Transport):
         _TRANSPORTS.add(self)
 
     def _start(self) -> None:
-        self.pending_undos: list[Undo] = []
-        self.delayed_undos: dict[Undo, asyncio.TimerHandle] = {}  # pending undos, each sent when its timer ends
+        self.pending_undos: list[UndoDelivery] = []
+        self.delayed_undos: dict[UndoDelivery, asyncio.TimerHandle] = {}  # pending undos, each sent when its timer ends
         self.connection: AsyncConnection | None = None  # the connection, if there is one now
         self.open_stream: Any = None  # its stream, as long as commands may be queued there
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
@@ -152,10 +159,8 @@ class AsyncTransport(Transport):
             if op is None:
                 self.begin()
                 await self.run(lock._new_release(owner))
-            elif answer is Answer.WAIT_LOCALLY:
-                await self.run(op, answer)
             else:
-                await self.resume(op, answer)
+                await self.run(op, answer)
         except errors.RedisError as problem:
             if not leaving:
                 raise
@@ -171,29 +176,12 @@ class AsyncTransport(Transport):
         if self.closed:
             await self._flush_after_close(asyncio.get_running_loop())
 
-    async def run(self, op: Any, answer: Any = None) -> Any:
-        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
-        Waiter; or WAIT_LOCALLY: the local queue was asked already."""
+    async def run(self, op: Operation[T], answer: object = Answer.NOT_ASKED) -> T:
+        """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
+        `Operation.steps`."""
         try:
-            self.begin()
-            if answer is None:
-                answer = op.local(self.queues, now())
-            if answer is None or (answer is Answer.WAIT_LOCALLY and isinstance(op, Release)):
-                answer = await self._ask(op)
-            return await self.drive(op.rest(answer, now))
+            return await self.drive(op.steps(self.queues, now, answer))
         except BaseException as error:  # also raised as `drive` is entered, when the server has granted already
-            try:
-                self.undo_interrupted(op, error)
-            except BaseException as again:
-                self.undo_interrupted(op, again)
-                raise
-            raise
-
-    async def resume(self, op: Any, answer: Any) -> Any:
-        """Carry out an `Acquire` or `Release` from the answer to its first request on."""
-        try:
-            return await self.drive(op.rest(answer, now))
-        except BaseException as error:
             try:
                 self.undo_interrupted(op, error)
             except BaseException as again:
@@ -206,74 +194,64 @@ class AsyncTransport(Transport):
         with its loop counts as interrupted: what it waits in may have been collected before it."""
         return not isinstance(error, asyncio.CancelledError) and super().was_interrupted(error)
 
-    def undo_interrupted_batch(self, leases: Any, released: list[Any], error: BaseException) -> None:
+    def undo_interrupted_batch(self, leases: Iterable[Lease | None], released: list[Any], error: BaseException) -> None:
         """As for threads; also for a cancelled task, which may have sent nothing yet as it waits for a connection."""
         super().undo_interrupted_batch(leases, released, error)
         if isinstance(error, asyncio.CancelledError):
             for undo in InterruptedRelease(leases, released).abandon(self.queues, now):
                 self.undo(undo)
 
-    async def drive(self, steps: Steps) -> Any:
+    async def drive(self, steps: Steps[T]) -> T:
         """Carry out the steps of an operation; returns its outcome, raises its errors."""
         self.begin()
-        answer = None
+        driver, answer = Driver(steps, self.enqueue, self.undo), None
         try:
-            while True:
-                try:
-                    step = steps.send(answer)
-                except StopIteration as end:
-                    return end.value
+            while (step := driver.next(answer)) is not None:
                 answer = await self._perform(step)
+            return driver.outcome
         except BaseException as error:
-            # The operation raises the error again: at once if it has ended, else after the undos that it yields
-            undo = steps.throw(error)
-            while True:
-                try:
-                    self.undo(undo)
-                except BaseException:  # interrupted again
-                    self.undo(undo)
-                    raise
-                undo = steps.send(None)
+            driver.fail(error)
+            raise
 
-    async def _perform(self, step: Any) -> Any:
-        kind = type(step)
-        if kind is Sleep:
-            await self._sleep(step.seconds)
-        elif kind is Wait:
-            await self._wait(step.waiter, step.until)
-        elif kind is Enqueue:
-            self.queues.enqueue(step.waiter, now())
-        elif kind is Undo or kind is Dequeue:
-            self.undo(step)
-        elif kind is ProtocolViolation:
-            text = f"{self.settings.endpoint}: a reply that makes no sense: {step.reply!r:.80}"
-            error = errors.as_own(errors.InvalidResponse(text))
-            step.ask.connection.fail(error)
-            timeout, broken = self.settings.reply_timeout, step.ask.connection.session
-            return ConnectionLost(error, timeout, sent=True, session=broken, own=True)
-        else:
-            return await self._ask(step)
-        return None
+    async def _perform(self, step: Performed) -> Any:
+        """Carry out a step; returns its answer."""
+        if isinstance(step, Request):
+            return await self._execute(step)
+        if isinstance(step, Wait):
+            return await self._wait(step.waiter, step.until)
+        if isinstance(step, Sleep):
+            return await self._sleep(step.seconds)
+        if isinstance(step, GetSession):
+            return await self._execute(step)
+        return self._protocol_violation(step)
 
-    async def _ask(self, ask: Any) -> Any:
-        if not (self.closed and ask.allowed_after_close):
-            return await self._asked(ask)
+    def _protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
+        """A reply makes no sense: no reply that is in flight on its connection can be believed, so that fails."""
+        connection = step.request.connection
+        assert isinstance(connection, AsyncConnection), "the reply came over it"
+        error = errors.senseless_reply(self.endpoint, step.reply)
+        connection.fail(error)
+        return ConnectionLost(error, self.settings.reply_timeout, sent=True, session=connection.session, own=True)
+
+    async def _execute(self, request: Request | GetSession) -> Any:
+        if not (self.closed and request.allowed_after_close):
+            return await self._execute_once(request)
         connection = self.connection
         if connection is not None and connection.error is None:  # `close` ends it after it has answered this
-            return await self.answered(ask, connection)
+            return await self.answered(request, connection)
         try:
-            return await self._ask_alone(ask)
+            return await self._execute_after_close(request)
         except asyncio.CancelledError:
-            self._carry_out(ask)
+            self._carry_out(request)
             await self.flush_if_closed()
             raise
 
-    async def _ask_alone(self, ask: Any) -> Any:
+    async def _execute_after_close(self, request: Request | GetSession) -> Any:
         """Send a request of a closed client, over a connection that is opened for it alone."""
         connection = None
         try:
             connection = await self._connect(asyncio.get_running_loop(), last=True)
-            return await self.answered(ask, connection)
+            return await self.answered(request, connection)
         except CONNECT_ERRORS as error:
             if by_handler(error):
                 raise
@@ -282,24 +260,24 @@ class AsyncTransport(Transport):
             if connection is not None:
                 await self._part_from(connection, errors.ClientClosedError("this client was closed"))
 
-    async def _asked(self, ask: Any) -> Any:
+    async def _execute_once(self, request: Request | GetSession) -> Any:
         try:
-            connection = await self._connected(ask.until)
+            connection = await self._connected(request.until)
         except CONNECT_ERRORS as error:
             if by_handler(error):
                 raise
             return self._lost(error)
         except asyncio.CancelledError:
-            self._carry_out(ask)
+            self._carry_out(request)
             raise
-        return await self.answered(ask, connection)
+        return await self.answered(request, connection)
 
-    def _carry_out(self, ask: Any) -> None:
+    def _carry_out(self, request: Request | GetSession) -> None:
         """Leave the undo of a release whose caller was cancelled before it was sent: a task that leaves a `with` does
         not release again."""
-        if isinstance(ask, Release):
-            ask.sent = ask.sent or now()
-            self.undo(ask.undo())
+        if isinstance(request, PlainRelease | HandOver):
+            request.sent = request.sent or now()
+            self.undo(request.undo())
 
     def _lost(self, error: BaseException) -> ConnectionLost:
         known = errors.as_connection_error(error, self.settings.endpoint)
@@ -307,55 +285,55 @@ class AsyncTransport(Transport):
         final = refused or self.closed or not (self.ever_connected or self.settings.patient)
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
-    async def answered(self, ask: Any, connection: AsyncConnection) -> Any:
+    async def answered(self, request: Request | GetSession, connection: AsyncConnection) -> Any:
         """The answer to a request over a connection; `ConnectionLost`, if that breaks; or DEADLINE_EXCEEDED."""
-        if type(ask) is GetSession:
+        if isinstance(request, GetSession):
             return connection.session
         if connection.error is not None:  # it broke in the tick since it came up
             return ConnectionLost(connection.error, self.settings.reply_timeout, sent=False)
-        wakeup = connection.ask(ask)
+        wakeup = connection.execute(request)
         timer = None
-        if ask.until is not None:
-            timer = connection.loop.call_later(max(0.0, ask.until - now()), wakeup, Answer.DEADLINE_EXCEEDED)
+        if request.until is not None:
+            timer = connection.loop.call_later(max(0.0, request.until - now()), wakeup, Answer.DEADLINE_EXCEEDED)
         try:
             answer = await wakeup
             if answer is Answer.DEADLINE_EXCEEDED:
-                connection.cancel(ask, ask.sent)
+                connection.cancel(request, request.sent)
             return answer
         except BaseException:
             try:
-                connection.cancel(ask, ask.sent)
+                connection.cancel(request, request.sent)
             except BaseException:  # interrupted again
-                connection.cancel(ask, ask.sent)
+                connection.cancel(request, request.sent)
                 raise
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def defer(self, undo: Undo) -> None:
+    def defer(self, delivery: UndoDelivery) -> None:
         """Keep an undo for the next connection; it is tied to none that is gone."""
-        self.pending_undos.append(undo)
-        undo.connection = undo.reply = None
+        self.pending_undos.append(delivery)
+        delivery.carrier = delivery.reply = None
 
-    def delay_undo(self, undo: Undo, seconds: float) -> None:
+    def delay_undo(self, delivery: UndoDelivery, seconds: float) -> None:
         """Send an undo after so many seconds: the server can do nothing now."""
-        undo.reply = None
+        delivery.reply = None
         if self.closed:  # a closed client leaves no timer to the loop
-            self.defer(undo)
+            self.defer(delivery)
         elif self.loop is not None:
-            self.delayed_undos[undo] = self.loop.call_later(seconds, self._say, undo)
+            self.delayed_undos[delivery] = self.loop.call_later(seconds, self._deliver_delayed, delivery)
 
-    def _say(self, undo: Undo) -> None:
-        self.undo(undo)
-        self.delayed_undos.pop(undo, None)  # last: to send it twice does no harm
+    def _deliver_delayed(self, delivery: UndoDelivery) -> None:
+        self.deliver(delivery)
+        self.delayed_undos.pop(delivery, None)  # last: to send it twice does no harm
 
     def _undelay(self) -> None:
         """Cancel the timers of delayed undos, which become pending undos like the rest."""
-        put_offs, self.delayed_undos = self.delayed_undos, {}
-        for undo, timer in put_offs.items():
+        delayed, self.delayed_undos = self.delayed_undos, {}
+        for delivery, timer in delayed.items():
             timer.cancel()
-            self.defer(undo)
+            self.defer(delivery)
 
     async def _flush_undos_over(self) -> None:
         """Send the pending undos, over a new connection where needed, if that comes up within CLOSE_SECONDS."""
@@ -368,33 +346,38 @@ class AsyncTransport(Transport):
                     raise
 
     def _post_pending_undos(self, connection: AsyncConnection) -> None:
-        for undo in list(self.pending_undos):
-            connection.post(undo)
-            self.pending_undos.remove(undo)  # last: after an interrupt it is sent twice, which does no harm
+        for delivery in list(self.pending_undos):
+            connection.post(delivery)
+            self.pending_undos.remove(delivery)  # last: after an interrupt it is sent twice, which does no harm
 
     def undo(self, undo: Undo) -> None:
         """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
-        if undo.connection is not None and undo.connection.error is not None:
-            undo.outlived_by(undo.connection.session)
+        delivery, connection = UndoDelivery(undo), undo.connection
+        if isinstance(connection, AsyncConnection) and connection.error is not None:
+            delivery.outlived_by(connection.session)
+        self.deliver(delivery)
+
+    def deliver(self, delivery: UndoDelivery) -> None:
+        """As `undo`."""
         if self.connection is not None and self.connection.loop is not asyncio._get_running_loop():
             with contextlib.suppress(RuntimeError):  # the connection's loop is closed: keep it for the next connection
-                self.connection.loop.call_soon_threadsafe(self.undo, undo)
+                self.connection.loop.call_soon_threadsafe(self.deliver, delivery)
                 return
-            self.defer(undo)
+            self.defer(delivery)
         elif self.connection is not None:
-            self.connection.post(undo)
+            self.connection.post(delivery)
         else:
-            self.defer(undo)
+            self.defer(delivery)
             self._reconnect()
 
-    async def _wait(self, waiter: Any, until: float | None) -> None:
+    async def _wait(self, waiter: Waiter, until: float | None) -> None:
         """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
         if self.closed:
             raise errors.ClientClosedError("this client was closed")
         if waiter.woken:
             waiter.woken = False
             return
-        at = waiter.queue.recheck_time(waiter)
+        at = queue_of(waiter).recheck_time(waiter)
         if until is not None and until < at:
             at = until
         loop = asyncio.get_running_loop()
@@ -568,8 +551,8 @@ class AsyncTransport(Transport):
             except Exception as error:  # also from a credential provider
                 if by_handler(error):
                     raise
-            left = [undo for undo in owed if removed(self.pending_undos, undo)]
-            handshake.warn_of_pending_undos(self, left)
+            left = [delivery for delivery in owed if removed(self.pending_undos, delivery)]
+            handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
 
     async def _part_from(self, connection: AsyncConnection, error: Exception) -> None:
         """End a connection, after all that is in flight was answered."""

@@ -18,10 +18,11 @@ from hiredis import ProtocolError
 from fastlock import _errors as errors
 from fastlock._protocol import commands, handshake
 from fastlock._protocol.lease import now
-from fastlock._protocol.steps import Command, ConnectionLost, RawCommands, Undo, UndoReply
+from fastlock._protocol.steps import ConnectionLost, RawCommands, Request
 from fastlock._stream_errors import Broken, NoReply
 from fastlock._transport.settings import Settings
-from fastlock._transport.sync_connection import CLOSE_SECONDS, compile_templates, write_request
+from fastlock._transport.sync_connection import CLOSE_SECONDS, compile_templates, write_request, write_undo
+from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 from fastlock._transport.wakeups import Wakeup
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     async def do_handshake(self, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
         """The handshake. Raises redis-py's exceptions."""
-        calls = handshake.greeting(settings, credentials)
+        calls = handshake.greeting(settings.client_name, settings.db, credentials)
         if self.error is not None:  # the server has closed it already: nothing queued now would be answered
             raise errors.fresh_copy(self.error)
         hello, rest = self._new_wakeup(), self._new_wakeup()
@@ -131,51 +132,51 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _new_wakeup(self) -> Wakeup:
         return Wakeup().arm(self.stream.wakeups)
 
-    def ask(self, ask: Any) -> Wakeup:
+    def execute(self, request: Request) -> Wakeup:
         """Queue a request; the Wakeup, awaited, gives its answer, or `ConnectionLost`."""
-        ask.connection = self
-        ask.sent = now()
+        request.connection = self
+        request.sent = now()
         wakeup = self._new_wakeup()
-        if ask.needs_push and not self.subscribed:
+        if request.needs_push and not self.subscribed:
             self.subscribed = True
             self.stream.put_command(self.transport.queues, (b"SUBSCRIBE", self.transport.queues.channel))
-        write_request(self, ask, wakeup)
+        write_request(self.stream, self.session, request, wakeup)
         self.stream.announce()
         return wakeup
 
-    def post(self, undo: Undo) -> None:
+    def post(self, delivery: UndoDelivery) -> None:
         """Queue an undo, for whose reply nobody waits."""
         if self.stream.broken:
             self.fail(Broken("interrupted half-way"))
         if self.error is not None or self.loop.is_closed():
-            undo.outlived_by(self.session)
-            self.transport.defer(undo)
+            delivery.outlived_by(self.session)
+            self.transport.defer(delivery)
             self.transport.discard(self)
             return
-        undo.connection = self
-        write_request(self, undo, UndoReply(undo))
+        write_undo(self, delivery)
         self.stream.announce()
 
-    def post_later(self, undo: Undo, seconds: float) -> None:
+    def post_later(self, delivery: UndoDelivery, seconds: float) -> None:
         """Queue an undo after so many seconds, over whichever connection there is then."""
-        self.transport.delay_undo(undo, seconds)
+        self.transport.delay_undo(delivery, seconds)
 
-    def undo_refused(self, undo: Undo, error: errors.RedisError) -> None:
-        """The server refused an undo for good: warn, once."""
-        handshake.warn_of_refusal(self.transport, undo, error)
+    def warn_refused(self, purpose: handshake.Purpose, error: errors.RedisError) -> None:
+        """The server refuses for good what a command is for: warn, once."""
+        handshake.warn_of_refusal(self.transport, purpose, error)
 
-    def cancel(self, ask: Command, sent: float) -> None:
+    def cancel(self, request: Request, sent: float) -> None:
         """The caller leaves before its reply came: send the undo of its request right behind it, on the same
         connection."""
-        ask.connection, ask.sent = self, sent
-        undo = ask.undo()
+        request.connection, request.sent = self, sent
+        undo = request.undo()
         if undo is None:
             return
+        delivery = UndoDelivery(undo)
         if self.error is None:
-            self.post(undo)
+            self.post(delivery)
         else:
-            undo.outlived_by(self.session)
-            self.transport.undo(undo)
+            delivery.outlived_by(self.session)
+            self.transport.deliver(delivery)
 
     def _flush_soon(self) -> None:
         self.stream.sent = now()

@@ -6,14 +6,18 @@ Never here: how to wait, decisions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastlock._errors import is_own
+from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.batch_operations import InterruptedRelease
-from fastlock._protocol.lease import now
+from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.stats import Stats
-from fastlock._protocol.steps import Undo
+from fastlock._protocol.steps import Operation
+from fastlock._protocol.undo import Undo
+from fastlock._transport.undo_delivery import UndoDelivery
 
 
 class Transport:
@@ -29,7 +33,7 @@ class Transport:
     queues: LocalQueues
     queued_keys: dict[bytes, Any]  # names for which callers of this client wait, or among whom a lease circulates
     stats: Stats
-    pending_undos: list[Undo]
+    pending_undos: list[UndoDelivery]
     # of threads
     connections: list[Any]
     idle: list[Any]
@@ -44,6 +48,10 @@ class Transport:
         """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
         raise NotImplementedError
 
+    def enqueue(self, waiter: Waiter) -> None:
+        """Put the waiter at the end of this client's local queue for its name."""
+        self.queues.enqueue(waiter, now())
+
     def flush_pending_undos(self) -> None:
         """Send the pending undos now, where nothing else would send them."""
 
@@ -51,7 +59,7 @@ class Transport:
         """Whether an operation ended by an error that it did not raise itself, so that it has left no undo."""
         return error is not None and not is_own(error)
 
-    def undo_interrupted(self, op: Any, error: BaseException) -> None:
+    def undo_interrupted(self, op: Operation[Any], error: BaseException) -> None:
         """Undo an operation that was interrupted. A signal handler may raise anywhere, also between the grant and the
         keeping of the lease, which nobody could release then. A caller that is interrupted in here calls this again."""
         if self.was_interrupted(error):
@@ -59,7 +67,7 @@ class Transport:
                 self.undo(undo)
             self.flush_pending_undos()
 
-    def undo_interrupted_batch(self, leases: Any, released: list[Any], error: BaseException) -> None:
+    def undo_interrupted_batch(self, leases: Iterable[Lease | None], released: list[Any], error: BaseException) -> None:
         """As `undo_interrupted`, for a release of many leases."""
         op = InterruptedRelease(leases, released)
         try:
@@ -68,7 +76,7 @@ class Transport:
             self.undo_interrupted(op, again)
             raise
 
-    def cancel_wait(self, op: Any, waiter: Waiter, error: BaseException | None = None) -> None:
+    def cancel_wait(self, op: Acquire, waiter: Waiter, error: BaseException | None = None) -> None:
         """The waiter slept and was interrupted or cancelled, or the client was closed: a lease that was handed to it
         goes on to the next waiter. May be called again, as `undo_interrupted`."""
         op.waiting = waiter

@@ -11,31 +11,33 @@ import contextlib
 import math
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from fastlock import _errors as errors
 from fastlock import _native as native
 from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
 from fastlock._protocol.lease import now
-from fastlock._protocol.local_queue import LocalQueues
-from fastlock._protocol.release import Release
+from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
     Answer,
     ConnectionLost,
-    Dequeue,
-    Enqueue,
+    Driver,
     Enter,
     GetSession,
+    Operation,
+    Performed,
     ProtocolViolation,
+    Request,
     Sleep,
     Steps,
-    Undo,
     Wait,
 )
+from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken, NoReply, by_handler
 from fastlock._transport import waiting
 from fastlock._transport.base import Transport
@@ -49,7 +51,9 @@ from fastlock._transport.sync_connection import (
     Connection,
     removed,
 )
+from fastlock._transport.undo_delivery import UndoDelivery
 
+T = TypeVar("T")
 _WITHIN = (
     "this thread waits for a reply on the only connection that could be used, and would wait for itself: a lock that is"
     " used in a handler of signals needs max_connections of 2 or more, and to be free"
@@ -61,6 +65,7 @@ class SyncTransport(Transport):
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:
         self.settings = settings
+        self.endpoint = settings.endpoint
         self.impl = impl
         self.closed = False
         self.warned = False  # whether this client has warned that the server refuses a command
@@ -71,7 +76,7 @@ class SyncTransport(Transport):
         _TRANSPORTS.add(self)
 
     def _start(self) -> None:
-        self.pending_undos: list[Undo] = []
+        self.pending_undos: list[UndoDelivery] = []
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
         self._opening: set[object] = set()  # one mark for each thread that opens a connection now
@@ -91,16 +96,11 @@ class SyncTransport(Transport):
         """Called before anything else is done: in a forked child, forget what was the parent's."""
         check()
 
-    def run(self, op: Any, answer: Any = None) -> Any:
-        """Carry out an `Acquire` or `Release`; returns its outcome, raises its errors. answer: from which to go on, a
-        Waiter; or WAIT_LOCALLY: the local queue was asked already."""
-        check()
+    def run(self, op: Operation[T], answer: object = Answer.NOT_ASKED) -> T:
+        """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
+        `Operation.steps`."""
         try:
-            if answer is None:
-                answer = op.local(self.queues, now())
-            if answer is None or (answer is Answer.WAIT_LOCALLY and isinstance(op, Release)):
-                answer = self._ask(op)
-            return self.drive(op.rest(answer, now))
+            return self.drive(op.steps(self.queues, now, answer))
         except BaseException as error:
             try:
                 self.undo_interrupted(op, error)
@@ -109,27 +109,17 @@ class SyncTransport(Transport):
                 raise
             raise
 
-    def drive(self, steps: Steps) -> Any:
+    def drive(self, steps: Steps[T]) -> T:
         """Carry out the steps of an operation; returns its outcome, raises its errors."""
         check()
-        answer = None
+        driver, answer = Driver(steps, self.enqueue, self.undo), None
         try:
-            while True:
-                try:
-                    step = steps.send(answer)
-                except StopIteration as end:
-                    return end.value
+            while (step := driver.next(answer)) is not None:
                 answer = self._perform(step)
+            return driver.outcome
         except BaseException as error:  # also what a signal handler raises between two steps
-            # The operation raises the error again: at once if it has ended, else after the undos that it yields
-            undo = steps.throw(error)
-            while True:
-                try:
-                    self._perform(undo)
-                except BaseException:  # interrupted again
-                    self._perform(undo)
-                    raise
-                undo = steps.send(None)
+            driver.fail(error)
+            raise
         finally:
             if self.push_connection_lent and not self.queued_keys:
                 self._back_among_the_idle()
@@ -149,34 +139,36 @@ class SyncTransport(Transport):
                 self.push_connection_lent = 0
                 self.idle.append(push_connection)
 
-    def _perform(self, step: Any) -> Any:
-        kind = type(step)
-        if kind is Sleep:
+    def _perform(self, step: Performed) -> Any:
+        """Carry out a step; returns its answer."""
+        if isinstance(step, Enter):
+            return self._enter(step)
+        if isinstance(step, Request):
+            return self._execute(step)
+        if isinstance(step, Wait):
+            return self.wait(step.waiter, step.until)
+        if isinstance(step, Sleep):
             if step.held:
                 native.refuse_greenlet("the lock is held")
-            self._sleep(step.seconds)
-        elif kind is Wait:
-            self.wait(step.waiter, step.until)
-        elif kind is Enqueue:
-            self.queues.enqueue(step.waiter, now())
-        elif kind is Undo or kind is Dequeue:
-            self.undo(step)
-        elif kind is ProtocolViolation:
-            return step.ask.connection.protocol_violation(step)
-        elif kind is Enter:
-            return self._enter(step)
-        elif kind is GetSession:
-            return self._ask_after_close(step) if self.closed and step.allowed_after_close else self.get_session()
-        else:
-            return self._ask(step)
-        return None
+            return self._sleep(step.seconds)
+        if isinstance(step, GetSession):
+            return self._session_after_close() if self.closed and step.allowed_after_close else self.get_session()
+        return self._protocol_violation(step)
+
+    def _protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
+        """A reply makes no sense: no reply that is in flight on its connection can be believed, so that fails."""
+        connection = step.request.connection
+        assert isinstance(connection, Connection), "the reply came over it"
+        error = errors.senseless_reply(self.settings.endpoint, step.reply)
+        connection.fail(error)
+        return ConnectionLost(error, self.settings.reply_timeout, sent=True, session=connection.session, own=True)
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
         if self._closing.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self._closing.release()  # for the next one
 
-    def wait(self, waiter: Any, until: float | None) -> None:
+    def wait(self, waiter: Waiter, until: float | None) -> None:
         """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
         native.refuse_greenlet(f"{waiter.name!r} is held")
         waiting.wait(self, waiter, math.inf if until is None else until)
@@ -229,52 +221,65 @@ class SyncTransport(Transport):
                 answer = Answer.RETRY_ELSEWHERE if reply is connection.busy else [reply]
             if answer is not Answer.RETRY_ELSEWHERE:
                 return answer
-        return self._ask(request)
+        return self._execute(request)
 
-    def _ask(self, ask: Any) -> Any:
-        while (answer := self._asked(ask)) is Answer.RETRY_ELSEWHERE:
+    def _execute(self, request: Request) -> Any:
+        if self.closed and request.allowed_after_close:
+            return self._execute_after_close(request)
+        while (answer := self._execute_once(request)) is Answer.RETRY_ELSEWHERE:
             pass  # ends: each such connection is thrown away, and a new one has nothing unsolicited on it
         return answer
 
-    def _asked(self, ask: Any) -> Any:
-        if self.closed and ask.allowed_after_close:
-            return self._ask_after_close(ask)
+    def _execute_once(self, request: Request) -> Any:
         connection: Any = None
         owner = False
         try:  # from here on, as a signal handler may run between getting a connection and using it
             try:
-                if ask.needs_push:
-                    connection = self._listening(ask.until)
+                if request.needs_push:
+                    connection = self._listening(request.until)
                 else:
                     try:
                         (connection,), owner = map(POP, (self.idle,)), True  # the last used, whose memory is warm
                     except IndexError as none:
                         if by_handler(none):
                             raise
-                        connection, owner = self._get_connection(ask.until)
+                        connection, owner = self._get_connection(request.until)
                     else:
                         if self._would_deadlock(connection):  # somebody listens for push messages there as well
                             (_,), owner = map(INSERT, (self.idle,), (0,), (connection,)), False
-                            connection, owner = self._get_connection(ask.until)
+                            connection, owner = self._get_connection(request.until)
             except CONNECT_ERRORS as error:
                 return self._lost(error)
             if not owner and self._would_deadlock(connection):
                 return ConnectionLost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.pending_undos:
                 self._flush_undos_over(connection)
-            return connection.ask(ask, waiting.spin_seconds(self))
+            return connection.execute(request, waiting.spin_seconds(self))
         finally:
             if owner and connection.error is None:
                 self.idle.append(connection)
 
-    def _ask_after_close(self, ask: Any) -> Any:
+    def _execute_after_close(self, request: Request) -> Any:
         """Send a request of a closed client, over a connection that is opened for it alone."""
-        connection: Any = None
+        with self._last_connection() as connection:
+            return connection.execute(request, 0.0) if isinstance(connection, Connection) else connection
+
+    def _session_after_close(self) -> Any:
+        """As `get_session`, of a closed client."""
+        with self._last_connection() as connection:
+            return connection.session if isinstance(connection, Connection) else connection
+
+    @contextlib.contextmanager
+    def _last_connection(self) -> Iterator[Connection | ConnectionLost]:
+        """A connection of a closed client, for one request; or `ConnectionLost`."""
+        connection: Connection | None = None
         try:
-            connection = Connection(self, self.settings)
-            return connection.session if type(ask) is GetSession else connection.ask(ask, 0.0)
-        except CONNECT_ERRORS as error:
-            return self._lost(error)
+            try:
+                connection = Connection(self, self.settings)
+            except CONNECT_ERRORS as error:
+                yield self._lost(error)
+            else:
+                yield connection
         finally:
             if connection is not None:
                 connection.fail(errors.ClientClosedError("this client was closed"))
@@ -399,25 +404,25 @@ class SyncTransport(Transport):
                 self.push_connection, self.push_connection_lent = None, 0
             removed(self.idle, connection)
 
-    def defer(self, undo: Undo) -> None:
+    def defer(self, delivery: UndoDelivery) -> None:
         """Keep an undo for the next connection; it is tied to none that is gone."""
         with self._mutex:  # no other thread sends it in between
-            undo.connection = undo.reply = None
-            if undo not in self.pending_undos:  # a caller that was interrupted in here defers it again
-                self.pending_undos.append(undo)
+            delivery.carrier = delivery.reply = None
+            if delivery not in self.pending_undos:  # a caller that was interrupted in here defers it again
+                self.pending_undos.append(delivery)
 
     def undo(self, undo: Undo) -> None:
         """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
-        connection = undo.connection
-        if connection is None or connection.error is not None:
+        delivery, connection = UndoDelivery(undo), undo.connection
+        if not isinstance(connection, Connection) or connection.error is not None:
             if connection is not None:
-                undo.outlived_by(connection.session)
+                delivery.outlived_by(connection.session)
             with self._mutex:
                 connection = self.connections[0] if self.connections else None
         if connection is not None:
-            connection.post(undo)
+            connection.post(delivery)
             return
-        self.defer(undo)
+        self.defer(delivery)
         self.flush_after_close()
 
     def flush_pending_undos(self) -> None:
@@ -439,15 +444,15 @@ class SyncTransport(Transport):
     def _flush_undos_over(self, connection: Connection) -> None:
         """Send over a connection the undos that are pending by now, each by one thread only."""
         for _ in range(len(self.pending_undos)):
-            undo: Any = None
+            delivery: UndoDelivery | None = None
             try:
                 with self._mutex:
-                    (undo,) = map(self.pending_undos.pop, (0,) if self.pending_undos else ())
-                connection.post(undo)
+                    (delivery,) = map(self.pending_undos.pop, (0,) if self.pending_undos else ())
+                connection.post(delivery)
             except BaseException as error:
-                if undo is not None:  # interrupted: the undo may be sent twice, which does no harm
-                    self.defer(undo)
-                if undo is not None or not isinstance(error, ValueError) or by_handler(error):
+                if delivery is not None:  # interrupted: the undo may be sent twice, which does no harm
+                    self.defer(delivery)
+                if delivery is not None or not isinstance(error, ValueError) or by_handler(error):
                     raise
                 return  # another thread has sent the rest
             if connection.error is not None:
@@ -483,8 +488,8 @@ class SyncTransport(Transport):
                 if connection is not None:
                     connection.fail(errors.ClientClosedError("this client was closed"))
             with self._mutex:
-                left = [undo for undo in owed if removed(self.pending_undos, undo)]
-            handshake.warn_of_pending_undos(self, left)
+                left = [delivery for delivery in owed if removed(self.pending_undos, delivery)]
+            handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
 
     def _end(self) -> None:
         with self._mutex:
@@ -500,7 +505,7 @@ class SyncTransport(Transport):
         self.queues.wake_all()
         for connection in connections:
             if connection.subscribed:  # a woken waiter may still be reading there: the reply to this wakes it
-                connection.post(Undo([], []))
+                connection.post(UndoDelivery(Undo([], [])))
         until = now() + CLOSE_SECONDS
         self._await_waiters(until)
         for connection in connections:

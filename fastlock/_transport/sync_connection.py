@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
+from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,20 @@ from hiredis import ProtocolError
 from fastlock import _errors as errors
 from fastlock import _fallback
 from fastlock import _native as native
-from fastlock._protocol import commands, handshake, steps
+from fastlock._protocol import commands, handshake
 from fastlock._protocol.lease import now
-from fastlock._protocol.steps import Answer, Command, ConnectionLost, ProtocolViolation, Undo, UndoReply
+from fastlock._protocol.steps import (
+    Answer,
+    Command,
+    CommandBatch,
+    ConnectionLost,
+    RawCommands,
+    Request,
+)
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, by_handler
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import open_socket, shut
+from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 
 if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
@@ -48,20 +57,28 @@ def compile_templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[A
 _TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
 
 
-def write_request(connection: Any, ask: Any, pending_reply: Any) -> None:
-    """Write a request into a connection's stream; `pending_reply` gets the answer."""
-    stream = connection.stream
-    templates = stream.templates
-    for ended in ask.stale:  # nothing that these broken sessions sent may still be executed after this request
-        if (call := handshake.end(ended, connection.session)) is not None:
+def write_request(stream: Any, session: handshake.Session, request: Request, pending_reply: object) -> None:
+    """Write a request into the stream of a connection; `pending_reply` gets the answer."""
+    end_sessions(stream, session, request.stale)
+    if isinstance(request, Command):
+        stream.put(stream.templates[request.opcode], pending_reply, request.key, request.token, request.ms)
+    elif isinstance(request, CommandBatch):
+        stream.put_many(stream.templates[request.opcode], pending_reply, request.names, request.tokens, request.ms)
+    elif isinstance(request, RawCommands):
+        stream.put_calls(pending_reply, request.calls)
+
+
+def end_sessions(stream: Any, session: handshake.Session, ended: Iterable[handshake.Session]) -> None:
+    """Write the commands by which this session ends broken ones: nothing that they sent is executed after these."""
+    for broken in ended:
+        if (call := handshake.end(broken, session)) is not None:
             stream.put_command(None, call)
-    kind = ask.kind
-    if kind == steps.ONE:
-        stream.put(templates[ask.opcode], pending_reply, ask.key, ask.token, ask.ms)
-    elif kind == steps.MANY:
-        stream.put_many(templates[ask.opcode], pending_reply, ask.names, ask.tokens, ask.ms)
-    else:
-        stream.put_calls(pending_reply, ask.calls)
+
+
+def write_undo(connection: Any, delivery: UndoDelivery) -> None:
+    """Write an undo into a connection's stream."""
+    end_sessions(connection.stream, connection.session, delivery.stale)
+    connection.stream.put_calls(UndoReply(delivery), delivery.calls(connection))
 
 
 def removed(these: list[Any], one: Any) -> bool:
@@ -73,6 +90,10 @@ def removed(these: list[Any], one: Any) -> bool:
         if by_handler(gone):
             raise
     return found
+
+
+def _is_late(request: Request) -> bool:
+    return request.until is not None and now() >= request.until
 
 
 class Connection:
@@ -103,7 +124,7 @@ class Connection:
 
     def _greet(self, settings: Settings, credentials: tuple[str | None, str | None]) -> handshake.Session:
         hello, rest = self.impl.PendingReply(), self.impl.PendingReply()
-        calls = handshake.greeting(settings, credentials)
+        calls = handshake.greeting(settings.client_name, settings.db, credentials)
         self.stream.put_command(hello, calls[0])
         self.stream.put_calls(rest, calls[1:])
         try:
@@ -124,29 +145,29 @@ class Connection:
             handshake.loaded(self.transport, scripts, loaded.reply)
         return found
 
-    def ask(self, ask: Command, spin: float) -> Any:
-        """Send a request and wait. Returns its answer, or `ConnectionLost`, or DEADLINE_EXCEEDED when `ask.until` came
-        first, or RETRY_ELSEWHERE."""
-        ask.sent = now()
-        ask.connection = self
+    def execute(self, request: Request, spin: float) -> Any:
+        """Send a request and wait. Returns its answer, or `ConnectionLost`, or DEADLINE_EXCEEDED when `request.until`
+        came first, or RETRY_ELSEWHERE."""
+        request.sent = now()
+        request.connection = self
         try:
-            if ask.kind == steps.ONE and not ask.stale and self.error is None:
-                template, timeout = self.stream.templates[ask.opcode], self._timeout(ask, ask.sent)
-                answer = self.stream.round_trip(template, ask.key, ask.token, ask.ms, timeout, spin)
+            if isinstance(request, Command) and not request.stale and self.error is None:
+                template, timeout = self.stream.templates[request.opcode], self._timeout(request, request.sent)
+                answer = self.stream.round_trip(template, request.key, request.token, request.ms, timeout, spin)
                 if answer is not self.busy:  # else another thread uses the connection too
                     return answer
-            return self._share(ask, spin)
+            return self._share(request, spin)
         except BaseException as error:
-            return self.classify_error(ask, error)
+            return self.classify_error(request, error)
 
-    def classify_error(self, ask: Command, error: BaseException) -> Any:
+    def classify_error(self, request: Request, error: BaseException) -> Any:
         """What an exception out of the stream means for a request: RETRY_ELSEWHERE, DEADLINE_EXCEEDED or
         `ConnectionLost`. Anything else interrupted the caller: it is raised again, after the undo was sent."""
-        if isinstance(error, NoReply) and ask.until is not None and now() >= ask.until and not self.stream.broken:
-            self._cancel(ask)
+        if isinstance(error, NoReply) and _is_late(request) and not self.stream.broken:
+            self._cancel(request)
             return Answer.DEADLINE_EXCEEDED
         if isinstance(error, UnsolicitedData):
-            ask.sent = 0.0  # nothing was sent
+            request.sent = 0.0  # nothing was sent
             self.fail(error)
             self.transport.discard(self)  # a thread that failed it before may not have come to that yet
             return Answer.RETRY_ELSEWHERE
@@ -154,33 +175,33 @@ class Connection:
             self.fail(error)  # which sets `self.error`
             dead: Any = self.error
             return ConnectionLost(dead, self.reply_timeout, sent=True, session=self.session, own=self.garbled)
-        self._cancel(ask)  # the command may be on its way out: other callers must not suffer from the interrupt
+        self._cancel(request)  # the command may be on its way out: other callers must not suffer from the interrupt
         try:
             raise error
         finally:  # or its traceback and this frame would keep each other, and the socket, until the next collection
             del error
 
-    def _timeout(self, ask: Command, time: float) -> float:
-        return self.reply_timeout if ask.until is None else max(0.0, min(self.reply_timeout, ask.until - time))
+    def _timeout(self, request: Request, time: float) -> float:
+        return self.reply_timeout if request.until is None else max(0.0, min(self.reply_timeout, request.until - time))
 
-    def _share(self, ask: Command, spin: float) -> Any:
+    def _share(self, request: Request, spin: float) -> Any:
         """Wait for a reply among other threads: as the leader, which reads, or asleep until the reply or leadership
         comes."""
         stream = self.stream
         if self.error is not None or not stream.usable():
             raise UnsolicitedData("the connection is of no use any more")
-        timeout = self._timeout(ask, now())
+        timeout = self._timeout(request, now())
         end = now() + timeout
         pending_reply = self.impl.PendingReply()
         wake = native.allocate_lock()
         wake.acquire()
-        if ask.needs_push and not self.subscribed:
+        if request.needs_push and not self.subscribed:
             stream.on_push = self.transport.queues.on_push
             stream.put_command(self.transport.queues, (b"SUBSCRIBE", self.transport.queues.channel))
             self.subscribed = True  # last: an interrupt before SUBSCRIBE was queued must not leave this set
         try:
-            ask.sent = now()
-            write_request(self, ask, pending_reply)
+            request.sent = now()
+            write_request(stream, self.session, request, pending_reply)
             if not stream.lead(pending_reply, wake):
                 stream.flush(timeout)
                 if not pending_reply.ready:  # checked after `wake` was set: a reply from now on releases it
@@ -198,25 +219,24 @@ class Connection:
             return pending_reply.reply
         raise NoReply(f"no reply within {self.reply_timeout} s")
 
-    def _cancel(self, ask: Any) -> None:
+    def _cancel(self, request: Request) -> None:
         """The caller leaves before its reply came: send the undo of its request right behind it, on the same
         connection."""
-        undo = ask.undo()
+        undo = request.undo()
         if self.stream.broken:
             self.fail(Broken("interrupted half-way"))
         if undo is not None:
-            self.post(undo)
+            self.post(UndoDelivery(undo))
 
-    def post(self, undo: Undo) -> None:
+    def post(self, delivery: UndoDelivery) -> None:
         """Send an undo, for whose reply nobody waits: the thread that reads next on this connection reads it."""
-        undo.connection = self
         with self.mutex:
             alive = self.error is None
             if alive:
-                write_request(self, undo, UndoReply(undo))
+                write_undo(self, delivery)
         if not alive:
-            undo.outlived_by(self.session)
-            self.transport.defer(undo)
+            delivery.outlived_by(self.session)
+            self.transport.defer(delivery)
             if not self.last:
                 self.transport.flush_after_close()
             return
@@ -225,14 +245,14 @@ class Connection:
         except STREAM_ERRORS as error:
             self.fail(error)
 
-    def post_later(self, undo: Undo, seconds: float) -> None:
+    def post_later(self, delivery: UndoDelivery, seconds: float) -> None:
         """Send an undo before the next request instead of after `seconds`: there is no thread to wait until then, and a
         caller that is refused too sends its request again after a pause of its own."""
-        self.transport.defer(undo)
+        self.transport.defer(delivery)
 
-    def undo_refused(self, undo: Undo, error: errors.RedisError) -> None:
-        """The server refused an undo for good: warn, once."""
-        handshake.warn_of_refusal(self.transport, undo, error)
+    def warn_refused(self, purpose: handshake.Purpose, error: errors.RedisError) -> None:
+        """The server refuses for good what a command is for: warn, once."""
+        handshake.warn_of_refusal(self.transport, purpose, error)
 
     def fail(self, error: BaseException) -> None:
         """The connection is broken: the outcome of every command in flight on it is unknown, and undos in flight are
@@ -277,18 +297,11 @@ class Connection:
         connection that was closed."""
         # An undo that is refused may be sent again, behind the PING: so this repeats
         while self.stream.pending and self.error is None and now() < until:
-            last = steps.RawCommands([(b"PING",)])
+            last = RawCommands([(b"PING",)])
             last.until = until
-            self.ask(last, 0.0)
+            self.execute(last, 0.0)
 
     def __del__(self) -> None:
         sock = getattr(self, "sock", None)
         if sock is not None:
             sock.close()
-
-    def protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
-        """A reply makes no sense: no reply that is in flight here can be believed, so the connection fails."""
-        text = f"{self.transport.settings.endpoint}: a reply that makes no sense: {step.reply!r:.80}"
-        error = errors.as_own(errors.InvalidResponse(text))
-        self.fail(error)
-        return ConnectionLost(error, self.reply_timeout, sent=True, session=self.session, own=True)

@@ -26,6 +26,8 @@ from fastlock._protocol.lease import ENDED, Lease, new_token
 from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, Waiter
 from fastlock._protocol.release import Release
 from fastlock._protocol.steps import Answer
+from fastlock._protocol.undo import Dequeue, Undo
+from fastlock._transport.undo_delivery import UndoDelivery
 from support.handover import GHOSTS, Command
 from support.resp import encode
 from support.run_steps import Clock
@@ -81,7 +83,7 @@ class Flight:
     ask: Any
     caller: Caller | None = None
     ordered: bool = False
-    behind: steps.Undo | None = None  # what its caller, which was cancelled, has sent right behind it
+    behind: Undo | None = None  # what its caller, which was cancelled, has sent right behind it
 
 
 @dataclass(eq=False)
@@ -91,7 +93,7 @@ class Caller:
     op: Acquire
     phase: str = "waits"  # then "holds", "lets go", "gone"
     lease: Lease | None = None
-    steps: Any = None  # of the operation that it runs now
+    driver: Any = None  # of the operation that it runs now
     wait: steps.Wait | None = None  # the step in which it sleeps
     waiter: Waiter | None = None  # by which the local queue knows it
 
@@ -177,7 +179,7 @@ class Process:
             answer = caller.op.local(self.queues, self.clock())
             assert (answer is Answer.WAIT_LOCALLY) is (at > 0 or caller.op.alone)
             if answer is None and len(self.callers) == 1:
-                self.send(caller, caller.op)
+                self.start(caller, caller.op.steps(self.queues, self.clock, Answer.ASK_SERVER))
             else:
                 self.start(caller, caller.op.rest(Answer.WAIT_LOCALLY, self.clock))
 
@@ -188,28 +190,35 @@ class Process:
         assert op.local(self.queues, self.clock()) is Answer.WAIT_LOCALLY
         self.start(self.callers[-1], op.rest(Answer.WAIT_LOCALLY, self.clock))
 
-    def start(self, caller: Caller, operation: Any) -> None:
-        caller.steps = operation
+    def start(self, caller: Caller, steps_of_operation: Any) -> None:
+        caller.driver = steps.Driver(steps_of_operation, lambda waiter: self.enqueue(caller, waiter), self.undo)
         self.advance(caller, None)
+
+    def enqueue(self, caller: Caller, waiter: Waiter) -> None:
+        caller.waiter = waiter
+        self.queues.enqueue(waiter)
+
+    def undo(self, undo: Undo) -> None:
+        self.post(UndoDelivery(undo), undo.connection is not None)
 
     def advance(self, caller: Caller, answer: Any) -> None:
         """Continue an operation until it waits or ends."""
         caller.wait = None
-        try:
-            for _ in range(RESTLESS):
-                step = caller.steps.send(answer)
-                if isinstance(step, steps.Command):
-                    self.send(caller, step)
-                    return
-                if isinstance(step, steps.Enqueue | steps.Wait):
-                    caller.waiter = step.waiter
-                if isinstance(step, steps.Wait) and not self.awake(step):
+        for _ in range(RESTLESS):
+            step = caller.driver.next(answer)
+            if step is None:
+                self.ended(caller, caller.driver.outcome)
+                return
+            if isinstance(step, steps.Request):
+                self.send(caller, step)
+                return
+            if isinstance(step, steps.Wait):
+                caller.waiter = step.waiter
+                if not self.awake(step):
                     caller.wait = step
                     return
-                answer = self.perform(step)
-            raise AssertionError("the operation neither sends a request nor sleeps")
-        except StopIteration as end:
-            self.ended(caller, end.value)
+            answer = self.perform(step)
+        raise AssertionError("the operation neither sends a request nor sleeps")
 
     def awake(self, step: steps.Wait) -> bool:
         queue, called, step.waiter.woken = step.waiter.queue, step.waiter.woken, False
@@ -217,18 +226,13 @@ class Process:
         return called or queue.recheck_time(step.waiter) <= self.clock()
 
     def perform(self, step: Any) -> Any:
-        if isinstance(step, steps.Enqueue):
-            self.queues.enqueue(step.waiter)
-        elif isinstance(step, steps.Undo):
-            self.post(step)
-        elif isinstance(step, steps.GetSession):
+        if isinstance(step, steps.GetSession):
             return self.session
-        else:
-            assert isinstance(step, steps.Sleep | steps.Wait), step
+        assert isinstance(step, steps.Sleep | steps.Wait), step
         return None
 
     def ended(self, caller: Caller, outcome: Any) -> None:
-        caller.steps = None
+        caller.driver = None
         if caller.phase == "waits" and outcome is not None:
             assert (outcome.fence is not None) is caller.op.fenced, (
                 "a lease has a fence if and only if the caller wants one"
@@ -250,10 +254,7 @@ class Process:
             self.start(caller, release_many([lease], self.queues, self.clock))
         else:
             release = Release(lease)
-            if (answer := release.local(self.queues, self.clock())) is None:
-                self.send(caller, release)
-            else:
-                self.start(caller, release.rest(answer, self.clock))
+            self.start(caller, release.steps(self.queues, self.clock))
         passed = self.queues.stats.local_handovers > before
         assert not (passed and late), "a local handover after LOCAL_SECONDS"
         return passed
@@ -268,12 +269,10 @@ class Process:
                 self.flights.remove(flight)
         caller.phase = "gone"
         with contextlib.suppress(Gone):
-            undo = caller.steps.throw(Gone()) if caller.steps is not None else None
-            while undo is not None:
-                self.perform(undo)
-                undo = caller.steps.send(None)
+            if caller.driver is not None:
+                caller.driver.fail(Gone())
         if caller.op.token in self.tokens:  # else the server never received it
-            self.post(caller.op.undo())
+            self.undo(caller.op.undo())
 
     def settle(self) -> None:
         """Run every waiter that was woken, but not those that were handed a lease: they run when the walk says so."""
@@ -291,14 +290,14 @@ class Process:
         verb, token = named(ask)
         self.fly(Flight(verb, token, ask, caller, verb in ORDERED))
 
-    def post(self, undo: Any) -> None:
+    def post(self, delivery: UndoDelivery, ordered: bool = False) -> None:
         """Send a request whose reply nobody waits for; an equal one that is pending is enough."""
-        ordered, undo.connection = undo.connection is not None, self
-        verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, steps.Dequeue) else ("UNDO", undo.tokens[0])
+        undo = delivery.undo
+        verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, Dequeue) else ("UNDO", undo.tokens[0])
         pending = [(flight.verb, flight.token) for flight in self.flights if flight.ordered is ordered]
         pending += [("UNDO", each.behind.tokens[0]) for each in self.flights if each.behind is not None]
         if (verb, token) not in pending:
-            self.fly(Flight(verb, token, undo, None, ordered))
+            self.fly(Flight(verb, token, delivery, None, ordered))
 
     def fly(self, flight: Flight) -> None:
         if flight.token not in self.tokens:
@@ -307,10 +306,13 @@ class Process:
 
     def spoken(self, ask: Any) -> Iterator[tuple[bytes, ...]]:
         """The commands of a step."""
-        if isinstance(ask, steps.Undo) or ask.kind == steps.CALLS:
+        if isinstance(ask, UndoDelivery):
+            yield from ask.calls(self)
+            return
+        if isinstance(ask, steps.RawCommands):
             yield from ask.calls
             return
-        many = ask.kind == steps.MANY
+        many = isinstance(ask, steps.CommandBatch)
         for name, token in zip(ask.names, ask.tokens, strict=True) if many else [(ask.key, ask.token)]:
             words = {commands.NAME: name, commands.TOKEN: token, commands.MS: b"%d" % ask.ms}
             yield tuple(word if isinstance(word, bytes) else words[word] for word in self.table[ask.opcode])
@@ -326,29 +328,23 @@ class Process:
             calls.insert(0, (b"SUBSCRIBE", self.queues.channel))
         replies = self.line.ask(*calls)
         self.collect()
-        return replies[0] if getattr(flight.ask, "kind", None) == steps.ONE else replies
+        return replies[0] if isinstance(flight.ask, steps.Command) else replies
 
     def execute(self, flight: Flight) -> None:
         """The server executes the request; the reply takes effect at once, unless it has an order relative to
         messages."""
         reply, caller = self.serve(flight), flight.caller
         if flight.behind is not None:
-            self.post(flight.behind)
-        if isinstance(flight.ask, steps.Undo):
-            flight.ask.set_result(reply)
+            self.undo(flight.behind)
+        if isinstance(flight.ask, UndoDelivery):
+            flight.ask.answered(reply)
         elif flight.verb == "ENTER" and caller is not None:
             self.come.append((flight, reply))
         elif caller is not None:
-            self.answer(caller, flight.ask, reply)
+            self.advance(caller, reply)
             again = self.pending(caller)
             if flight.verb == "EXTEND" and again is not None and again.verb == "EXTEND":
                 self.execute(again)  # the same command in its other form: the model knows only one
-
-    def answer(self, caller: Caller, ask: Any, reply: Any) -> None:
-        if caller.steps is None:
-            self.start(caller, ask.rest(reply, self.clock))
-        else:
-            self.advance(caller, reply)
 
     def collect(self) -> None:
         """Receive all that was pushed."""
@@ -364,7 +360,7 @@ class Process:
         if flight is None:
             self.queues.on_grant_message(what)
         else:
-            self.answer(flight.caller, flight.ask, what)
+            self.advance(flight.caller, what)
 
     def hang_up(self) -> list[Flight]:
         """The connection is gone. Returns what was in flight on it."""
@@ -375,25 +371,24 @@ class Process:
     def cut(self, flights: list[Flight]) -> None:
         """Do what the transports do when a connection with these flights breaks: pending undos, then retries."""
         for flight in flights:
-            if isinstance(flight.ask, steps.Undo):
-                flight.ask.connection = self if flight.ordered else None
-                self.post(flight.ask)
+            if isinstance(flight.ask, UndoDelivery):
+                self.post(flight.ask, flight.ordered)
             elif flight.behind is not None:
-                self.post(flight.behind)
+                self.undo(flight.behind)
         self.queues.on_reconnect()
         self.settle()
         for flight in flights:
             if flight.caller is not None:
                 lost = steps.ConnectionLost(errors.as_own(errors.ConnectionError("cut")), math.inf, sent=True)
-                self.answer(flight.caller, flight.ask, lost)
+                self.advance(flight.caller, lost)
 
 
 def named(ask: Any) -> tuple[str, bytes]:
     """The model's name of a step, and its token or queue entry."""
-    if ask.kind == steps.ONE:
+    if isinstance(ask, steps.Command):
         verbs = {Opcode.ACQUIRE: "SET", Opcode.RELEASE: "DEL", Opcode.EXTEND: "EXTEND", Opcode.EXTEND_SCRIPT: "EXTEND"}
         return verbs[ask.opcode], ask.token
-    if ask.kind == steps.MANY:
+    if isinstance(ask, steps.CommandBatch):
         return "BATCH", ask.tokens[0]
     (call,) = ask.calls
     if call[1] == commands.ENTER_LUA.sha:

@@ -12,9 +12,11 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fastlock._protocol import commands, steps
+from fastlock._protocol import commands
 from fastlock._protocol import lease as leases
 from fastlock._protocol.handshake import read_greeting
+from fastlock._protocol.steps import lease_end
+from fastlock._transport.undo_delivery import UndoDelivery
 from support import handover as model
 from support.client_simulator import KEY, MS, Caller, Flight, Process, RawConnection, caller
 from support.handover import Event, Protocol, State, begin, finished, stuck, told, unsafe
@@ -188,7 +190,7 @@ class Replay:
         number, (reply,) = each.number(flight.token), what
         if type(reply) is not list or not reply[0]:
             return (model.WAIT if type(reply) is list else repr(reply)), number
-        if each.clock() >= flight.ask.end():
+        if each.clock() >= lease_end(flight.ask.sent, MS):
             return model.LATE, number
         return model.CONTENDED if reply[1] else model.GRANTED, number
 
@@ -254,8 +256,8 @@ class Replay:
         each.dead = True
         for one in each.callers:
             one.wait = None
-            if one.steps is not None:
-                one.steps.close()
+            if one.driver is not None:
+                one.driver.steps.close()
 
     def expire(self) -> None:
         """The key expires, and so does the lease of the client that believes in it, by its own clock."""
@@ -268,9 +270,9 @@ class Replay:
                 each.clock.time = lease._deadline
         for flight, reply in each.come:
             if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
-                each.clock.time = flight.ask.end()
+                each.clock.time = lease_end(flight.ask.sent, MS)
         for flight in each.flights:  # requests that were not executed yet count as sent now
-            if not isinstance(flight.ask, steps.Undo):
+            if not isinstance(flight.ask, UndoDelivery):
                 flight.ask.sent = each.clock()
         self.probe.ask((b"DEL", KEY))
 

@@ -1,6 +1,6 @@
 """Protocol operations run by hand: a clock that a test sets, canned answers, and a record of every step.
 
-No I/O and no waiting: a Sleep moves the clock, as does a Wait whose waiter was not woken; a Command gets the next
+No I/O and no waiting: a Sleep moves the clock, as does a Wait whose waiter was not woken; a Request gets the next
 answer. Everything else is what the protocol makes of it. Waiters wait in the local queues of the run, which a test may
 share between runs.
 """
@@ -21,7 +21,7 @@ from fastlock._protocol import steps
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
-from fastlock._protocol.steps import Command
+from fastlock._protocol.undo import Dequeue, Undo
 
 MINE, OTHER = b"fl:" + b"m" * 32, b"fl:" + b"o" * 32
 CONTENDED = b"fl+" + b"m" * 32  # the caller's token, marked as contended
@@ -47,7 +47,7 @@ class Connection:
     reply_timeout = 5.0
     session = None
 
-    def undo_refused(self, ask: Any, error: Exception) -> None:
+    def warn_refused(self, purpose: Any, error: Exception) -> None:
         """Do nothing: a real connection warns."""
 
 
@@ -90,25 +90,25 @@ class Ran:
     outcome: Any = None
     raised: BaseException | None = None
     steps: list[Any] = field(default_factory=list)
-    stales: list[tuple[Any, ...]] = field(default_factory=list)  # of each Command, when it was sent
+    stales: list[tuple[Any, ...]] = field(default_factory=list)  # of each Request, when it was sent
     queues: LocalQueues = field(default_factory=lambda: LocalQueues(contextlib.nullcontext()))
 
     def of(self, kind: type) -> list[Any]:
         return [step for step in self.steps if isinstance(step, kind)]
 
     @property
-    def asks(self) -> list[Any]:
-        return self.of(steps.Command)
+    def requests(self) -> list[Any]:
+        return self.of(steps.Request)
 
     @property
-    def undos(self) -> list[steps.Undo]:
+    def undos(self) -> list[Undo]:
         """The undos with names; an undo without names only ends broken sessions."""
-        return [undo for undo in self.of(steps.Undo) if undo.names]
+        return [undo for undo in self.of(Undo) if undo.names]
 
     @property
     def leaves(self) -> list[tuple[bytes, ...]]:
         """The commands that removed an entry from the server's queue."""
-        return [step.call for step in self.of(steps.Dequeue)]
+        return [step.call for step in self.of(Dequeue)]
 
     @property
     def sleeps(self) -> list[float]:
@@ -128,9 +128,9 @@ class Wakes:
 
 
 def run_steps(clock: Clock, operation: Any, *answers: Any, queues: LocalQueues | None = None) -> Ran:
-    """Carry out an operation (an Acquire, a Release, or a generator) with these answers to its commands, in order.
+    """Carry out an operation (an Acquire, a Release, or a generator) with these answers to its requests, in order.
 
-    An answer may be Raise, After, or a function of the Command; a Wait takes none but Raise and Wakes; `...` repeats
+    An answer may be Raise, After, or a function of the Request; a Wait takes none but Raise and Wakes; `...` repeats
     the answer before it for ever. AssertionError: it sends more commands, or fewer, than there are answers. queues:
     those of the client.
     """
@@ -147,27 +147,17 @@ def run_steps(clock: Clock, operation: Any, *answers: Any, queues: LocalQueues |
 
 
 def _drive(clock: Clock, operation: Any, left: deque[Any], ran: Ran) -> Any:
-    answer: Any = None
-    if isinstance(operation, Command):
-        answer = operation.local(ran.queues, clock())  # type: ignore[attr-defined]
-        answer = _answer(clock, operation, left, ran) if answer is None else answer
-        if isinstance(answer, Raise):
-            raise answer.error
-        rest: Any = operation.rest(answer, clock)  # type: ignore[attr-defined]
-        answer = None
-    else:
-        rest = operation
-    while True:
-        try:
-            step = rest.send(answer)
-        except StopIteration as end:
-            return end.value
+    def enqueue(waiter: Waiter) -> None:
+        ran.steps.append(steps.Enqueue(waiter))
+        ran.queues.enqueue(waiter)
+
+    rest = operation.steps(ran.queues, clock) if isinstance(operation, steps.Operation) else operation
+    driver, answer = steps.Driver(rest, enqueue, ran.steps.append), None
+    while (step := driver.next(answer)) is not None:
         answer = _answer(clock, step, left, ran)
         if isinstance(answer, Raise):
-            undo = rest.throw(answer.error)  # raises it again, after the steps that undo what is left
-            while True:
-                ran.steps.append(undo)
-                undo = rest.send(None)
+            driver.fail(answer.error)
+    return driver.outcome
 
 
 def _wait(clock: Clock, step: Any, left: deque[Any]) -> Any:
@@ -197,16 +187,12 @@ def _answer(clock: Clock, step: Any, left: deque[Any], ran: Ran) -> Any:
         return None
     if isinstance(step, steps.Wait):
         return _wait(clock, step, left)
-    if isinstance(step, steps.Enqueue):
-        return ran.queues.enqueue(step.waiter)
-    if isinstance(step, steps.Undo):
-        return None
     if isinstance(step, steps.ProtocolViolation):
         return steps.ConnectionLost(
             errors.as_own(errors.InvalidResponse("makes no sense")), 5.0, sent=True, session="distrusted", own=True
         )
     assert left, f"no answer is left for the step: {vars(step) if hasattr(step, '__dict__') else step}"
-    if isinstance(step, steps.Command):
+    if isinstance(step, steps.Request):
         step.sent, step.connection = clock(), CONNECTION
         ran.stales.append(step.stale)
     answer = left.popleft()
@@ -240,9 +226,10 @@ def joined(
     return waiter
 
 
-def undone(undo: steps.Undo) -> tuple[list[bytes], list[bytes]]:
+def undone(undo: Undo) -> tuple[list[bytes], list[bytes]]:
     return undo.names, undo.tokens
 
 
 def opcodes(ran: Ran) -> list[int]:
-    return [ask.opcode for ask in ran.asks]
+    """The opcodes of the requests; -1 for those that have none."""
+    return [request.opcode if isinstance(request, steps.Command) else -1 for request in ran.requests]

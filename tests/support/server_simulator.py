@@ -8,6 +8,7 @@ acquire names directly, or wait in the server's queue and mark the holder's toke
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import random
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from typing import Any
 from fastlock import _errors as errors
 from fastlock._protocol import commands, steps
 from fastlock._protocol.commands import Opcode
-from fastlock._protocol.handshake import Session
+from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
 from fastlock._protocol.steps import Answer
+from fastlock._protocol.undo import Undo
+from fastlock._transport.undo_delivery import UndoDelivery
 from support.run_steps import Clock, Raise, error
 
 # RIVAL: the token of another client, which waits in the server's queue
@@ -40,14 +43,14 @@ class AsyncConnection:
         self.session = Session({}, CAPABILITIES[server.native], b"", b"", "", serial=number)
         self.reply_timeout = 5.0
 
-    def post(self, undo: steps.Undo) -> None:
-        self.server.post(undo, self.number)
+    def post(self, delivery: UndoDelivery) -> None:
+        self.server.post(delivery, self.number)
 
-    def post_later(self, undo: steps.Undo, seconds: float) -> None:
-        self.server.pending_undos.append(undo)
+    def post_later(self, delivery: UndoDelivery, seconds: float) -> None:
+        self.server.pending_undos.append(delivery)
 
-    def undo_refused(self, undo: steps.Undo, error: Exception) -> None:
-        raise AssertionError(f"{undo.calls} are allowed: {error}")
+    def warn_refused(self, purpose: Purpose, error: Exception) -> None:
+        raise AssertionError(f"to {purpose.task} is allowed: {error}")
 
 
 class ServerSimulator:
@@ -62,9 +65,9 @@ class ServerSimulator:
         self.queues = LocalQueues(contextlib.nullcontext())
         self.pushes: list[bytes] = []  # queue entries in messages that are under way
         self.flight: dict[int, list[Callable[[], Any]]] = {}  # what was sent on each session and is not read yet
-        self.pending_undos: list[steps.Undo] = []
+        self.pending_undos: list[UndoDelivery] = []
         self.push_connection: int | None = None  # the session on which messages come
-        self.owed: dict[int, list[steps.Undo]] = {}  # the undos in `flight` whose reply has not come
+        self.owed: dict[int, list[UndoDelivery]] = {}  # the undos in `flight` whose reply has not come
         self.live: list[int] = []
         self.released_at: float | None = None  # when a command of this client deleted one of its keys
         self.outcome_unknown = False  # whether a command with a token was sent whose reply never came
@@ -166,26 +169,30 @@ class ServerSimulator:
         left = -1 if self.end(key) == math.inf else math.ceil((self.end(key) - self.clock()) * 1000)
         return [0, left, int(self.mark(key))]
 
-    def end_session(self, stale: Any, current: int) -> None:
-        """The server executes nothing more that another session sent, one that broke or still lives."""
-        number = stale.serial if isinstance(stale, Session) else stale
-        if number != current:
-            self.flight[number] = []
-            self.broke(number)
+    def stale(self, number: int) -> Session:
+        """The session of this number, as a client knows it."""
+        return AsyncConnection(self, number).session
 
-    def perform(self, ask: Any, current: int) -> Callable[[], Any]:
-        """What the server will do when it reads this step's bytes, as they are now, on the current session."""
-        stale, kind, opcode, ms = ask.stale, ask.kind, getattr(ask, "opcode", -1), getattr(ask, "ms", 0)
-        calls = list(ask.calls) if kind == steps.CALLS else []
+    def end_session(self, stale: Session, current: int) -> None:
+        """The server executes nothing more that another session sent, one that broke or still lives."""
+        if stale.serial != current:
+            self.flight[stale.serial] = []
+            self.broke(stale.serial)
+
+    def perform(self, request: steps.Request, current: int) -> Callable[[], Any]:
+        """What the server will do when it reads a request's bytes, as they are now, on the current session."""
+        asked, stale = copy.copy(request), request.stale
 
         def read() -> Any:
             for session in stale:
                 self.end_session(session, current)
-            if kind == steps.ONE:
-                return self.execute(opcode, ask.key, ask.token, ms)
-            if kind == steps.MANY:
-                return [self.execute(opcode, *pair, ms) for pair in zip(ask.names, ask.tokens, strict=True)]
-            return [self.call(call) for call in calls]
+            if isinstance(asked, steps.Command):
+                return self.execute(asked.opcode, asked.key, asked.token, asked.ms)
+            if isinstance(asked, steps.CommandBatch):
+                pairs = zip(asked.names, asked.tokens, strict=True)
+                return [self.execute(asked.opcode, *pair, asked.ms) for pair in pairs]
+            assert isinstance(asked, steps.RawCommands)
+            return [self.call(call) for call in asked.calls]
 
         return read
 
@@ -249,9 +256,9 @@ class ServerSimulator:
         if session not in self.live:  # it broke already, while it was read
             return
         self.live.remove(session)
-        for undo in self.owed.pop(session, []):
-            undo.stale = (*undo.stale, session)
-            self.pending_undos.append(undo)
+        for delivery in self.owed.pop(session, []):
+            delivery.outlived_by(self.stale(session))
+            self.pending_undos.append(delivery)
         self.pushes = [entry for entry in self.pushes if self.dice.random() < 0.3]
         self.queues.on_reconnect()
 
@@ -292,28 +299,30 @@ class ServerSimulator:
 
     # the transport
 
-    def post(self, undo: steps.Undo, session: int | None = None) -> None:
+    def post(self, delivery: UndoDelivery, session: int | None = None) -> None:
         """Send an undo that nobody waits for; over another session if this one has broken."""
         if session is not None and session not in self.live:
-            undo.stale, session = (*undo.stale, session), None
+            delivery.outlived_by(self.stale(session))
+            session = None
         session = self.session() if session is None else session
-        undo.connection = AsyncConnection(self, session)
-        read = self.perform(undo, session)
-        self.owed.setdefault(session, []).append(undo)
+        sent = steps.RawCommands(delivery.calls(AsyncConnection(self, session)))
+        sent.stale = delivery.stale
+        read = self.perform(sent, session)
+        self.owed.setdefault(session, []).append(delivery)
 
         def answered() -> None:
             replies = read()
             if session in self.live:
-                self.owed[session].remove(undo)
-                undo.set_result(replies)
+                self.owed[session].remove(delivery)
+                delivery.answered(replies)
 
         self.flight[session].append(answered)
-        self.trace.append(f"undo {undo.calls} over {session}, stale {undo.stale}")
+        self.trace.append(f"undo {sent.calls} over {session}, stale {sent.stale}")
         if self.dice.random() < self.trouble / 2:
             self.broke(session)
 
     def ask(self, ask: Any) -> Any:
-        """The answer to a Command: a reply, ConnectionLost, DEADLINE_EXCEEDED, or that the caller is cancelled."""
+        """The answer to a Request: a reply, ConnectionLost, DEADLINE_EXCEEDED, or that the caller is cancelled."""
         self.wander()
         fate = self.dice.random()
         if fate < self.trouble / 4:
@@ -327,7 +336,7 @@ class ServerSimulator:
         ask.sent, ask.connection = self.clock(), AsyncConnection(self, session)
         self.flight[session].append(self.perform(ask, session))
         self.trace.append(f"{vars(ask)} over {session}")
-        self.outcome_unknown |= fate < self.trouble * 0.75 and ask.kind != steps.CALLS
+        self.outcome_unknown |= fate < self.trouble * 0.75 and not isinstance(ask, steps.RawCommands)
         if fate < self.trouble / 2:
             if self.dice.random() < 0.5:
                 self.read(session)
@@ -335,14 +344,14 @@ class ServerSimulator:
             self.clock.go(self.dice.choice((0, 0.01, 5)))
             final = self.dice.random() < 0.1
             return steps.ConnectionLost(
-                errors.as_own(errors.ConnectionError("broke")), 5.0, sent=True, final=final, session=session
+                errors.as_own(errors.ConnectionError("broke")), 5.0, sent=True, final=final, session=self.stale(session)
             )
         if fate < self.trouble * 0.75:
             late = ask.until is not None and self.dice.random() < 0.5
             if late:
                 self.clock.time = max(self.clock.time, ask.until)
             if (undo := ask.undo()) is not None:
-                self.post(undo, session)
+                self.post(UndoDelivery(undo), session)
             return Answer.DEADLINE_EXCEEDED if late else Raise(Gone())
         self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
         reply = self.read(session)
@@ -371,37 +380,30 @@ class ServerSimulator:
                 return Raise(Gone())
             self.clock.go(step.seconds)
             return None
-        if isinstance(step, steps.Enqueue):
-            return self.queues.enqueue(step.waiter)
         if isinstance(step, steps.Wait):
             return self.wait(step.waiter, step.until)
-        if isinstance(step, steps.Undo):
-            return self.post(step, step.connection and step.connection.number)
         if isinstance(step, steps.GetSession):
             return Session({}, CAPABILITIES[self.native], b"", b"", "")
-        assert isinstance(step, steps.Command), f"{step}: this simulator sends no reply that violates the protocol"
+        assert isinstance(step, steps.Request), f"{step}: this simulator sends no reply that violates the protocol"
         return self.ask(step)
+
+    def undo(self, undo: Undo) -> None:
+        self.post(UndoDelivery(undo), None if undo.connection is None else undo.connection.session.serial)  # type: ignore[union-attr]
 
     def run(self, operation: Any, keys: list[bytes]) -> Any:
         """Carry out an operation as the transports do. Returns its outcome; raises its errors."""
-        answer = None
-        if isinstance(operation, steps.Command):
-            answer = self.ask(operation)
-            if isinstance(answer, Raise):
-                raise answer.error
-            operation, answer = operation.rest(answer, self.clock), None  # type: ignore[attr-defined]
+        rest = operation
+        if isinstance(operation, steps.Operation):
+            rest = operation.steps(self.queues, self.clock, Answer.ASK_SERVER)
+        driver, answer = steps.Driver(rest, self.queues.enqueue, self.undo), None
         for _ in range(300):
-            try:
-                step = operation.send(answer)
-            except StopIteration as end:
-                return end.value
+            if (step := driver.next(answer)) is None:
+                return driver.outcome
             self.others_come(keys)
             answer = self.answer(step)
             if isinstance(answer, Raise):
                 break
         else:
             answer = Raise(Gone())
-        undo = operation.throw(answer.error)  # raises it again, after the steps that undo what is left
-        while True:
-            self.answer(undo)
-            undo = operation.send(None)
+        driver.fail(answer.error)
+        raise AssertionError("the operation has not raised it again")

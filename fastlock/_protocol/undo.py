@@ -1,0 +1,99 @@
+"""Undos: what releases, or takes out of the server's queue, whatever a caller that is gone may have left there.
+
+An undo is a value. A transport sends it, however late it gets, because the server counts a lease from when it executes
+the acquire, which may be long after that was sent. The transport sends an undo again for as long as `unfinished` and
+`retry` say so. Never here: sockets, asyncio, threads, sleep.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from fastlock import _errors as errors
+from fastlock._protocol import commands
+from fastlock._protocol.handshake import Purpose, Session
+
+if TYPE_CHECKING:
+    from fastlock._protocol.steps import Connection
+
+RELOADS = 10  # how often scripts are loaded for one command at most: somebody may flush them all the time
+
+
+class Undo:
+    """Step: release these names if their tokens still hold them; nobody waits for the reply."""
+
+    __slots__ = ("connection", "names", "stale", "tokens")
+    purpose = Purpose("forget a caller that is gone", (commands.HAND_OVER_LUA, commands.RELEASE_LUA))
+    matters = True  # whether anybody is worse off if it is refused
+
+    def __init__(
+        self,
+        names: list[bytes],
+        tokens: list[bytes],
+        stale: tuple[Session, ...] = (),
+        connection: Connection | None = None,
+    ) -> None:
+        self.names = names
+        self.tokens = tokens
+        self.stale = stale  # sessions to be ended before it is sent, as of a Request
+        self.connection = connection  # the connection that it has to go over, as long as that is there
+
+    def untied(self) -> Undo:
+        """The same, to go over any connection."""
+        return Undo(self.names, self.tokens, self.stale)
+
+    def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
+        """The commands for a server with these capabilities. `again`: their scripts, which the server may have
+        forgotten, are loaded first."""
+        if not self.names:
+            return [(b"PING",)]  # it is sent only to end the stale sessions
+        return commands.undo_commands(self.names, self.tokens, capabilities, again)
+
+    def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
+        """What the replies leave to be undone, and the error that left it; None: nothing."""
+        outcomes = commands.undo_outcomes(replies, len(self.names), again)
+        left = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Exception)]
+        return (
+            (Undo([self.names[i] for i in left], [self.tokens[i] for i in left]), outcomes[left[0]]) if left else None
+        )
+
+
+class Dequeue(Undo):
+    """Step: take an entry out of the server's queue. `matters`: as of an Undo; False for a user that may not queue."""
+
+    __slots__ = ("call", "matters")
+    purpose = Purpose(Undo.purpose.task, (commands.LEAVE_LUA,))
+
+    def __init__(
+        self, call: commands.RawCommand, stale: tuple[Session, ...], connection: Connection | None, matters: bool = True
+    ) -> None:
+        super().__init__([], [], stale, connection)
+        self.call = call
+        self.matters = matters
+
+    def untied(self) -> Undo:
+        return Dequeue(self.call, self.stale, None, self.matters)
+
+    def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
+        return [commands.LEAVE_LUA.load, self.call] if again else [self.call]
+
+    def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
+        return (self, replies[-1]) if isinstance(replies[-1], Exception) else None
+
+
+class Retry(enum.Enum):
+    """What to do about an undo that the server answered by an error."""
+
+    LATER = enum.auto()  # the server can do nothing now: after a pause
+    AT_ONCE = enum.auto()  # behind its scripts
+    NEVER = enum.auto()  # the server refuses it for good
+
+
+def retry(error: Exception, refusals: int, again: bool) -> Retry:
+    """What to do after this error, the `refusals`-th in a row; `again`: the scripts were loaded before it."""
+    if errors.is_lasting(error):
+        return Retry.LATER
+    if not again or (str(error).startswith("NOSCRIPT") and refusals < RELOADS):
+        return Retry.AT_ONCE
+    return Retry.NEVER

@@ -1,0 +1,108 @@
+"""How an undo is delivered: sent over one connection after another, until the server has answered it or refused it.
+
+Nobody waits for its reply. Never here: what is undone, and whether it is tried again (`_protocol/undo.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from fastlock import _errors as errors
+from fastlock._protocol.handshake import Purpose, Session
+from fastlock._protocol.steps import backoff
+from fastlock._protocol.undo import Retry, Undo, retry
+
+if TYPE_CHECKING:
+    from fastlock._protocol.commands import RawCommand
+
+
+class Carrier(Protocol):
+    """What a delivery uses of the connection that it is sent over."""
+
+    @property
+    def session(self) -> Session | None: ...
+
+    def post(self, delivery: UndoDelivery) -> None:
+        """Send it, at once."""
+
+    def post_later(self, delivery: UndoDelivery, seconds: float) -> None:
+        """Send it after so many seconds, over whichever connection there is then."""
+
+    def warn_refused(self, purpose: Purpose, error: errors.RedisError) -> None:
+        """Warn that the server refuses for good what a command is for."""
+
+
+class Deferrer(Protocol):
+    """What a delivery uses of its transport."""
+
+    def defer(self, delivery: UndoDelivery) -> None:
+        """Keep it for the next connection."""
+
+
+class UndoDelivery:
+    """One undo on its way to the server."""
+
+    __slots__ = ("__weakref__", "again", "carrier", "refusals", "reply", "stale", "undo")
+
+    def __init__(self, undo: Undo) -> None:
+        self.undo = undo.untied()  # it must not keep a connection alive that is gone
+        self.stale = undo.stale  # sessions to be ended before it is sent, as of a Request
+        self.again = False  # whether it is sent again: behind its scripts, which the server may have forgotten
+        self.refusals = 0  # error replies to it
+        self.carrier: Carrier | None = None  # the connection over which it was sent
+        self.reply: UndoReply | None = None  # the pending reply to its latest send
+
+    def calls(self, carrier: Carrier) -> list[RawCommand]:
+        """What to send over this connection."""
+        self.carrier = carrier
+        assert carrier.session is not None, "the connection has come up"
+        return self.undo.commands(carrier.session.capabilities, self.again)
+
+    def outlived_by(self, session: Session | None) -> None:
+        """Note a session that broke with this undo in flight: it is to be ended before the undo is sent again."""
+        if session is not None and session not in self.stale:
+            self.stale = (*self.stale, session)
+
+    def answered(self, replies: list[object]) -> None:
+        """Take the replies: what they left to be undone is sent again, or given up."""
+        left = self.undo.unfinished(replies, self.again)
+        carrier = self.carrier
+        if left is None or carrier is None:
+            return
+        self.undo, error = left
+        self.stale = ()  # these sessions were ended before the undo was executed
+        self.refusals += 1
+        what = retry(error, self.refusals, self.again)
+        if what is Retry.LATER:
+            carrier.post_later(self, backoff(self.refusals))
+        elif what is Retry.AT_ONCE:
+            self.again = True
+            carrier.post(self)
+        elif self.undo.matters:
+            carrier.warn_refused(self.undo.purpose, errors.from_reply(error))
+
+
+class UndoReply:
+    """The pending reply to an undo. A connection that breaks gives the undo back, to be sent over the next one. It is
+    ignored once the undo was sent again, or is deferred."""
+
+    __slots__ = ("delivery",)
+
+    def __init__(self, delivery: UndoDelivery) -> None:
+        self.delivery = delivery
+        delivery.reply = self
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, replies: list[object]) -> None:
+        if self.delivery.reply is self:
+            self.delivery.answered(replies)
+        if self.delivery.reply is self:  # else the two would keep each other alive, and the connection of the undo
+            self.delivery.reply = None
+
+    def connection_broke(self, transport: Deferrer, session: Session | None) -> None:
+        """Defer the undo, as its connection broke."""
+        if self.delivery.reply is self:
+            self.delivery.outlived_by(session)
+            transport.defer(self.delivery)
