@@ -106,10 +106,10 @@ class LockError(exceptions.LockError):
     _own = True
     __repr__ = Exception.__repr__  # with its message, which redis-py's leaves out
 
-    def __init__(self, message: str | None = None, lock_name: Any = None) -> None:  # redis-py 5.0.0 has no lock_name
+    def __init__(self, message: str | None = None, lock_name: object = None) -> None:  # redis-py 5.0.0 has no lock_name
         super().__init__(message)
         self.message = message
-        self.lock_name = lock_name
+        self.lock_name: Any = lock_name  # declared by redis-py as a str, whatever the name is
 
 
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):

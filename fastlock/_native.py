@@ -13,9 +13,12 @@ import sys
 
 # gevent and eventlet replace the names in `socket`, and not those in `_socket`.
 from _socket import getaddrinfo, socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastlock._stream_errors import by_handler
+
+if TYPE_CHECKING:
+    from _thread import LockType
 
 __all__ = ["Changes", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket"]
 
@@ -57,10 +60,10 @@ class Changes:
         self._expected.append(wake)
         return wake
 
-    def wait(self, wake: Any, seconds: float) -> bool:
+    def wait(self, wake: LockType, seconds: float) -> bool:
         """Sleep until `tell`; False when `seconds` have passed first."""
         try:
-            return wake.acquire(timeout=max(0.0, seconds))  # type: ignore[no-any-return]
+            return wake.acquire(timeout=max(0.0, seconds))
         finally:
             self._expected.remove(wake)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 MAX_BYTES = 65536  # of a name or token: a server takes 512 MiB, but then every reply that echoes it is as long
 MAX_MS = 2**53  # the largest integer that a script's numbers hold exactly; some 285,000 years
@@ -15,7 +14,7 @@ RESERVED = b"fastlock:"  # keys that fastlock itself keeps start so; no lock may
 Name = str | bytes | bytearray | memoryview
 
 
-def as_bytes(value: Any, what: str, encoding: str = "utf-8") -> bytes:
+def as_bytes(value: object, what: str, encoding: str = "utf-8") -> bytes:
     """The exact bytes of a name or token.
 
     Raises TypeError for anything but str, bytes, bytearray or memoryview; ValueError when it is empty, longer than 64
@@ -40,7 +39,7 @@ def as_bytes(value: Any, what: str, encoding: str = "utf-8") -> bytes:
     return bytes(value)
 
 
-def as_name(value: Any, encoding: str = "utf-8") -> bytes:
+def as_name(value: object, encoding: str = "utf-8") -> bytes:
     """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of queues and fence
     counters is refused."""
     if type(value) is str and value.isascii() and encoding == "utf-8":
@@ -55,17 +54,18 @@ def as_name(value: Any, encoding: str = "utf-8") -> bytes:
     return name
 
 
-def as_number(value: Any, what: str) -> float:
+def as_number(value: object, what: str) -> float:
     """A finite number of seconds. TypeError: not an int or float (bool is neither). ValueError: NaN or infinite."""
     kind = type(value)
     if kind not in (int, float) and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise TypeError(f"{what} must be a number of seconds (int or float), not {kind.__name__}")
-    if not -math.inf < value < math.inf:
+    number: float = value  # type: ignore[assignment]  # as was checked
+    if not -math.inf < number < math.inf:
         raise ValueError(f"{what} must be a finite number of seconds, not {value!r}")
-    return value  # type: ignore[no-any-return]
+    return number
 
 
-def as_ms(value: Any, what: str = "timeout") -> int:
+def as_ms(value: object, what: str = "timeout") -> int:
     """Seconds as whole milliseconds, for a lease. ValueError: below 0.001 s or above 2**53 ms. Errors as
     `as_number`."""
     if type(value) is int and 0 < value < 1_000_000:
@@ -79,7 +79,7 @@ def as_ms(value: Any, what: str = "timeout") -> int:
     return int(seconds * 1000 + 1e-6)  # 0.29 * 1000 is 289.99999999999994
 
 
-def as_wait(value: Any, what: str) -> float:
+def as_wait(value: object, what: str) -> float:
     """Seconds to wait, zero allowed. ValueError: negative, or over 31 years. Errors as `as_number`."""
     if type(value) is float and 0 <= value <= MAX_WAIT:
         return value

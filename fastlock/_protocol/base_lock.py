@@ -85,7 +85,7 @@ class BaseLock:
                 "blocking_timeout says how long to wait, and blocking=False not to wait at all: give one of them"
             )
 
-    def _as_token(self, token: Any) -> bytes:
+    def _as_token(self, token: object) -> bytes:
         """The bytes of a token that the caller gives."""
         return arguments.as_bytes(token, "token", self._encoding)
 
@@ -97,18 +97,18 @@ class BaseLock:
         """A lease whose owner is gone and will never release it, if the caller may take it over."""
         return None
 
-    def _keep_lease(self, owner: Any, lease: Lease) -> None:
+    def _keep_lease(self, owner: object, lease: Lease) -> None:
         """Keep a lease for its owner."""
         self._keep(owner, lease)
 
-    def _keep(self, owner: Any, lease: Lease) -> None:
+    def _keep(self, owner: object, lease: Lease) -> None:
         self._leases[owner] = lease
         if len(self._leases) > _MAX_LEASES:
             for other, kept in list(self._leases.items()):
                 if kept is not lease and not kept.valid:
                     self._leases.pop(other, None)
 
-    def _granted(self, owner: Any, token: bytes, sent: float, time: float, stats: Stats) -> Lease | None:
+    def _granted(self, owner: object, token: bytes, sent: float, time: float, stats: Stats) -> Lease | None:
         """Keep and count the lease that the server's plain answer to an acquire grants. None: the lease ended before
         the answer came."""
         deadline = sent + self._ms / 1000 if self._ms else math.inf
@@ -119,7 +119,7 @@ class BaseLock:
         self._keep(owner, lease)
         return lease
 
-    def _handed_over(self, owner: Any, waiter: Waiter, time: float, queues: LocalQueues) -> Lease | None:
+    def _handed_over(self, owner: object, waiter: Waiter, time: float, queues: LocalQueues) -> Lease | None:
         """Keep and count the lease that a waiter has got. None: it has none, or one that ended before the caller ran,
         which the protocol gives back."""
         lease = waiter.lease
@@ -130,13 +130,13 @@ class BaseLock:
         self._keep(owner, lease)
         return lease
 
-    def _released(self, owner: Any, lease: Lease) -> None:
+    def _released(self, owner: object, lease: Lease) -> None:
         """Note that the owner's lease has ended: the server released it, or the next waiter has it."""
         if self._leases.get(owner) is lease:
             self._leases.pop(owner, None)
         lease._deadline = ENDED
 
-    def _waits_locally(self, answer: Any, token: Any, queued: dict[bytes, Any]) -> Waiter | None:
+    def _waits_locally(self, answer: object, token: object, queued: dict[bytes, Any]) -> Waiter | None:
         """A waiter, if the caller is to wait in the local queue: because others of its client wait for the name (it is
         among the `queued`), or because the server answered that somebody holds it. None: the caller may not wait, or
         has to take the slow path."""
@@ -172,7 +172,9 @@ class BaseLock:
                 self._limit(op, self.blocking_timeout, start)
         return op
 
-    def _acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> LockAcquire:
+    def _acquire_with(
+        self, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: object
+    ) -> LockAcquire:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
         raw_token = new_token() if token is None else self._as_token(token)
         op = LockAcquire(self, raw_token, required=False)
@@ -201,10 +203,10 @@ class BaseLock:
         """The caller's lease (this thread's, or this task's), or None. Ended leases stay until they are released."""
         return self._lease_of(self._owner())
 
-    def _lease_of(self, owner: Any) -> Lease | None:
+    def _lease_of(self, owner: object) -> Lease | None:
         return self._leases.get(owner) or self._orphaned_lease()
 
-    def _lease_for(self, verb: str, owner: Any) -> Lease:
+    def _lease_for(self, verb: str, owner: object) -> Lease:
         """The lease to work on. Raises LockError: there is none, or the lock has no timeout by now."""
         lease = self._lease_of(owner)
         if lease is None:
@@ -227,7 +229,7 @@ class BaseLock:
     def _cannot(self, verb: str, why: str) -> str:
         return f"Cannot {verb} lock {abbreviated(self.name)}: {why}"
 
-    def _extension(self, seconds: float, replace_ttl: bool, verb: str, owner: Any) -> Any:
+    def _extension(self, seconds: float, replace_ttl: bool, verb: str, owner: object) -> Any:
         """The operation that moves the end of an owner's lease by `seconds`, or to `seconds` from now."""
         ms = as_ms(seconds, "additional_time")
         return extension.extend(self._lease_for(verb, owner), ms, replace_ttl, now, verb == "reacquire")
@@ -244,7 +246,7 @@ class BaseLock:
         """The error of an extension where there is no end to move. The lease stays as it is."""
         return LockError(why, lock_name=self._text)
 
-    def _new_release(self, owner: Any = None) -> LockRelease:
+    def _new_release(self, owner: object = None) -> LockRelease:
         """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""
         return LockRelease(self, self._lease_for("release", owner or self._owner()))
 
@@ -280,7 +282,7 @@ class BaseLock:
         else:
             raise problem
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise refuse_copy(self)
 
     def __repr__(self) -> str:
@@ -326,7 +328,7 @@ class MutableSettings:
         )
 
 
-def refuse_copy(thing: Any) -> TypeError:
+def refuse_copy(thing: object) -> TypeError:
     """The error for a caller that copies or pickles a client or a lock."""
     kind = type(thing)
     return TypeError(
@@ -336,13 +338,13 @@ def refuse_copy(thing: Any) -> TypeError:
     )
 
 
-def abbreviated(name: Any) -> str:
+def abbreviated(name: object) -> str:
     """A lock's name for messages, cut off after SHOWN characters: a name can have 64 KiB."""
     text = repr(bytes(name) if isinstance(name, bytearray | memoryview) else name)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def warn_of_loss(name: Any, verb: str) -> None:
+def warn_of_loss(name: object, verb: str) -> None:
     """Log the loss of a lease, once for each lease that its holder finds lost."""
     why = "its lease had ended, or its key was deleted or taken"
     _LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[verb], why)

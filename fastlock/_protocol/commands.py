@@ -230,7 +230,7 @@ def can_be_marked(token: bytes) -> bool:
     return len(token) == TOKEN_SIZE and token[:3] == PLAIN_PREFIX
 
 
-def capabilities(hello: dict[bytes, Any], commands: Any) -> frozenset[str]:
+def capabilities(hello: dict[bytes, Any], commands: object) -> frozenset[str]:
     """What a server can do, from its reply to HELLO and to COMMAND INFO DELIFEQ DELEX (which may be an error)."""
     found = set()
     if hello.get(b"server") != b"redis" or version(hello) >= (7, 0):

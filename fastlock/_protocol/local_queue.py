@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fastlock._protocol.lease import ENDED, Lease, new_token
@@ -343,7 +344,7 @@ class LocalQueue:
 class LocalQueues:
     """The local queues of one client. `channel` is the channel on which its grant messages come."""
 
-    def __init__(self, mutex: Any, stats: Stats | None = None) -> None:
+    def __init__(self, mutex: AbstractContextManager[object], stats: Stats | None = None) -> None:
         self.mutex = mutex
         self.stats = stats or Stats()
         self.channel = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
@@ -360,7 +361,7 @@ class LocalQueues:
     def done(self) -> bool:
         return False
 
-    def set_result(self, reply: Any) -> None:
+    def set_result(self, reply: object) -> None:
         self.push_refused = isinstance(reply, Exception)
 
     def close(self, queue: LocalQueue) -> None:
@@ -416,7 +417,7 @@ class LocalQueues:
             waiter.woken = False  # the enter that follows is what it was woken for
             return True
 
-    def on_push(self, push: Any) -> None:
+    def on_push(self, push: Sequence[object]) -> None:
         """Take a push message, as the reader of the connection found it; all but grant messages are ignored."""
         if len(push) == 3 and push[0] == b"message" and push[1] == self.channel and type(push[2]) is bytes:
             self.on_grant_message(push[2])

@@ -5,12 +5,19 @@ Compiled from this same text where a compiler is. Never here: times, names of lo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 COUNTED = (
     *("acquires", "waits", "local_handovers", "remote_handovers", "late_grants", "timeouts", "recovered", "losses"),
     *("reconnects", "commands", "flushes"),
 )
+
+
+class Counted(Protocol):
+    """The stream of a connection, which counts what it sends."""
+
+    commands: int
+    flushes: int
 
 
 class Stats:
@@ -43,7 +50,7 @@ class Stats:
             self.losses += released is False
         return outcomes
 
-    def retire(self, stream: Any) -> None:
+    def retire(self, stream: Counted) -> None:
         """Keep what the stream of a connection counted that is gone."""
         self.commands += stream.commands
         self.flushes += stream.flushes

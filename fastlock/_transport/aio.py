@@ -23,7 +23,7 @@ from fastlock._protocol.acquire import queue_of
 from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
-from fastlock._protocol.release import PlainRelease, HandOver
+from fastlock._protocol.release import HandOver, PlainRelease
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
     Answer,

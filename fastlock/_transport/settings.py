@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -141,21 +141,21 @@ class Settings:
 _OPTIONS = Settings.__dataclass_fields__.keys() - {"patient"}
 
 
-def _pair(found: Any) -> tuple[str | None, str | None]:
+def _pair(found: Sequence[str | bytes | None]) -> tuple[str | None, str | None]:
     """(user, password) from what a credential provider returns: both, or the password alone."""
     texts = [each.decode() if isinstance(each, bytes) else each for each in found]
     user, password = texts if len(texts) == 2 else (None, *texts)
     return user, password
 
 
-def _check_text(name: str, value: Any) -> None:
+def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     if not value or any(char.isspace() or not char.isprintable() for char in value):
         raise ValueError(f"{name} must not be empty nor hold spaces or control characters")
 
 
-def settings_from_url(url: str, **overrides: Any) -> Settings:
+def settings_from_url(url: str, **overrides: object) -> Settings:
     """Settings from redis:// rediss:// unix:// valkey:// valkeys:// with redis-py's query options.
 
     Keyword arguments win over the URL. ValueError names what is wrong, and never repeats the password.
@@ -242,20 +242,23 @@ def settings_from_options(options: dict[str, Any]) -> Settings:
     return Settings(**known)
 
 
+Flags = str | Iterable[str | ssl.VerifyFlags] | None
+
+
 def _tls_context(
     *,
-    ssl_keyfile: Any = None,
-    ssl_certfile: Any = None,
-    ssl_password: Any = None,
-    ssl_cert_reqs: Any = "required",
-    ssl_check_hostname: Any = True,
-    ssl_ca_certs: Any = None,
-    ssl_ca_path: Any = None,
-    ssl_ca_data: Any = None,
-    ssl_min_version: Any = None,
-    ssl_ciphers: Any = None,
-    ssl_include_verify_flags: Any = None,
-    ssl_exclude_verify_flags: Any = None,
+    ssl_keyfile: str | None = None,
+    ssl_certfile: str | bytes | None = None,
+    ssl_password: str | None = None,
+    ssl_cert_reqs: str | int | None = "required",
+    ssl_check_hostname: object = True,
+    ssl_ca_certs: str | None = None,
+    ssl_ca_path: str | None = None,
+    ssl_ca_data: str | bytes | None = None,
+    ssl_min_version: str | int | None = None,
+    ssl_ciphers: str | None = None,
+    ssl_include_verify_flags: Flags = None,
+    ssl_exclude_verify_flags: Flags = None,
 ) -> ssl.SSLContext:
     """redis-py's TLS options as a context. Certificate and host name are verified and TLS is 1.2 at least, unless the
     options say otherwise.
@@ -268,7 +271,9 @@ def _tls_context(
     context.check_hostname = bool(ssl_check_hostname) and context.verify_mode != ssl.CERT_NONE
     context.verify_flags |= _verify_flags(ssl_include_verify_flags)
     context.verify_flags &= ~_verify_flags(ssl_exclude_verify_flags)
-    if ssl_certfile or ssl_keyfile:
+    if ssl_keyfile and not ssl_certfile:
+        raise ValueError("ssl_keyfile is the key of a certificate, and ssl_certfile is not given")
+    if ssl_certfile:
         context.load_cert_chain(ssl_certfile, ssl_keyfile, ssl_password)
     if ssl_ca_certs or ssl_ca_path or ssl_ca_data:
         context.load_verify_locations(ssl_ca_certs, ssl_ca_path, ssl_ca_data)
@@ -284,7 +289,7 @@ def _tls_context(
 _TLS_OPTIONS = frozenset(_tls_context.__kwdefaults__ or ())
 
 
-def _verify_mode(value: Any) -> ssl.VerifyMode:
+def _verify_mode(value: str | int | None) -> ssl.VerifyMode:
     """The verify mode of redis-py's ssl_cert_reqs: a word, one of ssl's own values, or None for no verification."""
     if value is None:
         return ssl.CERT_NONE
@@ -293,10 +298,10 @@ def _verify_mode(value: Any) -> ssl.VerifyMode:
     return _CERT_REQS[value] if isinstance(value, str) else ssl.VerifyMode(value)
 
 
-def _verify_flags(value: Any) -> ssl.VerifyFlags:
+def _verify_flags(value: Flags) -> ssl.VerifyFlags:
     """Verify flags, given as ssl's own or as their names: a URL holds names, as in
     ?ssl_include_verify_flags=VERIFY_X509_STRICT,..."""
-    flags: Iterable[Any] = value.strip("[]").split(",") if isinstance(value, str) else value or ()
+    flags: Iterable[str | ssl.VerifyFlags] = value.strip("[]").split(",") if isinstance(value, str) else value or ()
     found = ssl.VerifyFlags(0)
     for each in flags:
         if isinstance(each, str) and each.strip() not in ssl.VerifyFlags.__members__:
@@ -337,7 +342,7 @@ def _checks_names(bases: tuple[type, ...]) -> bool:
     return True
 
 
-def _check_transport(kind: Any, bases: tuple[type, ...]) -> None:
+def _check_transport(kind: object, bases: tuple[type, ...]) -> None:
     """Raise TypeError for a pool whose connections lead somewhere else than to the address that it names.
 
     fastlock opens connections of its own. That is no loss where a connection class adds to redis-py's (it counts, logs,

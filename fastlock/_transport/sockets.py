@@ -53,7 +53,7 @@ def _connected_to(settings: Settings, host: str, port: int) -> Any:
         del failure  # else its traceback and this frame would keep each other alive
 
 
-def _connected(settings: Settings, family: int, address: Any) -> Any:
+def _connected(settings: Settings, family: int, address: tuple[object, ...] | str) -> Any:
     sock = native.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(settings.connect_timeout)
@@ -64,7 +64,7 @@ def _connected(settings: Settings, family: int, address: Any) -> Any:
     return sock
 
 
-def tune_socket(sock: Any, settings: Settings) -> None:
+def tune_socket(sock: socket.socket, settings: Settings) -> None:
     """Set TCP_NODELAY, so that small packets are not delayed, and keepalive probes, which detect a peer that is gone
     without closing the connection."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,7 +76,7 @@ def tune_socket(sock: Any, settings: Settings) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
-def shut(sock: Any) -> None:
+def shut(sock: socket.socket) -> None:
     """Shut a socket down, which wakes the threads that read or write there."""
     try:
         sock.shutdown(socket.SHUT_RDWR)

@@ -87,7 +87,8 @@ class SyncTransport(Transport):
         self._closing = native.allocate_lock()  # held until the client is closed
         self._closing.acquire()
         self.stats = Stats()
-        self.queues = LocalQueues(self.impl.Mutex(), self.stats)
+        self._queue_mutex: Any = self.impl.Mutex()
+        self.queues = LocalQueues(self._queue_mutex, self.stats)
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
         self.push_connection: Connection | None = None  # on which push messages come
         self.push_connection_lent = 0  # 1: the push connection is not in `idle`, as somebody waits
@@ -204,7 +205,7 @@ class SyncTransport(Transport):
     def _would_deadlock(self, connection: Connection) -> bool:
         """Whether this thread would wait for itself on the connection, as a signal handler may: see
         `Stream.in_use_by_caller`."""
-        return bool(connection.stream.in_use_by_caller(self.queues.mutex.mine()))
+        return bool(connection.stream.in_use_by_caller(self._queue_mutex.mine()))
 
     def _enter(self, request: Enter) -> Any:
         """Send an enter as the fast path does, where no other thread uses the push connection; else like any other
