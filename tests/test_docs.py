@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import bare_machine
+from support import bare_machine, state_diagrams
 
 from fastlock.embedded import Server
 
@@ -73,3 +73,8 @@ def test_an_example_runs_as_it_is_written(example: str, where: str, server: Serv
         timeout=50,
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("of", ["queue", "waiter"])
+def test_states_are_drawn_as_the_code_has_them(of: str) -> None:
+    assert state_diagrams.both()[of] in Path("docs/waiting.md").read_text(encoding="utf-8"), state_diagrams.both()[of]

@@ -15,10 +15,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.run_steps import Clock, joined
 
 from fastlock._protocol.lease import ENDED, Lease
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.states import (
+    QUEUE_TRANSITIONS,
+    WAITER_TRANSITIONS,
+    QueueState,
+    WaiterState,
+    queue_state,
+    waiter_state,
+)
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 MS = 10_000
+# Transitions that the model makes never or seldom: each has a test of its own below
+RARE = {(QueueState.QUEUED, QueueState.FAILED), (QueueState.QUEUED_EARLY, QueueState.CLOSED)}
+TRANSITIONS: set[tuple[object, object]] = set()  # that were made, of queues and waiters
 
 
 class Crowd(RuleBasedStateMachine):
@@ -41,11 +52,27 @@ class Crowd(RuleBasedStateMachine):
         self.numbers: dict[Waiter, int] = {}
         self.passes = math.inf  # left of what goes round
         self.last_fence = 0
+        self.queue_states: dict[LocalQueue, QueueState] = {}
+        self.waiter_states: dict[Waiter, WaiterState] = {}
 
     @initialize(shared=st.integers(1, 3))
     def begin(self, shared: int) -> None:
         for _ in range(shared):
             self.arrive(MS, False)
+
+    @invariant()
+    def watch(self) -> None:
+        """Note the transitions since the last call."""
+        for waiter in self.numbers:
+            if waiter.queue is not None:
+                self.queue_states.setdefault(waiter.queue, QueueState.IDLE)
+        for queue, before in self.queue_states.items():
+            self.queue_states[queue] = after = queue_state(queue)
+            TRANSITIONS.add((before, after))
+        for waiter in self.numbers:
+            before, after = self.waiter_states.get(waiter, WaiterState.NEW), waiter_state(waiter)
+            self.waiter_states[waiter] = after
+            TRANSITIONS.add((before, after))
 
     @rule(ms=st.sampled_from([MS, MS, MS, 1000, 0]), fenced=st.booleans())
     def arrive(self, ms: int, fenced: bool) -> None:
@@ -78,17 +105,18 @@ class Crowd(RuleBasedStateMachine):
         knows = waiter.queue.circulating is not None  # else it asks the server, whoever holds
         if not self.queues.may_enter_now(waiter, self.clock()):
             return
+        self.watch()
         busy = self.holder is not None or self.underway()
         assert waiter is self.waiting[0] and (
             not (busy and knows) or waiter.fenced or (self.known and self.passes == 0)
         )
         if self.taken or busy:  # or it asks ahead of its turn
-            waiter.queue.note_queued(5.0, True, self.clock())
+            assert waiter.queue.judge(waiter, [0, 5000, 1], self.clock(), self.clock()) is None
             return
-        end = self.clock() + waiter.ms / 1000 if waiter.ms else math.inf
-        fence = self.last_fence + 1 if waiter.fenced else None
-        lease = Lease("name", b"name", waiter.queue.entry, end, fence)
-        waiter.queue.note_granted(waiter, lease, self.remote_waiters, self.clock())
+        granted = [1, self.remote_waiters, self.last_fence + 1 if waiter.fenced else 0]
+        assert waiter.queue.judge(waiter, granted, self.clock(), self.clock()) is None
+        self.watch()
+        lease, waiter.lease = waiter.lease, None
         self.known = self.remote_waiters > 0
         assert waiter is self.waiting.pop(0), "somebody was overtaken"
         self.now_holds(waiter, lease)
@@ -120,11 +148,13 @@ class Crowd(RuleBasedStateMachine):
         self.passes -= 1
 
     @precondition(lambda self: self.passed)
-    @rule(at=st.integers(0, 3))
-    def resume(self, at: int) -> None:
+    @rule(at=st.integers(0, 3), late=st.booleans())
+    def resume(self, at: int, late: bool) -> None:
         """One to whom a lease passed runs at last: it has the lease, or is the first of those who wait."""
         waiter = self.passed.pop(at % len(self.passed))
         assert waiter.lease is not None
+        if late and waiter.ms:
+            self.clock.time = max(self.clock.time, waiter.lease._deadline)
         over = waiter.lease._deadline <= self.clock()
         found = self.queues.take_back_expired(waiter, self.clock())
         assert (found is not None) is over
@@ -132,6 +162,7 @@ class Crowd(RuleBasedStateMachine):
             asks = self.waiting and self.waiting[0].queue.entry_sent
             self.waiting.insert(1 if asks else 0, waiter)
             self.returned.add(waiter)
+            self.watch()
             return
         lease, waiter.lease = waiter.lease, None
         self.now_holds(waiter, lease)
@@ -253,4 +284,29 @@ Crowd.TestCase.settings = settings(
 
 
 def test_any_order_of_events() -> None:
+    TRANSITIONS.clear()
     Crowd.TestCase("runTest").runTest()
+    made = {(before, after) for before, after in TRANSITIONS if before is not after}
+    known = {*QUEUE_TRANSITIONS, *WAITER_TRANSITIONS}
+    assert made <= known and known - made <= RARE, f"not in the tables {made - known}, never made {known - made}"
+
+
+def test_a_queue_whose_server_stays_away_fails() -> None:
+    queues, clock = LocalQueues(contextlib.nullcontext()), Clock()
+    waiter = joined(queues, "name", b"name", MS, False, None)
+    assert queues.may_enter_now(waiter, clock())
+    queue = waiter.queue
+    assert queue is not None and queue_state(queue) is QueueState.QUEUED
+    queues.fail(queue, ConnectionError())
+    assert queue_state(queue) is QueueState.FAILED and (QueueState.QUEUED, QueueState.FAILED) in QUEUE_TRANSITIONS
+
+
+def test_a_queue_whose_lease_ended_closes_as_its_early_waiter_leaves() -> None:
+    queues, clock = LocalQueues(contextlib.nullcontext()), Clock()
+    first, fenced = (joined(queues, "name", b"name", MS, fenced, None) for fenced in (False, True))
+    queue = first.queue
+    assert queue is not None and queues.may_enter_now(first, clock())
+    assert queue.judge(first, [1, 0, 0], clock(), clock()) is None
+    assert queues.may_enter_now(fenced, clock()) and queue_state(queue) is QueueState.QUEUED_EARLY
+    clock.go(MS / 1000)
+    assert queues.dequeue(fenced, clock())[1] is not None and queue_state(queue) is QueueState.CLOSED
