@@ -60,7 +60,7 @@ def test_a_connection_that_ends_with_its_handshake_fails_at_once(impl: str, vers
             connection.connection_made(SimpleNamespace(write=lambda data: None, abort=lambda: None))  # type: ignore[arg-type]
             greeting = asyncio.create_task(connection.do_handshake(client._settings, (None, None)))
             await asyncio.sleep(0)
-            connection.received(fake.greeted(handshake.greeting(client._settings, (None, None))))
+            connection.received(fake.greeted(handshake.greeting(None, 0, (None, None))))
             connection.connection_lost(None)
             with pytest.raises(redis.exceptions.ConnectionError):
                 await asyncio.wait_for(greeting, 20)

@@ -247,14 +247,17 @@ class Driver(Generic[T]):
     def fail(self, error: BaseException) -> None:
         """Raise in the operation what a step, or a signal handler between two steps, raised. The operation raises it
         again: at once if it has ended, else after the undos that it yields."""
-        undo: Any = self.steps.throw(error)
-        while True:
-            try:
-                self.undo(undo)
-            except BaseException:  # interrupted again
-                self.undo(undo)
-                raise
-            undo = self.steps.send(None)
+        try:
+            undo: Any = self.steps.throw(error)
+            while True:
+                try:
+                    self.undo(undo)
+                except BaseException:  # interrupted again
+                    self.undo(undo)
+                    raise
+                undo = self.steps.send(None)
+        finally:  # or its traceback and this frame would keep each other, and a socket, until the next collection
+            del error
 
 
 def backoff(failures: int) -> float:
