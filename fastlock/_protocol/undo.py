@@ -2,7 +2,7 @@
 
 An undo is a value. A transport sends it, however late it gets, because the server counts a lease from when it executes
 the acquire, which may be long after that was sent. The transport sends an undo again for as long as `unfinished` and
-`retry` say so. Never here: sockets, asyncio, threads, sleep.
+`after_error` say so. Never here: sockets, asyncio, threads, sleep.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Dequeue(Undo):
         return (self, replies[-1]) if isinstance(replies[-1], Exception) else None
 
 
-class Retry(enum.Enum):
+class Resend(enum.Enum):
     """What to do about an undo that the server answered by an error."""
 
     LATER = enum.auto()  # the server can do nothing now: after a pause
@@ -90,10 +90,10 @@ class Retry(enum.Enum):
     NEVER = enum.auto()  # the server refuses it for good
 
 
-def retry(error: Exception, refusals: int, again: bool) -> Retry:
+def after_error(error: Exception, refusals: int, again: bool) -> Resend:
     """What to do after this error, the `refusals`-th in a row; `again`: the scripts were loaded before it."""
     if errors.is_lasting(error):
-        return Retry.LATER
+        return Resend.LATER
     if not again or (str(error).startswith("NOSCRIPT") and refusals < RELOADS):
-        return Retry.AT_ONCE
-    return Retry.NEVER
+        return Resend.AT_ONCE
+    return Resend.NEVER

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from fastlock import _errors as errors
 from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.steps import backoff
-from fastlock._protocol.undo import Retry, Undo, retry
+from fastlock._protocol.undo import Resend, Undo, after_error
 
 if TYPE_CHECKING:
     from fastlock._protocol.commands import RawCommand
@@ -72,10 +72,10 @@ class UndoDelivery:
         self.undo, error = left
         self.stale = ()  # these sessions were ended before the undo was executed
         self.refusals += 1
-        what = retry(error, self.refusals, self.again)
-        if what is Retry.LATER:
+        what = after_error(error, self.refusals, self.again)
+        if what is Resend.LATER:
             carrier.post_later(self, backoff(self.refusals))
-        elif what is Retry.AT_ONCE:
+        elif what is Resend.AT_ONCE:
             self.again = True
             carrier.post(self)
         elif self.undo.matters:
