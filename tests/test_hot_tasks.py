@@ -305,9 +305,7 @@ async def test_what_is_contended_tasks_leave_to_the_law(
     client = face.client(server.unix_url)
     await client.server_info()
     lock, transport, ran = client.lock(NAME), client._transport, list[Any]()
-    monkeypatch.setattr(
-        transport, "run", lambda op, answer=None, run=transport.run: ran.append(op.key) or run(op, answer)
-    )
+    monkeypatch.setattr(transport, "run", lambda op, *answer, run=transport.run: ran.append(op) or run(op, *answer))
     if why == "somebody waits":
         waiter = joined(transport.queues, "whatever", b"whatever", 0, False, None)
     for taken in (lambda: lock.__aenter__(), lambda: lock.acquire()):

@@ -48,8 +48,10 @@ FAULTS = {
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was asked the long way, of any client."""
     steps: list[Any] = []
-    ask = sync.SyncTransport._ask
-    monkeypatch.setattr(sync.SyncTransport, "_ask", lambda transport, step: steps.append(step) or ask(transport, step))
+    ask = sync.SyncTransport._execute
+    monkeypatch.setattr(
+        sync.SyncTransport, "_execute", lambda transport, step: steps.append(step) or ask(transport, step)
+    )
     return steps
 
 
