@@ -18,6 +18,10 @@ cdef class Template:
     cdef int count
     cdef int _segment(self, bytes literal, int argument) except -1
 
+cdef struct Buffer:
+    char *data
+    Py_ssize_t used, room
+
 cdef class Mutex:
     cdef PyThread_type_lock free
     cdef unsigned long owner
@@ -44,53 +48,54 @@ cdef class _ReplyFilter:
     cdef bint _announces(self) except -1
 
 cdef class Stream:
-    cdef char *out
-    cdef Py_ssize_t used, room
-    cdef char *chunk
+    cdef Buffer out
     cdef list ring
     cdef Py_ssize_t head, pending_, missing
     cdef Py_ssize_t partial
-    cdef int sending
-    cdef unsigned long sender  # the thread that sends, if one does
-    cdef bint flushing
-    cdef object flush_soon
     cdef _ReplyFilter filter
-    cdef object reader, gets, feed_, sock
-    cdef int fd
-    cdef bint sliced  # whether the socket itself has waited for a slice of this wait, and signals were checked for
-    cdef int64_t usual_delay, last_reply_at  # nanoseconds that replies take, and when the last one came
-    cdef unsigned int probes
-    cdef object leader  # pending reply of the thread that reads; `thread` is its number, 0 while it sleeps
-    cdef public object on_push  # gets the push messages
+    cdef object reader, gets, feed_
     cdef list pushes
-    cdef list listeners  # pending replies of threads that wait for push messages
     cdef bint out_of_step  # replies were lost: no thread may read on, the connection must be closed
+    cdef public object on_push  # gets the push messages
+    cdef public tuple templates  # the command table of its server
     cdef readonly int64_t commands, flushes  # commands queued, and batches of them sent, since the stream was made
     cdef readonly bint broken  # bytes were lost or made no sense: the connection must be closed
 
-    cdef public tuple templates  # the command table of its server
-    # Of a stream for tasks: its connection, their WakeupQueue, their thread, when the first command of a tick came
-    cdef public object connection, wakeups
-    cdef public unsigned long thread
-    cdef public double sent
-
-    cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms)
-    cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
-    cdef int _encode(self, Template template, bytes name, bytes token, int64_t ms) except -1
-    cdef int _pack(self, tuple args) except -1
-    cdef void _copy(self, const char *data, Py_ssize_t size) noexcept
-    cdef void _bulk(self, const char *data, Py_ssize_t size) noexcept
-    cdef int _reserve(self, Py_ssize_t size) except -1
-    cdef void _emptied(self) noexcept
+    cpdef bytes take_output(self)
     cdef int _make_room(self) except -1
     cdef int _push(self, pending_reply) except -1
     cdef object _pop(self)
+    cdef object _getter_at(self, Py_ssize_t place)
+    cdef bint _within_reply(self) noexcept
     cdef int _deliver(self, Py_ssize_t size) except -1
+
+cdef class SocketStream(Stream):
+    cdef object sock
+    cdef int fd
+    cdef char *chunk
+    cdef int sending
+    cdef unsigned long sender  # the thread that sends, if one does
+    cdef bint sliced  # whether the socket itself has waited for a slice of this wait, and signals were checked for
+    cdef int64_t usual_delay, last_reply_at  # nanoseconds that replies take, and when the last one came
+    cdef unsigned int probes
+    cdef object leader  # pending reply of the thread that reads
+    cdef list listeners  # pending replies of threads that wait for push messages
+
+    cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
     cdef int _taken(self) except -1
-    cdef void _give_back(self, char *data, Py_ssize_t room) noexcept
+    cdef void _give_back(self, Buffer taken) noexcept
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1
     cdef int _send_and_read(self, double timeout, double spin) except -1
     cdef int64_t _budget(self, double spin) noexcept
     cdef int _make_chunk(self) except -1
     cdef ssize_t _wait_for_bytes(self, int64_t budget, int64_t end) noexcept nogil
     cdef bint _received(self, ssize_t size, int64_t start) except -1
+
+cdef class TaskStream(Stream):
+    cdef public object connection, wakeups  # the connection that it is of, and the WakeupQueue of its tasks
+    cdef public unsigned long thread  # their thread
+    cdef public double sent  # when the first command of a tick came
+    cdef object flush_soon
+    cdef bint flushing
+
+    cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms)

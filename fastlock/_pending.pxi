@@ -42,6 +42,11 @@ cdef _Many _many(pending_reply, Py_ssize_t count):
     return many
 
 
+cdef inline object _getter(pending_reply):
+    """What gets the reply, or the list of replies, for which this stands in the order."""
+    return (<_Many>pending_reply).pending_reply if type(pending_reply) is _Many else pending_reply
+
+
 cdef int _check_depth(reply, int left) except -1:
     if not left:
         raise ProtocolError("a reply nested too deeply")

@@ -500,29 +500,6 @@ def test_drain_returns_each_pending_reply_once(layer: ModuleType) -> None:
         stream.feed(b"_\r\n")  # the rest of the replies that were drained
 
 
-def test_the_next_reader_is_the_first_that_sleeps_and_waits(layer: ModuleType) -> None:
-    class Wake:
-        def release(self) -> None: ...
-
-    stream = layer.Stream()
-    assert stream.next_reader() is None
-    awake, gone, first, second = (layer.PendingReply() for _ in range(4))
-    gone.wake = first.wake = second.wake = Wake()
-    gone.abandoned = True
-    stream.put_command(None, (b"X",))
-    stream.put_command(Slot([], 0), (b"X",))
-    stream.put_command(awake, (b"X",))
-    stream.put_command(gone, (b"X",))
-    assert stream.next_reader() is None
-    stream.put_calls(first, [(b"X",), (b"X",)])
-    stream.put_command(second, (b"X",))
-    assert stream.next_reader() is first
-    stream.feed(b":1\r\n" * 5)
-    assert stream.next_reader() is first
-    stream.feed(b":1\r\n")
-    assert stream.next_reader() is second
-
-
 def test_a_pending_reply_wakes_its_caller_once(layer: ModuleType) -> None:
     pending_reply, woken = layer.PendingReply(), []
 
@@ -642,9 +619,9 @@ class WakeupQueue:
 
 
 def test_requests_announce_once_until_the_output_is_taken(layer: ModuleType) -> None:
-    stream, wakeups, announced, log = layer.Stream(), WakeupQueue(), list[int](), list[Any]()
-    assert stream.templates == () and stream.connection is None
-    stream.serve("the link", wakeups, 7, lambda: announced.append(stream.pending))
+    wakeups, announced, log = WakeupQueue(), list[int](), list[Any]()
+    stream = layer.TaskStream("the link", wakeups, 7, lambda: announced.append(stream.pending))
+    assert stream.templates == ()
     assert (stream.connection, stream.wakeups, stream.thread) == ("the link", wakeups, 7)
     stream.templates = (layer.Template(b"GET", 0), layer.Template(b"SET", 0, 1, b"PX", 2))
     for wakeup in range(3):

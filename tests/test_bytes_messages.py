@@ -117,11 +117,11 @@ def test_messages_are_freed(layer: ModuleType) -> None:
         tracemalloc.stop()
 
 
-def test_message_waiters_become_readers_after_reply_waiters(layer: ModuleType) -> None:
+def test_message_waiters_become_readers_after_reply_waiters(layer: ModuleType, ends: Any) -> None:
     class Wake:
         def release(self) -> None: ...
 
-    stream = layer.Stream()
+    stream = layer.SocketStream(ends[0])
     asking, awake, gone, first, second = (layer.PendingReply() for _ in range(5))
     asking.wake = gone.wake = first.wake = second.wake = Wake()
     gone.abandoned = True

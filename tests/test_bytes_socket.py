@@ -24,7 +24,7 @@ from typing import Any
 import hiredis
 import pytest
 from support import resp
-from support.streams import LONG, Echo, Interrupt, asleep, beside, raise_at
+from support.streams import FILES, LONG, Echo, Interrupt, asleep, beside, raise_at
 
 from fastlock import _fallback
 from fastlock._stream_errors import Broken
@@ -47,7 +47,7 @@ class Slot:
 
 
 def test_partial_sends_arrive_whole(layer: ModuleType, ends: Any) -> None:
-    stream, dice = layer.Stream(ends[0]), random.Random(3)
+    stream, dice = layer.SocketStream(ends[0]), random.Random(3)
     words = [dice.randbytes(dice.choice((1, 100, 5000, 60_000))) for _ in range(60)]
     pending_replies = [Slot() for _ in words]
 
@@ -67,7 +67,7 @@ def test_partial_sends_arrive_whole(layer: ModuleType, ends: Any) -> None:
 
 
 def test_a_full_socket_times_out_and_breaks_the_stream(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply = layer.Stream(ends[0]), Slot()
+    stream, pending_reply = layer.SocketStream(ends[0]), Slot()
     stream.put_command(pending_reply, (b"SET", b"x" * 2_000_000))
     with pytest.raises(TimeoutError, match="takes no more"):
         stream.flush(0.02)
@@ -76,7 +76,7 @@ def test_a_full_socket_times_out_and_breaks_the_stream(layer: ModuleType, ends: 
 
 
 def test_sending_to_a_closed_peer_raises_and_sends_no_signal(layer: ModuleType, ends: Any) -> None:
-    stream = layer.Stream(ends[0])
+    stream = layer.SocketStream(ends[0])
     ends[1].close()
     stream.put_command(None, (b"PING",))
     with pytest.raises(Broken, match=r"(?i)broken pipe|reset") as caught:
@@ -86,7 +86,7 @@ def test_sending_to_a_closed_peer_raises_and_sends_no_signal(layer: ModuleType, 
 
 
 def test_flush_without_commands_sends_nothing(layer: ModuleType, ends: Any) -> None:
-    stream = layer.Stream(ends[0])
+    stream = layer.SocketStream(ends[0])
     stream.flush(0.0)
     assert not stream.broken
     ends[1].setblocking(False)
@@ -97,7 +97,7 @@ def test_flush_without_commands_sends_nothing(layer: ModuleType, ends: Any) -> N
 @pytest.mark.parametrize("seed", range(3))
 def test_concurrent_flushes_lose_nothing_and_keep_order(layer: ModuleType, ends: Any, seed: int) -> None:
     """Pending replies and bytes must have the same order: else a reply reaches another caller."""
-    stream, each, switch = layer.Stream(ends[0]), 700, sys.getswitchinterval()
+    stream, each, switch = layer.SocketStream(ends[0]), 700, sys.getswitchinterval()
     pending_replies: dict[bytes, Slot] = {}
 
     def work(number: int) -> None:
@@ -126,7 +126,7 @@ def test_concurrent_flushes_lose_nothing_and_keep_order(layer: ModuleType, ends:
 
 
 def test_a_flush_beside_a_blocked_one_returns_at_once(layer: ModuleType, ends: Any) -> None:
-    stream = layer.Stream(ends[0])
+    stream = layer.SocketStream(ends[0])
     stream.put_command(None, (b"ECHO", b"x" * 500_000, b"a"))
     stuck = beside(lambda: stream.flush(LONG))
     assert ends[1].recv(1, socket.MSG_PEEK)  # the flush is sending, and blocked until the test reads
@@ -145,7 +145,7 @@ def test_a_flush_beside_a_blocked_one_returns_at_once(layer: ModuleType, ends: A
 
 @pytest.mark.parametrize("spin", [0.0, 1e-4])
 def test_receive_tells_no_data_from_the_end(layer: ModuleType, ends: Any, spin: float) -> None:
-    stream, pending_reply = layer.Stream(ends[0]), layer.PendingReply()
+    stream, pending_reply = layer.SocketStream(ends[0]), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     assert stream.receive(0.0, spin) is False
     assert stream.receive(0.002, spin) is False
@@ -166,7 +166,7 @@ def test_a_reset_is_an_error(layer: ModuleType) -> None:
         theirs = listener.accept()[0]
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
-        stream = layer.Stream(ours)
+        stream = layer.SocketStream(ours)
         stream.put_command(None, (b"GET",))
         with pytest.raises(Broken) as caught:
             stream.receive(LONG, 0.0)
@@ -174,7 +174,7 @@ def test_a_reset_is_an_error(layer: ModuleType) -> None:
 
 
 def test_usable_notices_unrequested_bytes(layer: ModuleType, ends: Any) -> None:
-    stream = layer.Stream(ends[0])
+    stream = layer.SocketStream(ends[0])
     assert stream.usable() is True
     ends[1].sendall(b":1\r\n")
     assert stream.usable() is False
@@ -190,7 +190,7 @@ MESSAGE = b">3\r\n+message\r\n+inbox\r\n$1\r\n%b\r\n"
 
 
 def test_messages_leave_an_idle_connection_usable(layer: ModuleType, ends: Any) -> None:
-    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream, received = layer.SocketStream(ends[0]), list[Any]()
     stream.on_push = lambda push: received.append(push[2])
     for count in (1, 2, 1500):  # more than one read returns
         ends[1].sendall(b"".join(MESSAGE % b"%d" % (n % 10) for n in range(count)))
@@ -203,7 +203,7 @@ def test_messages_leave_an_idle_connection_usable(layer: ModuleType, ends: Any) 
 @pytest.mark.parametrize("behind", [b":1\r\n", b"_\r\n", b"?\r\n", b":", b"$3\r\nab", b"", None], ids=repr)
 def test_replies_make_an_idle_connection_unusable(layer: ModuleType, ends: Any, behind: bytes | None) -> None:
     """Half a reply as well: its other half would be mistaken for the reply to the next command."""
-    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream, received = layer.SocketStream(ends[0]), list[Any]()
     stream.on_push = lambda push: received.append(push[2])
     ends[1].sendall(MESSAGE % b"a")
     assert stream.usable() is True and received == [b"a"]
@@ -216,13 +216,13 @@ def test_replies_make_an_idle_connection_unusable(layer: ModuleType, ends: Any, 
 
 def test_messages_without_a_callback_make_it_unusable(layer: ModuleType, ends: Any) -> None:
     """The connection never subscribed, so its messages are not for this client."""
-    stream = layer.Stream(ends[0])
+    stream = layer.SocketStream(ends[0])
     ends[1].sendall(MESSAGE % b"a")
     assert [stream.usable() for _ in range(2)] == [False, False]
 
 
 def test_usable_reads_nothing_while_a_reply_is_pending(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply, received = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
+    stream, pending_reply, received = layer.SocketStream(ends[0]), layer.PendingReply(), list[Any]()
     stream.on_push = lambda push: received.append(push[2])
     stream.put_command(pending_reply, (b"GET",))
     ends[1].sendall(MESSAGE % b"a" + b":1\r\n")
@@ -235,7 +235,7 @@ def test_usable_reads_nothing_while_a_reply_is_pending(layer: ModuleType, ends: 
 
 def test_the_rest_of_a_message_may_come_later(layer: ModuleType, ends: Any) -> None:
     """The message was cut behind a reply: the connection is as good as before."""
-    stream, pending_reply, received = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
+    stream, pending_reply, received = layer.SocketStream(ends[0]), layer.PendingReply(), list[Any]()
     stream.on_push = lambda push: received.append(push[2])
     whole = MESSAGE % b"a"
     stream.put_command(pending_reply, (b"GET",))
@@ -247,7 +247,7 @@ def test_the_rest_of_a_message_may_come_later(layer: ModuleType, ends: Any) -> N
 
 
 def test_exchange_reads_until_its_own_reply(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply, later = layer.Stream(ends[0]), layer.PendingReply(), layer.PendingReply()
+    stream, pending_reply, later = layer.SocketStream(ends[0]), layer.PendingReply(), layer.PendingReply()
     before = Slot()
     with Echo(ends[1], chunk=7):
         stream.put_calls(before, [(b"ECHO", b"a"), (b"ECHO", b"b")])
@@ -261,7 +261,7 @@ def test_exchange_reads_until_its_own_reply(layer: ModuleType, ends: Any) -> Non
 
 
 def test_exchange_times_out_and_leaves_the_pending_reply(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply = layer.Stream(ends[0]), layer.PendingReply()
+    stream, pending_reply = layer.SocketStream(ends[0]), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     for timeout in (0.0, 0.003, -1.0):
         assert stream.exchange(pending_reply, timeout, 0.0) is False
@@ -273,7 +273,7 @@ def test_exchange_times_out_and_leaves_the_pending_reply(layer: ModuleType, ends
 
 def test_a_wakeup_without_bytes_does_not_end_the_wait(layer: ModuleType, ends: Any) -> None:
     """Another thread takes the bytes between the wakeup and the read, again and again."""
-    stream, pending_reply = layer.Stream(ends[0]), layer.PendingReply()
+    stream, pending_reply = layer.SocketStream(ends[0]), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     ends[1].sendall(b"+")
     assert stream.receive(LONG, 0.0)
@@ -293,7 +293,7 @@ def test_a_wakeup_without_bytes_does_not_end_the_wait(layer: ModuleType, ends: A
 
 @pytest.mark.parametrize("timeout", [2.0**31 / 1000 + 1, 1e10, 1e15, 1e300])
 def test_a_timeout_of_many_years_is_accepted(layer: ModuleType, ends: Any, timeout: float) -> None:
-    stream, pending_reply, word = layer.Stream(ends[0]), layer.PendingReply(), b"x" * 50_000
+    stream, pending_reply, word = layer.SocketStream(ends[0]), layer.PendingReply(), b"x" * 50_000
     with Echo(ends[1]):
         # more than the socket takes at once, so sending waits as well
         stream.put_command(pending_reply, (b"ECHO", word))
@@ -335,7 +335,7 @@ def test_the_rest_of_a_tls_record_is_waited_for() -> None:
         client = anonymous(ssl.PROTOCOL_TLS_CLIENT).wrap_socket(ours)
         hands.join(LONG)
         client.setblocking(False)
-        stream, pending_reply = layer.Stream(client), layer.PendingReply()
+        stream, pending_reply = layer.SocketStream(client), layer.PendingReply()
         stream.put_command(pending_reply, (b"GET",))
         stream.flush(LONG)
         server.write(b"$3\r\nabc\r\n")
@@ -385,7 +385,7 @@ def interrupting() -> Iterator[Callable[[threading.Event], None]]:
 
 @pytest.mark.parametrize("verb", ["receive", "exchange"])
 def test_an_interrupted_wait_leaves_the_stream_usable(layer: ModuleType, ends: Any, verb: str) -> None:
-    stream, pending_replies = layer.Stream(ends[0]), [layer.PendingReply() for _ in range(4)]
+    stream, pending_replies = layer.SocketStream(ends[0]), [layer.PendingReply() for _ in range(4)]
     for pending_reply in pending_replies:
         stream.put_command(pending_reply, (b"GET",))
     stream.flush(LONG)
@@ -405,7 +405,7 @@ def test_an_interrupted_wait_leaves_the_stream_usable(layer: ModuleType, ends: A
 
 
 def test_an_interrupted_send_breaks_the_stream(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply = layer.Stream(ends[0]), Slot()
+    stream, pending_reply = layer.SocketStream(ends[0]), Slot()
     stream.put_command(pending_reply, (b"SET", b"x" * 2_000_000))
     over = threading.Event()
     with interrupting() as send_signals:
@@ -419,7 +419,7 @@ def test_an_interrupted_send_breaks_the_stream(layer: ModuleType, ends: Any) -> 
 
 
 def test_a_signal_whose_handler_returns_interrupts_nothing(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply, received = layer.Stream(ends[0]), layer.PendingReply(), threading.Event()
+    stream, pending_reply, received = layer.SocketStream(ends[0]), layer.PendingReply(), threading.Event()
     stream.put_command(pending_reply, (b"GET",))
     before = signal.signal(signal.SIGUSR1, lambda number, frame: received.set())
     main = threading.get_ident()
@@ -445,13 +445,13 @@ def test_an_interrupted_receive_shifts_no_reply() -> None:
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            stream, pending_replies = layer.Stream(ours), [layer.PendingReply() for _ in range(5)]
+            stream, pending_replies = layer.SocketStream(ours), [layer.PendingReply() for _ in range(5)]
             for pending_reply in pending_replies:
                 stream.put_command(pending_reply, (b"GET",))
                 pending_reply.wake = asleep()
             wakes = [pending_reply.wake for pending_reply in pending_replies]
             theirs.sendall(data)
-            interrupted = raise_at(step, {str(layer.__file__)}, lambda stream=stream: stream.receive(LONG, 0.0))
+            interrupted = raise_at(step, FILES, lambda stream=stream: stream.receive(LONG, 0.0))
             if not stream.broken:
                 theirs.sendall(b":3\r\n:4\r\n")
                 while not pending_replies[4].ready and stream.receive(0.0, 0.0):
@@ -474,9 +474,9 @@ def test_an_interrupted_flush_loses_no_command_silently() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.setblocking(False)
-            stream = layer.Stream(ours)
+            stream = layer.SocketStream(ours)
             stream.put_command(None, (b"ONE",))
-            interrupted = raise_at(step, {str(layer.__file__)}, lambda stream=stream: stream.flush(LONG))
+            interrupted = raise_at(step, FILES, lambda stream=stream: stream.flush(LONG))
             if not stream.broken:
                 stream.put_command(None, (b"TWO",))
                 stream.flush(LONG)
@@ -486,11 +486,10 @@ def test_an_interrupted_flush_loses_no_command_silently() -> None:
                 break
 
 
-def test_a_stream_without_a_socket_raises(layer: ModuleType) -> None:
-    stream = layer.Stream()
-    stream.put_command(None, (b"PING",))
-    with pytest.raises((OSError, AttributeError)):
-        stream.flush(0.0)
+@pytest.mark.parametrize("arguments", [(), (None,)])
+def test_a_stream_of_threads_needs_a_socket(layer: ModuleType, arguments: tuple[None, ...]) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        layer.SocketStream(*arguments)
 
 
 def test_a_signal_interrupts_a_wait_at_any_moment(layer: ModuleType) -> None:
@@ -506,7 +505,7 @@ def test_a_signal_interrupts_a_wait_at_any_moment(layer: ModuleType) -> None:
             ours = socket.create_connection(server.getsockname())
             theirs, _ = server.accept()
         with ours, theirs:
-            stream = layer.Stream(ours)
+            stream = layer.SocketStream(ours)
             for after in range(940, 1060, 8):
                 start = time.monotonic()
                 with pytest.raises(Interrupt):

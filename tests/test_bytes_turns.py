@@ -17,14 +17,38 @@ from typing import Any
 import pytest
 from hiredis import ProtocolError
 from support import resp
-from support.streams import LONG, Echo, asleep, beside, raise_at
+from support.pending import Slot
+from support.streams import FILES, LONG, Echo, asleep, beside, raise_at
 
 from fastlock import _fallback
 from fastlock._stream_errors import UnsolicitedData
 
 
-def test_a_reader_that_resigns_wakes_the_next_one_once(layer: ModuleType) -> None:
-    stream, pending_replies = layer.Stream(), [layer.PendingReply() for _ in range(4)]
+def test_the_next_reader_is_the_first_that_sleeps_and_waits(layer: ModuleType, ends: Any) -> None:
+    class Wake:
+        def release(self) -> None: ...
+
+    stream = layer.SocketStream(ends[0])
+    assert stream.next_reader() is None
+    awake, gone, first, second = (layer.PendingReply() for _ in range(4))
+    gone.wake = first.wake = second.wake = Wake()
+    gone.abandoned = True
+    stream.put_command(None, (b"X",))
+    stream.put_command(Slot([], 0), (b"X",))
+    stream.put_command(awake, (b"X",))
+    stream.put_command(gone, (b"X",))
+    assert stream.next_reader() is None
+    stream.put_calls(first, [(b"X",), (b"X",)])
+    stream.put_command(second, (b"X",))
+    assert stream.next_reader() is first
+    stream.feed(b":1\r\n" * 5)
+    assert stream.next_reader() is first
+    stream.feed(b":1\r\n")
+    assert stream.next_reader() is second
+
+
+def test_a_reader_that_resigns_wakes_the_next_one_once(layer: ModuleType, ends: Any) -> None:
+    stream, pending_replies = layer.SocketStream(ends[0]), [layer.PendingReply() for _ in range(4)]
     wakes = [asleep() for _ in pending_replies]
     for pending_reply in pending_replies:
         stream.put_command(pending_reply, (b"GET",))
@@ -62,7 +86,7 @@ def nobody_reads(layer: ModuleType, stream: Any) -> bool:
 
 
 def test_round_trip_sends_waits_and_frees_the_stream(layer: ModuleType, ends: Any) -> None:
-    stream = layer.Stream(ends[0])
+    stream = layer.SocketStream(ends[0])
     with Echo(ends[1]):
         for word in (b"a", b"b" * 60_000):
             assert stream.round_trip(get(layer), word, b"", 0, LONG, 0.0) == word
@@ -70,7 +94,7 @@ def test_round_trip_sends_waits_and_frees_the_stream(layer: ModuleType, ends: An
 
 
 def test_round_trip_is_refused_on_a_busy_stream(layer: ModuleType, ends: Any) -> None:
-    stream, other = layer.Stream(ends[0]), layer.PendingReply()
+    stream, other = layer.SocketStream(ends[0]), layer.PendingReply()
     assert stream.lead(other, asleep())
     assert stream.round_trip(get(layer), b"a", b"", 0, 0.0, 0.0) is layer.BUSY
     assert (stream.pending, stream.unsent, stream.leads(other)) == (0, 0, True)
@@ -86,7 +110,7 @@ def test_round_trip_is_refused_on_a_busy_stream(layer: ModuleType, ends: Any) ->
 def test_round_trip_sends_nothing_after_unrequested_data(
     layer: ModuleType, ends: Any, found: bytes, hears: bool
 ) -> None:
-    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream, received = layer.SocketStream(ends[0]), list[Any]()
     stream.on_push = received.append if hears else None
     ends[1].sendall(found) if found else ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(UnsolicitedData):
@@ -99,7 +123,7 @@ def test_round_trip_sends_nothing_after_unrequested_data(
 
 
 def test_round_trip_delivers_waiting_messages_first(layer: ModuleType, ends: Any) -> None:
-    stream, received = layer.Stream(ends[0]), list[Any]()
+    stream, received = layer.SocketStream(ends[0]), list[Any]()
     stream.on_push = received.append
     ends[1].sendall(message(b"a") + message(b"b"))
     with Echo(ends[1]) as echo:
@@ -110,7 +134,7 @@ def test_round_trip_delivers_waiting_messages_first(layer: ModuleType, ends: Any
 @pytest.mark.parametrize("queued", [False, True], ids=["reads", "queued"])
 def test_round_trip_yields_to_callers_of_its_callback(layer: ModuleType, ends: Any, queued: bool) -> None:
     """The callback may wake a caller that is quicker, or queue a command itself. Nothing may be lost by it."""
-    stream, other = layer.Stream(ends[0]), layer.PendingReply()
+    stream, other = layer.SocketStream(ends[0]), layer.PendingReply()
     stream.on_push = lambda push: (
         stream.put_command(other, (b"GET", b"other")) if queued else stream.lead(other, asleep())
     )
@@ -130,7 +154,7 @@ def test_round_trip_yields_to_callers_of_its_callback(layer: ModuleType, ends: A
 
 def test_a_message_waiter_is_woken_to_read_next(layer: ModuleType, ends: Any) -> None:
     """No other caller would read: the stream has no thread of its own."""
-    stream, reader, received = layer.Stream(ends[0]), layer.PendingReply(), list[Any]()
+    stream, reader, received = layer.SocketStream(ends[0]), layer.PendingReply(), list[Any]()
     listeners, wakes = [layer.PendingReply() for _ in range(2)], [asleep() for _ in range(2)]
 
     def hear(push: Any) -> None:
@@ -162,7 +186,7 @@ def test_a_message_waiter_is_woken_to_read_next(layer: ModuleType, ends: Any) ->
 
 def test_a_message_waiter_is_served_by_any_reader(layer: ModuleType, ends: Any) -> None:
     """The waiter is woken by its pending reply, and is not made the reader once it was woken."""
-    stream, reader, listener, wake = layer.Stream(ends[0]), layer.PendingReply(), layer.PendingReply(), asleep()
+    stream, reader, listener, wake = layer.SocketStream(ends[0]), layer.PendingReply(), layer.PendingReply(), asleep()
     stream.on_push = lambda push: listener.set_result(push[2])
     stream.put_command(reader, (b"GET", b"a"))
     assert stream.lead(reader, asleep())
@@ -177,7 +201,7 @@ def test_a_message_waiter_is_served_by_any_reader(layer: ModuleType, ends: Any) 
 
 def test_a_reading_message_waiter_keeps_the_stream_shared(layer: ModuleType, ends: Any) -> None:
     """While it reads, no caller has the stream for itself, and a caller that shares it is woken by its reply."""
-    stream, listener, second, wake = layer.Stream(ends[0]), layer.PendingReply(), layer.PendingReply(), asleep()
+    stream, listener, second, wake = layer.SocketStream(ends[0]), layer.PendingReply(), layer.PendingReply(), asleep()
     stream.on_push = lambda push: listener.set_result(push[2])
     stream.listen(listener)
     assert stream.lead(listener, asleep())
@@ -204,7 +228,7 @@ def message(word: bytes) -> bytes:
 
 
 def test_round_trip_times_out_and_keeps_its_pending_reply(layer: ModuleType, ends: Any) -> None:
-    stream, next_one = layer.Stream(ends[0]), layer.PendingReply()
+    stream, next_one = layer.SocketStream(ends[0]), layer.PendingReply()
     with pytest.raises(TimeoutError, match="no reply"):
         stream.round_trip(get(layer), b"a", b"", 0, 0.005, 0.0)
     assert (stream.pending, nobody_reads(layer, stream), stream.broken) == (1, True, False)
@@ -216,7 +240,7 @@ def test_round_trip_times_out_and_keeps_its_pending_reply(layer: ModuleType, end
 
 
 def test_a_caller_that_queues_during_a_round_trip_reads_next(layer: ModuleType, ends: Any) -> None:
-    stream, second, wake = layer.Stream(ends[0]), layer.PendingReply(), asleep()
+    stream, second, wake = layer.SocketStream(ends[0]), layer.PendingReply(), asleep()
     first: list[Any] = []
     asking = beside(lambda: first.append(stream.round_trip(get(layer), b"a", b"", 0, LONG, 0.0)))
     assert resp.words(ends[1].recv(1000)) == [b"GET", b"a"]
@@ -235,7 +259,7 @@ def test_a_caller_that_queues_during_a_round_trip_reads_next(layer: ModuleType, 
 @pytest.mark.parametrize("shared", [False, True], ids=["round trip", "exchange"])
 def test_commands_queued_while_another_caller_reads_are_sent(layer: ModuleType, ends: Any, shared: bool) -> None:
     """The reader has sent its command and will not send again: later commands must not be left to it."""
-    stream, second, wake = layer.Stream(ends[0]), layer.PendingReply(), asleep()
+    stream, second, wake = layer.SocketStream(ends[0]), layer.PendingReply(), asleep()
     first: list[Any] = []
     reader = beside(lambda: first.append(one_command(layer, stream, b"a", shared)))
     assert resp.words(ends[1].recv(1000)) == [b"GET", b".", b"a"]
@@ -252,7 +276,7 @@ def test_commands_queued_while_another_caller_reads_are_sent(layer: ModuleType, 
 @pytest.mark.parametrize("shared", [False, True], ids=["round trip", "exchange"])
 def test_commands_queued_during_a_send_follow_it(layer: ModuleType, ends: Any, shared: bool) -> None:
     """No caller waits for a blocked sender, so the sender must check for new commands before it reads."""
-    stream, second, wake = layer.Stream(ends[0]), layer.PendingReply(), asleep()
+    stream, second, wake = layer.SocketStream(ends[0]), layer.PendingReply(), asleep()
     first: list[Any] = []
     sender = beside(lambda: first.append(one_command(layer, stream, b"a", shared, b"x" * 500_000)))
     assert ends[1].recv(1, socket.MSG_PEEK)  # the sender is blocked until the test reads
@@ -287,7 +311,7 @@ def test_many_threads_on_one_stream_are_all_served(layer: ModuleType, ends: Any,
 
     A server that answers all commands together, or none, never answers if one command is left unsent.
     """
-    stream, parts, switch = layer.Stream(ends[0]), get(layer), sys.getswitchinterval()
+    stream, parts, switch = layer.SocketStream(ends[0]), get(layer), sys.getswitchinterval()
     wrong: list[Any] = []
 
     def share(word: bytes) -> Any:
@@ -325,12 +349,13 @@ def test_many_threads_on_one_stream_are_all_served(layer: ModuleType, ends: Any,
     assert (stream.unsent, stream.pending, stream.broken, nobody_reads(layer, stream)) == (0, 0, False, True)
 
 
-def test_an_interrupted_resign_leaves_a_next_reader() -> None:
+def test_an_interrupted_resign_leaves_a_next_reader(ends: Any) -> None:
     """The interrupted caller resigns again, as in the transport: then there is a reader, or any caller may become
     it."""
     layer = _fallback
     for step in itertools.count(1):
-        stream, pending_reply, other, wake = layer.Stream(), layer.PendingReply(), layer.PendingReply(), asleep()
+        stream, wake = layer.SocketStream(ends[0]), asleep()
+        pending_reply, other = layer.PendingReply(), layer.PendingReply()
 
         def resign(
             stream: Any = stream, pending_reply: Any = pending_reply, other: Any = other, wake: Any = wake
@@ -340,7 +365,7 @@ def test_an_interrupted_resign_leaves_a_next_reader() -> None:
             stream.lead(other, wake)
             stream.resign(pending_reply)
 
-        interrupted = raise_at(step, {str(layer.__file__)}, resign)
+        interrupted = raise_at(step, FILES, resign)
         stream.resign(pending_reply)
         assert not stream.leads(pending_reply), f"point {step}"
         if stream.leads(other):
@@ -360,14 +385,14 @@ def test_an_interrupted_round_trip_leaves_no_reader(replied: bool) -> None:
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            stream = layer.Stream(ours)
+            stream = layer.SocketStream(ours)
 
             def ask(stream: Any = stream) -> None:
                 with contextlib.suppress(TimeoutError):
                     stream.round_trip(get(layer), b"a", b"", 0, LONG if replied else 0.0, 0.0)
 
             with Echo(theirs) if replied else contextlib.nullcontext():
-                interrupted = raise_at(step, {str(layer.__file__)}, ask)
+                interrupted = raise_at(step, FILES, ask)
                 assert nobody_reads(layer, stream), f"point {step}"
             if not interrupted:
                 assert step > 5
@@ -376,7 +401,7 @@ def test_an_interrupted_round_trip_leaves_no_reader(replied: bool) -> None:
 
 def test_nothing_is_sent_behind_half_a_command(layer: ModuleType, ends: Any) -> None:
     """The server would take a later command for the rest of the first, or its reply would be taken for the first's."""
-    stream, lost = layer.Stream(ends[0]), b"x" * 2_000_000
+    stream, lost = layer.SocketStream(ends[0]), b"x" * 2_000_000
     with pytest.raises(TimeoutError, match="takes no more bytes"):
         stream.round_trip(get(layer), lost, b"", 0, 0.0, 0.0)
     received = b""
@@ -404,7 +429,7 @@ def test_an_interrupt_delivers_no_reply_to_another_caller(alone: bool) -> None:
     for step in itertools.count(1):
         ours, theirs = socket.socketpair()
         with ours, theirs, Echo(theirs):
-            stream, before, after = layer.Stream(ours), layer.PendingReply(), layer.PendingReply()
+            stream, before, after = layer.SocketStream(ours), layer.PendingReply(), layer.PendingReply()
 
             def call(stream: Any = stream, before: Any = before) -> None:
                 if alone:
@@ -414,7 +439,7 @@ def test_an_interrupt_delivers_no_reply_to_another_caller(alone: bool) -> None:
                     stream.put_command(None, (b"GET", b"b"))
                     stream.flush(LONG)
 
-            interrupted = raise_at(step, {str(layer.__file__)}, call)
+            interrupted = raise_at(step, FILES, call)
             try:
                 stream.put_command(after, (b"GET", b"c"))
                 assert stream.lead(after, asleep()) and stream.exchange(after, LONG, 0.0)

@@ -349,7 +349,7 @@ def test_search_for_a_handler_swallows_no_exception_of_another() -> None:
     assert not raise_at(1, {signal.__file__, enum.__file__}, _stream_errors._codes)
 
 
-def test_handler_may_raise_the_error_of_a_lock_released_twice() -> None:
+def test_handler_may_raise_the_error_of_a_lock_released_twice(ends: Any) -> None:
     """Pure Python wakes a parked thread by releasing a lock; a second release raises RuntimeError."""
 
     class Wake:
@@ -360,7 +360,7 @@ def test_handler_may_raise_the_error_of_a_lock_released_twice() -> None:
     def handler(number: int, frame: types.FrameType) -> None:
         raise RuntimeError("struck")
 
-    stream = _fallback.Stream()
+    stream = _fallback.SocketStream(ends[0])
     pending_reply, sleeps = _fallback.PendingReply(), _fallback.PendingReply()
     pending_reply.wake = Wake()
     with pytest.raises(RuntimeError, match="struck"):

@@ -21,7 +21,7 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.math cimport INFINITY
 
-from fastlock._core cimport Stream, Template
+from fastlock._core cimport TaskStream, Template
 from fastlock._fastpath.threads cimport finish_interrupted_release, new_release, not_releasable
 from fastlock._fork cimport check
 from fastlock._protocol.base_lock cimport BaseLock
@@ -70,7 +70,7 @@ def task_owner(BaseLock self not None):
     runs, as where a lock is logged."""
     if not self.thread_local:
         return None
-    cdef Stream stream = (<Transport>self._transport).open_stream
+    cdef TaskStream stream = (<Transport>self._transport).open_stream
     if stream is not None and stream.thread == PyThread_get_thread_ident():
         return running_task((<WakeupQueue>stream.wakeups).loop)
     try:
@@ -86,7 +86,7 @@ cdef class _Awaitable(Wakeup):
     """
 
     cdef BaseLock lock
-    cdef Stream stream
+    cdef TaskStream stream
     cdef object others, owner
     cdef double sent
     cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
@@ -104,11 +104,11 @@ cdef class _Awaitable(Wakeup):
         """The operation of the protocol that does the same."""
         raise NotImplementedError
 
-    cdef Stream _open_stream(self):
+    cdef TaskStream _open_stream(self):
         """The stream of the connection, if there is one and the running task may use it."""
         cdef Transport transport = self.lock._transport
         check()
-        cdef Stream stream = transport.open_stream
+        cdef TaskStream stream = transport.open_stream
         if stream is None or stream.thread != PyThread_get_thread_ident():
             return None
         task = running_task((<WakeupQueue>stream.wakeups).loop)
@@ -318,7 +318,7 @@ cdef class _Acquire(_Awaitable):
         cdef BaseLock lock = self.lock
         cdef Transport transport = lock._transport
         cdef Waiter waiter
-        cdef Stream stream = None if lock._needs_slow_path() else self._open_stream()
+        cdef TaskStream stream = None if lock._needs_slow_path() else self._open_stream()
         if stream is None:
             self.others = lock._transport.run(lock._new_acquire(None, self.required))
             return
@@ -469,7 +469,7 @@ cdef class _Release(_Awaitable):
 
     cdef _begin(self):
         cdef BaseLock lock = self.lock
-        cdef Stream stream = self._open_stream()
+        cdef TaskStream stream = self._open_stream()
         cdef Lease lease = lock._leases.get(self.owner)
         if self.lease is not None and lease is not None and lease is not self.lease:  # another one now: it stays
             problem = lock._not_held("release")

@@ -39,9 +39,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.transport = transport
         self.loop = loop
         self.reply_timeout = transport.settings.reply_timeout
-        self.stream = transport.impl.Stream()
+        self.stream = transport.impl.TaskStream(self, transport.wakeups, threading.get_ident(), self._flush_soon)
         self.stream.on_push = transport.queues.on_push
-        self.stream.serve(self, transport.wakeups, threading.get_ident(), self._flush_soon)
         self.session: Any = None
         self.subscribed = False  # whether push messages come on this connection
         self.error: Exception | None = None

@@ -204,7 +204,7 @@ class SyncTransport(Transport):
 
     def _would_deadlock(self, connection: Connection) -> bool:
         """Whether this thread would wait for itself on the connection, as a signal handler may: see
-        `Stream.in_use_by_caller`."""
+        `SocketStream.in_use_by_caller`."""
         return bool(connection.stream.in_use_by_caller(self._queue_mutex.mine()))
 
     def _enter(self, request: Enter) -> Any:

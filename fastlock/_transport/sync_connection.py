@@ -113,7 +113,7 @@ class Connection:
         self.sock = open_socket(settings)
         # Under TLS the bytes go through Python's ssl: there the compiled core has nothing to win.
         self.impl = _fallback if isinstance(self.sock, ssl.SSLSocket) else transport.impl
-        self.stream = self.impl.Stream(self.sock)
+        self.stream = self.impl.SocketStream(self.sock)
         self.busy = self.impl.BUSY
         try:
             self.session = self._greet(settings, credentials)

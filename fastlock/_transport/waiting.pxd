@@ -2,7 +2,7 @@
 
 import cython
 
-from fastlock._core cimport Stream
+from fastlock._core cimport SocketStream
 from fastlock._protocol.local_queue cimport LocalQueue, Waiter
 from fastlock._transport.base cimport Transport
 from fastlock._transport.parker cimport Parker, check_signals, clock
@@ -26,13 +26,13 @@ cpdef send_enter(Transport transport, connection, LocalQueue queue, Waiter waite
 cpdef send_hand_over(Transport transport, connection, bytes key, bytes token)
 
 
-@cython.locals(compiled=Stream)
+@cython.locals(compiled=SocketStream)
 cpdef send_command(
     stream, Py_ssize_t opcode, bytes name, bytes token, long long ms, double timeout, double spin
 )
 
 
-@cython.locals(compiled=Stream)
+@cython.locals(compiled=SocketStream)
 cpdef round_trip(stream, template, bytes name, bytes token, long long ms, double timeout, double spin)
 
 

@@ -17,7 +17,7 @@ from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parker, check_signals, clock
 from fastlock._transport.sync_connection import SPIN_SECONDS, STREAM_ERRORS
 
-_STREAM, _PENDING_REPLY = default.Stream, default.PendingReply
+_STREAM, _PENDING_REPLY = default.SocketStream, default.PendingReply
 _SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
 
 
@@ -105,7 +105,7 @@ def push_connection_of(transport: Transport) -> Any:
 
 def send_enter(transport: Transport, connection: Any, queue: LocalQueue, waiter: Waiter, timeout: float) -> Any:
     """Send the enter of a queue's entry over the push connection, and wait for the reply. Returns the reply, or BUSY.
-    Errors as of `Stream.round_trip`."""
+    Errors as of `SocketStream.round_trip`."""
     template = _cached(queue, connection.impl.Template, enter, (queue.queues.channel, waiter.fenced))
     queue.connection = connection
     spin = 0.0 if queue.was_queued else spin_seconds(transport)  # as in `send_hand_over`
@@ -115,8 +115,8 @@ def send_enter(transport: Transport, connection: Any, queue: LocalQueue, waiter:
 
 def send_hand_over(transport: Transport, connection: Any, key: bytes, token: bytes) -> Any:
     """Send a release to the first waiter in the server's queue, and wait for the reply. Errors as of
-    `Stream.round_trip`. It does not poll for the reply: the server tells the waiter first, and both need a processor.
-    """
+    `SocketStream.round_trip`. It does not poll for the reply: the server tells the waiter first, and both need a
+    processor."""
     queue = transport.queued_keys.get(key)
     made = connection.impl.Template
     template = made(*hand_over(key)) if queue is None else _cached(queue, made, hand_over, ())
@@ -124,7 +124,7 @@ def send_hand_over(transport: Transport, connection: Any, key: bytes, token: byt
 
 
 def send_command(stream: Any, opcode: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
-    """Send a command of the stream's command table, and wait for the reply. Errors as of `Stream.round_trip`."""
+    """Send a command of the stream's command table, and wait for the reply. Errors as of `SocketStream.round_trip`."""
     if type(stream) is _STREAM:
         compiled = stream
         return compiled.round_trip(compiled.templates[opcode], name, token, ms, timeout, spin)
@@ -132,7 +132,7 @@ def send_command(stream: Any, opcode: int, name: bytes, token: bytes, ms: int, t
 
 
 def round_trip(stream: Any, template: Any, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
-    """As `Stream.round_trip`, without a call through Python where this and the stream are compiled."""
+    """As `SocketStream.round_trip`, without a call through Python where this and the stream are compiled."""
     if type(stream) is _STREAM:
         compiled = stream
         return compiled.round_trip(template, name, token, ms, timeout, spin)

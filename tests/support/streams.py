@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
+import inspect
 import socket
 import sys
 import threading
@@ -15,9 +16,11 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
+from fastlock import _fallback
 from support import resp
 
 LONG = 30.0  # seconds: a wait that must not time out
+FILES = {inspect.getfile(kind) for kind in _fallback.SocketStream.__mro__[:-1]}  # its code in Python, for `raise_at`
 
 
 class Echo:

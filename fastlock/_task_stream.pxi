@@ -1,0 +1,42 @@
+# Part of _core.pyx: the stream of tasks, which queues and says when to flush. Never here: an event loop, a socket.
+
+@cython.final
+cdef class TaskStream(Stream):
+    """A stream whose bytes an event loop carries: what a tick of the loop queues is flushed at once.
+
+    It belongs to a connection, which writes the output; `wakeups` and `thread` are those of the connection's tasks, and
+    `flush_soon` schedules a call of `tick`.
+    """
+
+    def __cinit__(self, connection, wakeups, thread, flush_soon):
+        self.connection = connection
+        self.wakeups = wakeups
+        self.thread = thread
+        self.flush_soon = flush_soon
+
+    cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms):
+        """Queue one command, and schedule a flush; its reply goes to `pending_reply`."""
+        self._make_room()
+        _encode(&self.out, template, name, token, ms)
+        self._push(pending_reply)
+        if not self.flushing:
+            self.announce()
+
+    def tick(self):
+        """Flush what was announced; again, if a signal handler raises as the flush begins."""
+        try:
+            self.connection.flush()
+        except BaseException:
+            self.connection.flush()
+            raise
+
+    def announce(self):
+        """Schedule a flush of what was queued, by whatever method: once until the next `take_output`."""
+        if not self.flushing:
+            self.flush_soon()  # first: if a signal handler raises in it, the next call schedules again
+            self.flushing = True
+
+    cpdef bytes take_output(self):
+        """As `Stream.take_output`; what is queued from now on is announced again."""
+        self.flushing = False
+        return Stream.take_output(self)

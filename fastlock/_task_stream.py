@@ -1,0 +1,53 @@
+"""The stream of tasks, in Python, which queues and says when to flush. The same as `_task_stream.pxi`.
+
+Never here: an event loop, a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastlock._stream import Stream, Template
+
+
+class TaskStream(Stream):
+    """A stream whose bytes an event loop carries: what a tick of the loop queues is flushed at once.
+
+    It belongs to a connection, which writes the output; `wakeups` and `thread` are those of the connection's tasks, and
+    `flush_soon` schedules a call of `tick`.
+    """
+
+    def __init__(self, connection: Any, wakeups: Any, thread: int, flush_soon: Callable[[], object]) -> None:
+        super().__init__()
+        self.connection = connection
+        self.wakeups = wakeups
+        self.thread = thread
+        self.sent = 0.0  # when the first command of a tick came
+        self._flush_soon = flush_soon
+        self._flushing = False
+
+    def request(self, template: Template, pending_reply: Any, name: bytes, token: bytes, ms: int) -> None:
+        """Queue one command, and schedule a flush; its reply goes to `pending_reply`."""
+        self.put(template, pending_reply, name, token, ms)
+        if not self._flushing:
+            self.announce()
+
+    def tick(self) -> None:
+        """Flush what was announced; again, if a signal handler raises as the flush begins."""
+        try:
+            self.connection.flush()
+        except BaseException:
+            self.connection.flush()
+            raise
+
+    def announce(self) -> None:
+        """Schedule a flush of what was queued, by whatever method: once until the next `take_output`."""
+        if not self._flushing:
+            self._flush_soon()  # first: if a signal handler raises in it, the next call schedules again
+            self._flushing = True
+
+    def take_output(self) -> bytes:
+        """As `Stream.take_output`; what is queued from now on is announced again."""
+        self._flushing = False
+        return super().take_output()
