@@ -35,6 +35,7 @@ cdef class PendingReply:
     cdef public bint ready
     cdef public bint abandoned
     cdef unsigned long thread  # the thread that waits for the reply
+    cpdef set_result(self, reply)
     cdef bint waits(self, unsigned long thread) noexcept
     cdef bint sleeps(self) noexcept
 
@@ -62,6 +63,8 @@ cdef class Stream:
     cdef readonly bint broken  # bytes were lost or made no sense: the connection must be closed
 
     cpdef bytes take_output(self)
+    cpdef feed(self, data)
+    cdef int _put(self, Template template, pending_reply, bytes name, bytes token, int64_t ms) except -1
     cdef int _make_room(self) except -1
     cdef int _push(self, pending_reply) except -1
     cdef object _pop(self)
@@ -82,10 +85,15 @@ cdef class SocketStream(Stream):
     cdef list listeners  # pending replies of threads that wait for push messages
 
     cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
+    cpdef bint usable(self) except -1
+    cpdef bint receive(self, double timeout, double spin) except -1
+    cpdef next_reader(self)
     cdef int _taken(self) except -1
     cdef void _give_back(self, Buffer taken) noexcept
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1
     cdef int _send_and_read(self, double timeout, double spin) except -1
+    cdef bint _exchange(self, PendingReply pending_reply, double timeout, double spin) except -1
+    cdef int _resign(self, PendingReply pending_reply) except -1
     cdef int64_t _budget(self, double spin) noexcept
     cdef int _make_chunk(self) except -1
     cdef ssize_t _wait_for_bytes(self, int64_t budget, int64_t end) noexcept nogil
@@ -98,4 +106,5 @@ cdef class TaskStream(Stream):
     cdef object flush_soon
     cdef bint flushing
 
+    cpdef announce(self)
     cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms)

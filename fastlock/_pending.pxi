@@ -19,7 +19,7 @@ cdef class PendingReply:
     def done(self):
         return self.ready
 
-    def set_result(self, reply):
+    cpdef set_result(self, reply):
         self.reply = reply
         self.ready = True
         wake, self.wake = self.wake, None

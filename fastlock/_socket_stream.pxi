@@ -29,7 +29,7 @@ cdef class SocketStream(Stream):
 
     # send and receive
 
-    def usable(self):
+    cpdef bint usable(self) except -1:
         """False: the server replied unasked, or closed the connection, while no reply was pending. Push messages are
         delivered."""
         cdef char byte
@@ -105,7 +105,7 @@ cdef class SocketStream(Stream):
                 raise Broken(failure, strerror(failure).decode())
         return 0
 
-    def receive(self, double timeout, double spin):
+    cpdef bint receive(self, double timeout, double spin) except -1:
         """Read once and deliver. False: nothing came within `timeout` seconds.
 
         Polls the socket for up to `spin` seconds before it sleeps, while recent replies came within that time; half as
@@ -127,6 +127,9 @@ cdef class SocketStream(Stream):
     def exchange(self, PendingReply pending_reply not None, double timeout, double spin):
         """Flush, then read until the pending reply is there. False: `timeout` seconds went by first. Errors as in flush
         and receive."""
+        return self._exchange(pending_reply, timeout, spin)
+
+    cdef bint _exchange(self, PendingReply pending_reply, double timeout, double spin) except -1:
         cdef int64_t end = _now() + _ns(timeout), left
         if self.out.used and self.sending == QUIET:  # else another thread sends, and checks again before it stops
             self._send_and_read(timeout, spin)
@@ -251,7 +254,7 @@ cdef class SocketStream(Stream):
         """Whether the caller is the leader, which reads."""
         return self.leader is pending_reply
 
-    def next_reader(self):
+    cpdef next_reader(self):
         """The first pending reply whose thread sleeps and could read next, or None."""
         cdef Py_ssize_t i
         for i in range(self.pending_):
@@ -265,6 +268,9 @@ cdef class SocketStream(Stream):
 
     def resign(self, PendingReply pending_reply not None):
         """Stop reading: the next reader becomes the leader and is woken. May be called again, after an interrupt."""
+        self._resign(pending_reply)
+
+    cdef int _resign(self, PendingReply pending_reply) except -1:
         cdef PendingReply leader
         if self.leader is pending_reply:
             self.leader = self.next_reader()
@@ -272,6 +278,7 @@ cdef class SocketStream(Stream):
         if leader is not None and leader.wake is not None:
             wake, leader.wake = leader.wake, None
             wake.release()
+        return 0
 
     def in_use_by_caller(self, bint locks):
         """Whether the calling thread waits, reads or sends here already: then a signal handler or `__del__` has
@@ -308,12 +315,12 @@ cdef class SocketStream(Stream):
             return BUSY
         self.leader = pending_reply
         try:
-            self.put(template, pending_reply, name, token, ms)
-            if not self.exchange(pending_reply, timeout, spin):
+            self._put(template, pending_reply, name, token, ms)
+            if not self._exchange(pending_reply, timeout, spin):
                 raise NoReply(f"no reply within {timeout} s")
         finally:
             pending_reply.abandoned = not pending_reply.ready
-            self.resign(pending_reply)
+            self._resign(pending_reply)
         return pending_reply.reply
 
 

@@ -24,9 +24,14 @@ cdef class Stream:
 
     def put(self, Template template not None, pending_reply, bytes name, bytes token, int64_t ms):
         """Queue one command; its reply goes to `pending_reply`."""
+        self._put(template, pending_reply, name, token, ms)
+
+    @cython.final
+    cdef inline int _put(self, Template template, pending_reply, bytes name, bytes token, int64_t ms) except -1:
         self._make_room()
         _encode(&self.out, template, name, token, ms)
         self._push(pending_reply)
+        return 0
 
     def put_many(self, Template template not None, pending_reply, list names, list tokens, int64_t ms):
         """Queue one command per name; `pending_reply` gets the list of replies, in order."""
@@ -139,7 +144,7 @@ cdef class Stream:
         """Whether the rest of a reply is still to come."""
         return self.partial > 0 or self.filter.kind or self.filter.skip > 0
 
-    def feed(self, data):
+    cpdef feed(self, data):
         """Parse bytes from the server. ProtocolError: they make no sense, the connection must be closed."""
         cdef bytes chunk = data if type(data) is bytes else bytes(data)
         if self.out_of_step:

@@ -16,9 +16,7 @@ cdef class TaskStream(Stream):
 
     cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms):
         """Queue one command, and schedule a flush; its reply goes to `pending_reply`."""
-        self._make_room()
-        _encode(&self.out, template, name, token, ms)
-        self._push(pending_reply)
+        self._put(template, pending_reply, name, token, ms)
         if not self.flushing:
             self.announce()
 
@@ -30,7 +28,7 @@ cdef class TaskStream(Stream):
             self.connection.flush()
             raise
 
-    def announce(self):
+    cpdef announce(self):
         """Schedule a flush of what was queued, by whatever method: once until the next `take_output`."""
         if not self.flushing:
             self.flush_soon()  # first: if a signal handler raises in it, the next call schedules again
