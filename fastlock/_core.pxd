@@ -45,6 +45,7 @@ cdef class _ReplyFilter:
     cdef int64_t skip  # bytes of a string that are still to come
     cdef bint drops  # whether these are dropped
     cdef bytes held  # a string's header that is not complete yet; None: nothing is held back
+    cdef bint within(self) noexcept
     cdef bytes passed(self, bytes chunk)
     cdef bint _announces(self) except -1
 

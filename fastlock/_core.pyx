@@ -24,6 +24,7 @@ from fastlock._libc cimport (
 
 from hiredis import ProtocolError, PushNotification, Reader
 
+from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_REPLY
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData
 
 cdef extern from *:
@@ -39,18 +40,7 @@ IMPLEMENTATION = "cython"
 BUILD = FASTLOCK_BUILD.decode()
 SOURCES = FASTLOCK_SOURCES.decode()  # the digest of the sources that this was compiled from
 
-cdef enum:
-    LONGEST = 65536
-    FRAME = 64
-    ITEMS = 9999
-    DEPTH = 8
-
-MAX_REPLY = LONGEST  # bytes of a string: as long as the longest token; a longer string is dropped
-MAX_FRAME = FRAME  # bytes around the string: a reply longer than both together is none to a lock command
-MAX_ITEMS = ITEMS  # of one list or map: the lists of a batch have 100
-MAX_DEPTH = DEPTH  # of nesting: `COMMAND INFO` on Valkey 9.1 nests 6 deep, no other reply more than 3
-MAX_DROPPED = 1 << 32  # bytes of a string that is dropped: a server's longest string has 1 << 29 by default
-cdef int64_t DROPPED = MAX_DROPPED
+cdef int64_t LONGEST = MAX_REPLY, FRAME = MAX_FRAME, ITEMS = MAX_ITEMS, DEPTH = MAX_DEPTH, DROPPED = MAX_DROPPED
 
 cdef object _NOTHING = object()  # what the reader returns while a reply is incomplete: False is a value of RESP3
 

@@ -5,10 +5,10 @@ Used where the compiled core is not there, or by FASTLOCK_IMPL=python. Its parts
 
 from __future__ import annotations
 
-from fastlock._filter import MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_REPLY
+from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_REPLY
 from fastlock._native import RLock
 from fastlock._socket_stream import BUSY, SocketStream
-from fastlock._stream import MAX_DEPTH, PendingReply, Stream, Template
+from fastlock._stream import PendingReply, Stream, Template
 from fastlock._task_stream import TaskStream
 
 __all__ = [

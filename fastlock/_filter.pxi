@@ -9,6 +9,10 @@ cdef class _ReplyFilter:
     that holds something else than a lock is answered like any name that is held. No token is empty.
     """
 
+    cdef bint within(self) noexcept:
+        """Whether the rest of a line or of a string is still to come."""
+        return self.skip > 0 or self.kind != 0
+
     cdef bytes passed(self, bytes chunk):
         """Those of these bytes that go on to the reader; a string's header only when it is complete. ProtocolError: a
         header announces more than any reply has."""

@@ -1,16 +1,13 @@
-"""What a reply may be, and what is dropped of one that is longer than any reply to a lock command.
+"""The sizes that replies announce, in Python, checked before the reader allocates for them; and what is dropped.
 
-The twin of `_filter.pxi`, for the core in Python. Never here: what replies mean.
+The same as `_filter.pxi`. Never here: what replies mean.
 """
 
 from __future__ import annotations
 
 from hiredis import ProtocolError
 
-MAX_REPLY = 65536  # bytes of a string: as long as the longest token; a longer string is dropped
-MAX_FRAME = 64  # bytes around the string: a reply longer than both together is none to a lock command
-MAX_ITEMS = 9999  # of one list or map: the lists of a batch have 100
-MAX_DROPPED = 1 << 32  # bytes of a string that is dropped: a server's longest string has 1 << 29 by default
+from fastlock._limits import MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_REPLY
 
 _STRINGS = frozenset((b"$", b"=", b"!"))
 _SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}

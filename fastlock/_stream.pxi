@@ -142,7 +142,7 @@ cdef class Stream:
     @cython.final
     cdef bint _within_reply(self) noexcept:
         """Whether the rest of a reply is still to come."""
-        return self.partial > 0 or self.filter.kind or self.filter.skip > 0
+        return self.partial > 0 or self.filter.within()
 
     cpdef feed(self, data):
         """Parse bytes from the server. ProtocolError: they make no sense, the connection must be closed."""

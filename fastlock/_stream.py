@@ -14,11 +14,10 @@ from typing import Any
 
 from hiredis import ProtocolError, PushNotification, Reader
 
-from fastlock._filter import MAX_FRAME, MAX_REPLY, ReplyFilter
+from fastlock._filter import ReplyFilter
+from fastlock._limits import MAX_DEPTH, MAX_FRAME, MAX_REPLY
 from fastlock._native import RLock
 from fastlock._stream_errors import by_handler
-
-MAX_DEPTH = 8
 
 _LARGE = re.compile(rb"[$=!*%~>|][0-9]{4}")  # a header that may announce more than a reply may have: to be filtered
 _NOTHING = object()  # what the reader returns while a reply is incomplete: False is a value of RESP3

@@ -55,7 +55,7 @@ LAYERS = [
         "_build _stream_errors _libc _mutex _fork _native",
         never={"asyncio", "redis", "time.sleep"},
     ),
-    Layer("_template _buffer _pending _filter _stream", never=IMPURE - {"threading"}),
+    Layer("_limits _template _buffer _pending _filter _stream", never=IMPURE - {"threading"}),
     Layer("_socket_stream _task_stream _core _fallback _implementation", never={"asyncio", "redis", "time.sleep"}),
     Layer(
         "_errors"

@@ -1,0 +1,9 @@
+"""What a reply may be, for the core compiled and in Python. Never here: how that is checked."""
+
+from __future__ import annotations
+
+MAX_REPLY = 65536  # bytes of a string: as long as the longest token; a longer string is dropped
+MAX_FRAME = 64  # bytes around the string: a reply longer than both together is none to a lock command
+MAX_ITEMS = 9999  # of one list or map: the lists of a batch have 100
+MAX_DEPTH = 8  # of nesting: `COMMAND INFO` on Valkey 9.1 nests 6 deep, no other reply more than 3
+MAX_DROPPED = 1 << 32  # bytes of a string that is dropped: a server's longest string has 1 << 29 by default
