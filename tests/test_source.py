@@ -51,12 +51,9 @@ class Layer:
 
 IMPURE = {"asyncio", "redis", "threading", "time.sleep", "socket", "select", "selectors", "ssl", "subprocess"}
 LAYERS = [
-    Layer(
-        "_build _stream_errors _libc _mutex _fork _native",
-        never={"asyncio", "redis", "time.sleep"},
-    ),
-    Layer("_limits _template _buffer _pending _filter _stream", never=IMPURE - {"threading"}),
-    Layer("_socket_stream _task_stream _core _fallback _implementation", never={"asyncio", "redis", "time.sleep"}),
+    Layer("_build _stream_errors _libc _mutex _fork _native", never={"asyncio", "redis", "time.sleep"}),
+    Layer("_limits _template _buffer _pending _filter _stream _task_stream", never=IMPURE - {"threading"}),
+    Layer("_socket_stream _core _fallback _implementation", never={"asyncio", "redis", "time.sleep"}),
     Layer(
         "_errors"
     ),  # values that each later layer may raise; with _transport.settings the only one that knows redis-py
@@ -279,6 +276,21 @@ def test_layers(path: Path) -> None:
 def test_layers_name_no_module_that_is_gone() -> None:
     there = {module_of(path) for path in MODULES}
     assert [name for name in RANK if name not in there] == []
+
+
+@pytest.mark.parametrize("part", ["_template", "_buffer", "_pending", "_filter", "_stream", "_task_stream"])
+def test_only_the_stream_of_threads_makes_system_calls(part: str) -> None:
+    """The parts of the compiled core have no imports of their own, by which a layer could be seen."""
+    assert system_calls((PACKAGE / f"{part}.pxi").read_text()) == []
+
+
+def system_calls(text: str) -> list[str]:
+    return re.findall(r"\b(?:c_\w+|fastlock_patience)\(", text)
+
+
+def test_system_call_rule_sees() -> None:
+    found = system_calls((PACKAGE / "_socket_stream.pxi").read_text())
+    assert set(found) == {"c_poll(", "c_recv(", "c_send(", "fastlock_patience("}
 
 
 def test_no_two_modules_import_each_other() -> None:
