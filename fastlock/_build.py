@@ -13,7 +13,8 @@ TWINS = ("_core", "_fork", "_transport.parker", "_fastpath.tasks")
 # From their .py; a .pxd names the types.
 PYTHON = (
     *("_protocol.arguments", "_protocol.lease", "_protocol.stats", "_protocol.local_queue", "_protocol.batch"),
-    *("_protocol.base_lock", "_transport.wakeups", "_transport.base", "_transport.waiting", "_fastpath.threads"),
+    *("_protocol.base_lock", "_transport.internals", "_transport.wakeups", "_transport.base", "_transport.waiting"),
+    "_fastpath.threads",
 )
 
 

@@ -27,7 +27,8 @@ from support.strikes import STACK, Struck, StruckIn, strike_everywhere
 import fastlock
 import fastlock.asyncio
 from fastlock._stream_errors import Broken
-from fastlock._transport.wakeups import Wakeup, WakeupQueue
+from fastlock._transport.internals import Wakeup
+from fastlock._transport.wakeups import WakeupQueue
 from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import Lease, new_token, now
 from fastlock._protocol.local_queue import ReleaseRoute
 from fastlock._protocol.steps import Answer
-from fastlock._transport.wakeups import Wakeup
+from fastlock._transport.internals import Wakeup
 
 
 def _as_sent(op: Any, connection: Any, sent: float) -> Any:

@@ -5,8 +5,7 @@
 microsecond counts twice.
 """
 
-import sys
-from asyncio import current_task, tasks
+from asyncio import current_task
 from collections import OrderedDict
 
 from fastlock._errors import is_own
@@ -15,6 +14,7 @@ from fastlock._protocol.base_lock import LockRelease
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.local_queue import ReleaseRoute
 from fastlock._protocol.steps import Answer
+from fastlock._transport.internals import running_task as _running_task
 
 cimport cython
 from cpython.pythread cimport PyThread_get_thread_ident
@@ -28,27 +28,16 @@ from fastlock._protocol.base_lock cimport BaseLock
 from fastlock._protocol.lease cimport Lease, new_token
 from fastlock._protocol.local_queue cimport LocalQueues, Waiter
 from fastlock._transport.base cimport Transport
+from fastlock._transport.internals cimport PYGEN_NEXT, PYGEN_RETURN, PySendResult, Waker, Wakeup, resume_by
 from fastlock._transport.parker cimport clock
-from fastlock._transport.wakeups cimport Wakeup, WakeupQueue
 
 cdef extern from "Python.h":
-    ctypedef int PySendResult
-    PySendResult PYGEN_RETURN
-    PySendResult PYGEN_NEXT
-    ctypedef PySendResult (*sendfunc)(PyObject *, PyObject *, PyObject **)
-    ctypedef PyObject *(*iternextfunc)(PyObject *)
     PySendResult PyIter_Send(object iterator, object value, PyObject **result) except -1
-    ctypedef struct PyAsyncMethods:
-        sendfunc am_send
-    ctypedef struct PyTypeObject:
-        PyAsyncMethods *tp_as_async
-        iternextfunc tp_iternext
     void PyErr_SetObject(object kind, object value)
 
 cdef object ASK_SERVER = Answer.ASK_SERVER, DEADLINE_EXCEEDED = Answer.DEADLINE_EXCEEDED
 cdef int LOCAL = ReleaseRoute.LOCAL, SCRIPT = ReleaseRoute.SCRIPT, NOT_HELD = ReleaseRoute.NOT_HELD
-# Until 3.12 `current_task` is Python, which asks this
-cdef object running_task = current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get
+cdef object running_task = _running_task
 cdef double LAST_TRY_SECONDS = _LAST_TRY_SECONDS
 cdef Py_ssize_t ACQUIRE = Opcode.ACQUIRE, ACQUIRE_ENDLESS = Opcode.ACQUIRE_ENDLESS, RELEASE = Opcode.RELEASE
 cdef Py_ssize_t MAX_SHARED_TIMEOUTS = 16  # of a client: an acquire with yet another timeout has a timer of its own
@@ -72,7 +61,7 @@ def task_owner(BaseLock self not None):
         return None
     cdef TaskStream stream = (<Transport>self._transport).open_stream
     if stream is not None and stream.thread == PyThread_get_thread_ident():
-        return running_task((<WakeupQueue>stream.wakeups).loop)
+        return running_task((<Waker>stream.wakeups).loop)
     try:
         return current_task()
     except RuntimeError:
@@ -111,7 +100,7 @@ cdef class _Awaitable(Wakeup):
         cdef TaskStream stream = transport.open_stream
         if stream is None or stream.thread != PyThread_get_thread_ident():
             return None
-        task = running_task((<WakeupQueue>stream.wakeups).loop)
+        task = running_task((<Waker>stream.wakeups).loop)
         if task is None:  # another loop runs
             return None
         if self.owner is None and self.lock.thread_local:
@@ -132,17 +121,16 @@ cdef class _Awaitable(Wakeup):
                     self._begin()
                 else:
                     outcome = self._end(self.result())
+                if self.others is None:
+                    over[0] = self.wakeups is None or self.ready
+                    if not over[0]:
+                        outcome = self.begin_wait()
+                        self.ended = False
+                    return outcome
             except BaseException as error:  # nothing else would undo what was sent or queued until then
                 if self.others is None:
                     self._undo_struck(error)
                 raise
-            if self.others is None:
-                over[0] = self.wakeups is None or self.ready
-                if over[0]:
-                    return outcome
-                self.blocking = True  # as a future's own iterator does it
-                self.ended = False
-                return self
         self.ended = True
         cdef PyObject *result
         try:
@@ -330,7 +318,7 @@ cdef class _Acquire(_Awaitable):
                 self._wait(waiter)
                 return
         self.token = new_token()
-        self.arm(stream.wakeups)
+        self.arm(<Waker>stream.wakeups)
         stream.request(
             <Template>stream.templates[ACQUIRE if lock._ms else ACQUIRE_ENDLESS], self, lock._key, self.token, lock._ms
         )
@@ -386,7 +374,7 @@ cdef class _Acquire(_Awaitable):
             return
         if (<Transport>self.lock._transport).sweep_timer is None:
             self.lock._transport.tick()
-        self.arm(self.stream.wakeups)
+        self.arm(<Waker>self.stream.wakeups)
         waiter.on_wake = self
         if self.lock.blocking_timeout is not None:
             self._limit(-self.lock.blocking_timeout, _until(self.lock, self.start), clock())
@@ -492,7 +480,7 @@ cdef class _Release(_Awaitable):
             return
         self.stream = stream
         self.lease = lease
-        self.arm(stream.wakeups)
+        self.arm(<Waker>stream.wakeups)
         stream.request(<Template>stream.templates[RELEASE], self, lease._key, lease._raw_token, 0)
         self.sent = stream.sent
 
@@ -521,8 +509,7 @@ cdef class _Release(_Awaitable):
             finish_interrupted_release(self.lock, owner, self.lease, self.op, error)
 
 
-# How the interpreter resumes an _Awaitable: by type slots that are set here, as those that Cython makes raise
-# StopIteration with a traceback, which costs more than all the rest (3,000 instructions).
+# How the interpreter resumes an _Awaitable, where `resume_by` may set it.
 
 cdef PySendResult _send(PyObject *self, PyObject *value, PyObject **result) except -1:
     cdef bint over = False
@@ -557,6 +544,5 @@ def aio_exit_lock(BaseLock self not None, kind, error, trace):
 
 
 aio_acquire, aio_release = _Acquire, _Release
-for _type in (_Acquire, _Release):
-    (<PyTypeObject *>_type).tp_as_async.am_send = <sendfunc>_send
-    (<PyTypeObject *>_type).tp_iternext = <iternextfunc>_next
+resume_by(_Acquire, _send, _next)
+resume_by(_Release, _send, _next)

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock._fastpath import tasks
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock, MutableSettings
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
-
-F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
+from fastlock._transport.internals import coroutine_function, running_loop
 
 _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
-
-
-def coroutine_function(function: F) -> F:
-    """Mark a function as a coroutine function (FastAPI's background tasks ask), though it does something before it
-    returns its coroutine."""
-    if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
-        inspect.markcoroutinefunction(function)
-    else:
-        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
-    return function
 
 
 class AsyncLock(BaseLock):
@@ -38,7 +25,7 @@ class AsyncLock(BaseLock):
     def _orphaned_lease(self) -> Lease | None:
         # Needed after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; and where
         # no event loop runs, as a coroutine that is closed leaves an `async with`
-        closing = asyncio._get_running_loop() is None
+        closing = running_loop() is None
         found = [lease for task, lease in self._leases.items() if task is not None and (closing or task.done())]
         return found[-1] if found else None
 

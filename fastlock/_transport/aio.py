@@ -43,11 +43,12 @@ from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.base import Transport
+from fastlock._transport.internals import Wakeup, running_loop
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import tune_socket
 from fastlock._transport.sync_connection import CLOSE_SECONDS, CONNECT_ERRORS, removed
 from fastlock._transport.undo_delivery import UndoDelivery
-from fastlock._transport.wakeups import Wakeup, WakeupQueue
+from fastlock._transport.wakeups import WakeupQueue
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ class AsyncTransport(Transport):
     def begin(self) -> None:
         """Called before anything else is done: all that is kept here belongs to this process and the running loop."""
         check()
-        loop = asyncio._get_running_loop()
+        loop = running_loop()
         if loop is not self.loop or loop is None:
             self._bind(loop)
 
@@ -359,7 +360,7 @@ class AsyncTransport(Transport):
 
     def deliver(self, delivery: UndoDelivery) -> None:
         """As `undo`."""
-        if self.connection is not None and self.connection.loop is not asyncio._get_running_loop():
+        if self.connection is not None and self.connection.loop is not running_loop():
             with contextlib.suppress(RuntimeError):  # the connection's loop is closed: keep it for the next connection
                 self.connection.loop.call_soon_threadsafe(self.deliver, delivery)
                 return
@@ -512,7 +513,7 @@ class AsyncTransport(Transport):
             and self.ever_connected
             and self._end is not None  # the loop is not about to end
             and loop is not None
-            and loop is asyncio._get_running_loop()
+            and loop is running_loop()
             and not loop.is_closed()
         ):
             self._connect_task(loop)

@@ -20,10 +20,10 @@ from fastlock._protocol import commands, handshake
 from fastlock._protocol.lease import now
 from fastlock._protocol.steps import ConnectionLost, RawCommands, Request
 from fastlock._stream_errors import Broken, NoReply
+from fastlock._transport.internals import Wakeup, abort, reads_at_once
 from fastlock._transport.settings import Settings
 from fastlock._transport.sync_connection import CLOSE_SECONDS, compile_templates, write_request, write_undo
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
-from fastlock._transport.wakeups import Wakeup
 
 if TYPE_CHECKING:
     from fastlock._transport.aio import AsyncTransport
@@ -52,7 +52,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._room = memoryview(bytearray(ROOM))
         # Whether the loop reads into that. Not noted over TLS and in other loops, which may begin a read without data
         self._reading = False
-        self._watches = transport.settings.tls is None and isinstance(loop, asyncio.BaseEventLoop)
+        self._watches = transport.settings.tls is None and reads_at_once(loop)
         self._progress = 0.0  # when the server last sent something, or the first command in flight was sent
 
     # called by the event loop
@@ -244,7 +244,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.error = errors.as_connection_error(error, self.transport.settings.endpoint)
             self.transport.stats.retire(self.stream)
         if self.byte_transport is not None:
-            _abort(self.byte_transport)
+            abort(self.byte_transport)
         pending_replies = self.stream.drain(self.in_flight)
         own = isinstance(error, ProtocolError) and len(pending_replies) == 1
         final = isinstance(self.error, errors.ClientClosedError)
@@ -278,14 +278,3 @@ class AsyncConnection(asyncio.BufferedProtocol):
             ping = RawCommands([(b"PING",)])
             ping.until = until
             await self.transport.answered(ping, self)
-
-
-def _abort(transport: Any) -> None:
-    """Close a connection at once, also after its loop was closed: asyncio's transport cannot do that then."""
-    try:
-        transport.abort()
-    except RuntimeError:
-        sock = getattr(transport, "_sock", None)
-        if sock is not None:
-            sock.close()
-            transport._sock = None

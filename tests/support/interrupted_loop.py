@@ -42,7 +42,7 @@ FORGETS = {
     "base_events.py": ("_run_once", "_run_until_complete_cb"),  # takes a callback out of its list, and then calls it
     "/events.py": ("_run",),  # calls that callback
     "tasks.py": ("_done_callback",),  # of `gather`
-    "wakeups.py": ("_asyncio_future_blocking", "get_loop", "add_done_callback"),  # by which a task begins to wait
+    "internals.py": ("_asyncio_future_blocking", "get_loop", "add_done_callback"),  # by which a task begins to wait
 }
 # Where a task that ends schedules the callbacks of the tasks that wait for it: an interrupt here forgets them.
 ASKS = ("call_soon", "_call_soon", "_check_closed", "get_debug", "__init__")
@@ -56,7 +56,7 @@ def in_a_gap(frame: FrameType) -> bool:
     asks = frame
     while asks.f_back is not None and within(asks, "events.py", ASKS):
         asks = asks.f_back
-    if asks is not frame and (within(asks, "/events.py", ("_run",)) or within(asks, "wakeups.py", ("run_callback",))):
+    if asks is not frame and (within(asks, "/events.py", ("_run",)) or within(asks, "internals.py", ("run_callback",))):
         return True
     return any(within(frame, file, functions) for file, functions in FORGETS.items())
 
