@@ -40,7 +40,7 @@ BESIDE = (("8.0.*", NEWEST), (NEWEST, NEWEST), ("7.*", "3.5.*"), ("6.4.*", NEWES
 # What depends on the interpreter, on redis-py or on hiredis. PURE: also in pure Python.
 TESTS = (
     *("bytes", "law", "law_batch", "law_waiting", "gate", "turns", "topology", "tls", "dropin", "first_contact"),
-    *("differential", "credentials", "hot_tasks", "lock", "late", "loops", "fork", "interrupts"),
+    *("differential", "credentials", "hot_tasks", "internals", "lock", "late", "loops", "fork", "interrupts"),
 )
 PURE = ("dropin", "lock")
 PATIENCE = 600  # seconds for one command

@@ -74,6 +74,13 @@ WORDS = {
     r"\b(blazing|lightning[- ]fast|world[- ]class|bulletproof)\b": "praise instead of a figure",
 }
 
+# Of CPython and its asyncio, and where alone they may be named.
+INTERNALS = (
+    r"\basyncio(\.\w+)*\._[a-z]|\bfrom asyncio\S* c?import .*\b_[a-z]|"
+    r"_asyncio_future_blocking|_current_tasks|(?<!self)\._sock\b|[\"']_sock[\"']|\b(am_\w+|tp_\w+|Py\w*TypeObject)\b"
+)
+MAY_NAME_INTERNALS = ("fastlock/_transport/internals.py", "fastlock/_transport/internals.pxd")
+
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
     """All nodes that run; what stands under TYPE_CHECKING does not."""
@@ -197,6 +204,14 @@ def word_faults(path: str, text: str) -> list[str]:
         for pattern, why in WORDS.items()
         if re.search(pattern, line)
     ]
+
+
+def internals_faults(path: str, text: str) -> list[str]:
+    """Internals of the interpreter that are named outside the module that has the plain way beside each."""
+    if path in MAY_NAME_INTERNALS:
+        return []
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{path}:{at}: {line.strip()[:80]!r}" for at, line in lines if re.search(INTERNALS, line)]
 
 
 def shape(thing: object) -> object:
@@ -453,6 +468,29 @@ def test_words() -> None:
 )
 def test_word_rule_sees(text: str) -> None:
     assert len(word_faults("a.py", text)) == 1
+
+
+def test_internals_of_the_interpreter_are_named_in_one_module() -> None:
+    assert complaints(internals_faults, MODULES) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loop = asyncio._get_running_loop()",
+        "asyncio.tasks._current_tasks.get(loop)",
+        "from asyncio.coroutines import _is_coroutine",
+        "future._asyncio_future_blocking = True",
+        "transport._sock.close()",
+        "getattr(transport, '_sock')",
+        "(<PyTypeObject *>kind).tp_iternext = step",
+        "methods.am_send = send",
+    ],
+)
+def test_internals_rule_sees(text: str) -> None:
+    assert len(internals_faults("fastlock/a.pyx", f"import asyncio\n{text}\n")) == 1
+    assert internals_faults(MAY_NAME_INTERNALS[0], text) == []
+    assert internals_faults("fastlock/a.py", "self._sock.close()\nasyncio.run(_main())\n") == []
 
 
 def test_faces_export_the_same_names() -> None:

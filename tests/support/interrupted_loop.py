@@ -46,6 +46,7 @@ FORGETS = {
 }
 # Where a task that ends schedules the callbacks of the tasks that wait for it: an interrupt here forgets them.
 ASKS = ("call_soon", "_call_soon", "_check_closed", "get_debug", "__init__")
+WAKES = ("run_callback", "_finish")  # where a task is woken, which goes on in the first and is scheduled in the second
 
 
 def in_a_gap(frame: FrameType) -> bool:
@@ -56,7 +57,7 @@ def in_a_gap(frame: FrameType) -> bool:
     asks = frame
     while asks.f_back is not None and within(asks, "events.py", ASKS):
         asks = asks.f_back
-    if asks is not frame and (within(asks, "/events.py", ("_run",)) or within(asks, "internals.py", ("run_callback",))):
+    if asks is not frame and (within(asks, "/events.py", ("_run",)) or within(asks, "internals.py", WAKES)):
         return True
     return any(within(frame, file, functions) for file, functions in FORGETS.items())
 
