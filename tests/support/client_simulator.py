@@ -11,7 +11,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import hiredis
@@ -22,21 +22,19 @@ from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.batch_operations import release_many
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.handshake import Session
-from fastlock._protocol.lease import ENDED, Lease, new_token
-from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, Waiter
+from fastlock._protocol.lease import ENDED, new_token
+from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues
 from fastlock._protocol.release import Release
-from fastlock._protocol.steps import Answer
+from fastlock._protocol.steps import Answer, lease_end
 from fastlock._protocol.undo import Dequeue, Undo
 from fastlock._transport.undo_delivery import UndoDelivery
-from support.handover import GHOSTS, Command
+from support.handover import Command
 from support.resp import encode
 from support.run_steps import Clock
 from support.streams import LONG
+from support.walked_client import KEY, MS, ORDERED, WalkedCaller, WalkedClient
 
-KEY = b"name"
-MS = 10_000_000  # ms of every lease: longer than any walk
 RESTLESS = 50  # steps in a row without a request or a wait, after which an operation counts as hanging
-ORDERED = ("ENTER", "LEAVE")  # commands that share the connection on which messages come
 
 
 class Gone(BaseException):
@@ -87,88 +85,29 @@ class Flight:
 
 
 @dataclass(eq=False)
-class Caller:
+class Caller(WalkedCaller):
     """A caller that wants the name, once."""
 
-    op: Acquire
-    phase: str = "waits"  # then "holds", "lets go", "gone"
-    lease: Lease | None = None
+    op: Any = None  # its Acquire
     driver: Any = None  # of the operation that it runs now
     wait: steps.Wait | None = None  # the step in which it sleeps
-    waiter: Waiter | None = None  # by which the local queue knows it
 
 
-@dataclass
-class Process:
+class Process(WalkedClient):
     """One client. `dial` opens a connection for it."""
 
-    dial: Callable[[], RawConnection]
-    capabilities: frozenset[str]
-    callers: list[Caller]
-    clock: Clock = field(default_factory=Clock)
-    queues: LocalQueues = field(default_factory=lambda: LocalQueues(contextlib.nullcontext()))
-    line: RawConnection | None = None
-    flights: list[Flight] = field(default_factory=list)
-    come: list[tuple[Any, Any]] = field(default_factory=list)  # (the flight, its reply), or (None, a queue entry)
-    tokens: list[bytes] = field(default_factory=list)  # all that were sent, in order
-    asked: bool = False
-    dead: bool = False
-
-    def __post_init__(self) -> None:
-        self.session = Session({}, self.capabilities, b"", b"", "")
-        self.table = commands.command_table(self.capabilities)
-
-    # the state of the callers
-
-    def those(self, phase: str) -> list[Caller]:
-        return [caller for caller in self.callers if caller.phase == phase]
-
-    def waiting(self) -> list[Caller]:
-        """The callers that have no lease yet, in the order of the local queue."""
-        queue = self.queues.by_key.get(KEY)
-        line = [] if queue is None else list(queue.waiters)
-        callers = [caller for caller in self.those("waits") if caller not in self.passed()]
-        return sorted(callers, key=lambda who: line.index(who.waiter) if who.waiter in line else -1)
-
-    def passed(self) -> list[Caller]:
-        """The callers to which a lease was handed over, and which have not run since."""
-        return [each for each in self.those("waits") if each.waiter is not None and each.waiter.lease is not None]
-
-    def first(self) -> Caller:
-        return self.waiting()[0]
-
-    def holders(self) -> list[Caller]:
-        return [caller for caller in self.those("holds") if self.valid(caller)]
-
-    def lapsed(self) -> list[Caller]:
-        return [caller for caller in self.those("holds") if not self.valid(caller)]
-
-    def valid(self, caller: Caller) -> bool:
-        return self.lease(caller)._deadline > self.clock()
-
-    @staticmethod
-    def lease(caller: Caller) -> Lease:
-        assert caller.lease is not None
-        return caller.lease
-
-    def token(self, caller: Caller) -> int:
-        """The number of the token of this caller's lease."""
-        return self.number(self.lease(caller)._raw_token)
-
-    def number(self, token: bytes) -> int:
-        """The number of a token or queue entry, plain or contended; -1: it was never sent."""
-        token = commands.PLAIN_PREFIX + token[3:]
-        return self.tokens.index(token) if token in self.tokens else -1
-
-    def pending(self, caller: Caller) -> Flight | None:
-        """What a caller has requested, whether or not the server executed it."""
-        flights = [*self.flights, *(flight for flight, _ in self.come if flight is not None)]
-        return next((flight for flight in flights if flight.caller is caller), None)
-
-    def known_as(self, flight: Flight) -> Command:
-        """The command in the model's words."""
-        ghost = flight.caller is None and flight.verb in GHOSTS
-        return GHOSTS[flight.verb] if ghost else flight.verb, self.number(flight.token)
+    def __init__(
+        self, dial: Callable[[], RawConnection], capabilities: frozenset[str], kinds: list[tuple[bool, bool]]
+    ) -> None:
+        super().__init__(Clock(), LocalQueues(contextlib.nullcontext()))
+        self.callers: list[Caller] = [caller(strict=strict, fenced=fenced) for strict, fenced in kinds]
+        self.dial = dial
+        self.flights: list[Flight] = []
+        self.come: list[tuple[Flight | None, Any]] = []
+        self.line: RawConnection | None = None
+        self.lost: list[Flight] = []  # what was in flight when the connection broke
+        self.session = Session({}, capabilities, b"", b"", "")
+        self.table = commands.command_table(capabilities)
 
     # operations
 
@@ -362,14 +301,45 @@ class Process:
         else:
             self.advance(flight.caller, what)
 
-    def hang_up(self) -> list[Flight]:
-        """The connection is gone. Returns what was in flight on it."""
-        flights = [*self.flights, *(flight for flight, _ in self.come if flight is not None)]
-        self.flights, self.come, self.line = [], [], None
-        return flights
+    def heard(self) -> bool:
+        return self.line is not None and self.line.subscribed
 
-    def cut(self, flights: list[Flight]) -> None:
+    def ends(self, flight: Flight) -> float:
+        return lease_end(flight.ask.sent, MS)
+
+    def resume(self, token: int) -> None:
+        who = next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token)
+        assert who.waiter is not None
+        who.waiter.woken = False
+        self.advance(who, None)
+
+    def recheck(self) -> None:
+        self.advance(self.first(), None)
+
+    def lapse(self, held: bytes) -> None:
+        for lease in (*map(self.lease, self.holders()), *map(self.handed, self.passed())):
+            if commands.token_matches(held, lease._raw_token):
+                self.clock.time = lease._deadline
+        for flight, reply in self.come:
+            if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
+                self.clock.time = self.ends(flight)
+        for flight in self.flights:  # requests that were not executed yet count as sent now
+            if not isinstance(flight.ask, UndoDelivery):
+                flight.ask.sent = self.clock()
+
+    def end(self, sent: tuple[Command, ...], kill: Callable[[int], object]) -> None:
+        flights = list(self.flights)
+        for command in sent:
+            self.serve(self.flight(command))
+        if self.line is not None:
+            kill(self.line.id)
+            self.line.close()
+        self.lost = [*flights, *(flight for flight, _ in self.come if flight is not None)]
+        self.flights, self.come, self.line = [], [], None
+
+    def cut(self) -> None:
         """Do what the transports do when a connection with these flights breaks: pending undos, then retries."""
+        flights, self.lost = self.lost, []
         for flight in flights:
             if isinstance(flight.ask, UndoDelivery):
                 self.post(flight.ask, flight.ordered)
@@ -381,6 +351,17 @@ class Process:
             if flight.caller is not None:
                 lost = steps.ConnectionLost(errors.as_own(errors.ConnectionError("cut")), math.inf, sent=True)
                 self.advance(flight.caller, lost)
+
+    def die(self) -> None:
+        self.dead = True
+        for one in self.callers:
+            one.wait = None
+            if one.driver is not None:
+                one.driver.steps.close()
+
+    def close(self) -> None:
+        if self.line is not None:
+            self.line.close()
 
 
 def named(ask: Any) -> tuple[str, bytes]:
@@ -401,4 +382,4 @@ def named(ask: Any) -> tuple[str, bytes]:
 def caller(*, strict: bool, fenced: bool) -> Caller:
     op = Acquire("name", KEY, new_token(), MS, fenced)
     op.blocking, op.alone = True, strict
-    return Caller(op)
+    return Caller(op=op)

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 from fastlock._protocol import commands
 from fastlock._protocol import lease as leases
 from fastlock._protocol.handshake import read_greeting
-from fastlock._protocol.steps import lease_end
-from fastlock._transport.undo_delivery import UndoDelivery
 from support import handover as model
-from support.client_simulator import KEY, MS, Caller, Flight, Process, RawConnection, caller
+from support.client_simulator import Process, RawConnection
 from support.handover import Event, Protocol, State, begin, finished, stuck, told, unsafe
+from support.walked_client import KEY, MS, WalkedCaller, WalkedClient
 
 CHANNEL = 41  # bytes of a channel's name
 NOBODY = (-3, 0)  # an identity that should not occur, as a holder or in the queue
@@ -87,29 +86,32 @@ def _imagined(client: model.Client) -> Seen:
     )
 
 
-class Replay:
-    """Some client simulators and a server, whose socket is `path`; also how likely a caller wants a fence."""
+Kinds = list[tuple[bool, bool]]  # of each caller of a client: whether it waits in strict order, and wants a fence
+Making = Callable[[str, frozenset[str], Kinds], WalkedClient]  # from the server's socket and what the server can do
 
-    def __init__(self, path: str, callers: tuple[int, ...], dice: random.Random) -> None:
+
+def simulated(path: str, capabilities: frozenset[str], kinds: Kinds) -> WalkedClient:
+    return Process(lambda: RawConnection(path), capabilities, kinds)
+
+
+class Replay:
+    """Some clients and a server, whose socket is `path`; also how likely a caller wants a fence."""
+
+    def __init__(self, path: str, callers: tuple[int, ...], dice: random.Random, making: Making) -> None:
         self.fences = dice.choice((0.0, 0.0, 0.3, 1.0))
         self.probe = RawConnection(path)
         hello, known = self.probe.ask((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
         capabilities = read_greeting([hello, None, known, None]).capabilities
         self.probe.ask((b"FLUSHALL",), *(script.load for script in commands.SCRIPTS))
         self.processes = [
-            Process(
-                lambda: RawConnection(path),
-                capabilities,
-                [caller(strict=not count, fenced=dice.random() < self.fences) for _ in range(count or 1)],
-            )
+            making(path, capabilities, [(not count, dice.random() < self.fences) for _ in range(count or 1)])
             for count in callers
         ]
         self.now: Callable[[], float] = self.processes[0].clock
 
     def close(self) -> None:
         for each in self.processes:
-            if each.line is not None:
-                each.line.close()
+            each.close()
         self.probe.close()
 
     # what is observed
@@ -136,7 +138,7 @@ class Replay:
         channel, place = entry[:CHANNEL], entry[CHANNEL:]
         return next(((i, p.number(place)) for i, p in enumerate(self.processes) if p.queues.channel == channel), NOBODY)
 
-    def client(self, each: Process) -> Seen:
+    def client(self, each: WalkedClient) -> Seen:
         if each.dead:
             return Seen(model.DEAD)
         self.now = each.clock
@@ -148,7 +150,7 @@ class Replay:
             self.leases_of(each, each.holders()),
             self.leases_of(each, each.lapsed()),
             tuple(sorted(self.passed(each, who) for who in each.passed())),
-            each.line is not None and each.line.subscribed,
+            each.heard(),
             called,
             tuple(each.known_as(flight) for flight in each.flights if flight.ordered),
             tuple(sorted(each.known_as(flight) for flight in each.flights if not flight.ordered)),
@@ -156,17 +158,16 @@ class Replay:
         )
 
     @staticmethod
-    def leases_of(each: Process, callers: list[Caller]) -> tuple[tuple[int, bool], ...]:
+    def leases_of(each: WalkedClient, callers: list[WalkedCaller]) -> tuple[tuple[int, bool], ...]:
         return tuple(sorted((each.token(who), each.lease(who)._contended) for who in callers))
 
     @staticmethod
-    def passed(each: Process, who: Caller) -> tuple[int, bool, bool]:
-        assert who.waiter is not None and who.waiter.lease is not None
-        lease = who.waiter.lease
+    def passed(each: WalkedClient, who: WalkedCaller) -> tuple[int, bool, bool]:
+        lease = each.handed(who)
         return each.number(lease._raw_token), lease._contended, lease._deadline <= each.clock()
 
     @staticmethod
-    def at_work(each: Process) -> tuple[int, int, bool]:
+    def at_work(each: WalkedClient) -> tuple[int, int, bool]:
         """What the first waiter does, its queue entry if the server may know one, and whether it was woken
         meanwhile."""
         if not each.asked or not each.waiting():
@@ -174,8 +175,7 @@ class Replay:
         first = each.first()
         flight = each.pending(first)
         if flight is None:
-            assert first.wait is not None
-            queue: Any = first.wait.waiter.queue
+            queue: Any = first.waiter.queue
             return (model.QUEUED, each.number(queue.entry), False) if queue.entry_sent else (model.BEHIND, -1, False)
         if flight.verb != "ENTER":
             return {"SET": model.SET, "EXTEND": model.EXTEND}[flight.verb], -1, False
@@ -184,13 +184,13 @@ class Replay:
         return model.ENTER, each.number(flight.token), called
 
     @staticmethod
-    def message(each: Process, flight: Flight | None, what: Any) -> tuple[str, int]:
+    def message(each: WalkedClient, flight: Any, what: Any) -> tuple[str, int]:
         if flight is None:
             return "hint", each.number(what)
         number, (reply,) = each.number(flight.token), what
         if type(reply) is not list or not reply[0]:
             return (model.WAIT if type(reply) is list else repr(reply)), number
-        if each.clock() >= lease_end(flight.ask.sent, MS):
+        if each.clock() >= each.ends(flight):
             return model.LATE, number
         return model.CONTENDED if reply[1] else model.GRANTED, number
 
@@ -209,75 +209,38 @@ class Replay:
             self.to_process(each, what, rest[1:], dice)
             each.settle()
 
-    def to_process(self, each: Process, what: str, rest: list[Any], dice: random.Random) -> None:
+    def to_process(self, each: WalkedClient, what: str, rest: list[Any], dice: random.Random) -> None:
         simple: dict[str, Callable[[], Any]] = {
             "asks": each.begin,
             "hears": each.hear,
-            "executes": lambda: each.execute(self.flight(each, *rest)),
-            "looks": lambda: each.advance(each.first(), None),
+            "executes": lambda: each.execute(each.flight(*rest)),
+            "looks": each.recheck,
             "the first gives up": lambda: each.give_up(each.first()),
             "the last gives up": lambda: each.give_up(each.waiting()[-1]),
-            "resumes": lambda: self.resume(each, rest[0]),
+            "resumes": lambda: each.resume(rest[0]),
             "resumes to leave": lambda: each.give_up(each.passed()[0]),
             "lets go": lambda: each.let_go(each.holders()[0], late=dice.random() < 0.5),
             "lets go in a batch": lambda: each.let_go(each.holders()[0], batch=True, late=dice.random() < 0.5),
             "lets go late": lambda: each.let_go(next(who for who in each.lapsed() if each.token(who) == rest[0])),
             "another comes": lambda: each.another(fenced=dice.random() < self.fences),
-            "is cut": lambda: each.cut(self.end(each, rest[0])),
-            "dies": lambda: self.die(each, rest[0]),
+            "is cut": each.cut,
+            "dies": each.die,
         }
+        if what in ("is cut", "dies"):
+            each.end(rest[0], lambda id: self.probe.ask((b"CLIENT", b"KILL", b"ID", b"%d" % id)))
         simple[what]()
-
-    @staticmethod
-    def flight(each: Process, command: model.Command) -> Flight:
-        return next(flight for flight in each.flights if each.known_as(flight) == command)
-
-    @staticmethod
-    def resume(each: Process, token: int) -> None:
-        who = next(who for who in each.passed() if each.number(who.waiter.lease._raw_token) == token)  # type: ignore[union-attr]
-        assert who.waiter is not None
-        who.waiter.woken = False
-        each.advance(who, None)
-
-    def end(self, each: Process, sent: tuple[model.Command, ...]) -> list[Flight]:
-        """Its connection ends after the server has executed these commands. Returns the flights without a known
-        reply."""
-        flights = list(each.flights)
-        for command in sent:
-            each.serve(self.flight(each, command))
-        if each.line is not None:
-            self.probe.ask((b"CLIENT", b"KILL", b"ID", b"%d" % each.line.id))
-            each.line.close()
-        each.flights = flights
-        return each.hang_up()
-
-    def die(self, each: Process, sent: tuple[model.Command, ...]) -> None:
-        self.end(each, sent)
-        each.dead = True
-        for one in each.callers:
-            one.wait = None
-            if one.driver is not None:
-                one.driver.steps.close()
 
     def expire(self) -> None:
         """The key expires, and so does the lease of the client that believes in it, by its own clock."""
         held = self.probe.ask((b"GET", KEY))[0]
         i, _ = self.identity(held)
-        each = self.processes[i]
-        passed = [who.waiter.lease for who in each.passed() if who.waiter is not None]
-        for lease in (*map(each.lease, each.holders()), *filter(None, passed)):
-            if commands.token_matches(held, lease._raw_token):
-                each.clock.time = lease._deadline
-        for flight, reply in each.come:
-            if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
-                each.clock.time = lease_end(flight.ask.sent, MS)
-        for flight in each.flights:  # requests that were not executed yet count as sent now
-            if not isinstance(flight.ask, UndoDelivery):
-                flight.ask.sent = each.clock()
+        self.processes[i].lapse(held)
         self.probe.ask((b"DEL", KEY))
 
     def could(self, event: Event) -> bool:
         """Whether the environment decides, and not the local queue, that this happens now."""
+        if len(event) > 1 and not self.processes[event[1]].could(event):
+            return False
         if event[0] != "another comes":
             return True
         each = self.processes[event[1]]
@@ -301,7 +264,7 @@ class Replay:
 class Walk:
     """One walk through the model, of `length` steps, and then to its end; `met` notes the kinds of events on it."""
 
-    def __init__(self, path: str, seed: int, length: int) -> None:
+    def __init__(self, path: str, seed: int, length: int, making: Making = simulated) -> None:
         self.dice = random.Random(seed)
         self.length = length
         callers = self.dice.choice(CROWDS)
@@ -310,11 +273,15 @@ class Walk:
         self.met: set[str] = set()
         self.protocol = Protocol()
         self.states = [begin(callers, fences=True, **budget)]
-        self.replay = Replay(path, callers, self.dice)
+        self.replay = Replay(path, callers, self.dice, making)
 
     def go(self, monkeypatch: Any) -> None:
-        """Walk to the end. Raises Drift."""
+        """Walk to the end, with simulated clients. Raises Drift."""
         monkeypatch.setattr(leases, "now", lambda: self.replay.now())
+        self.walk()
+
+    def walk(self) -> None:
+        """Walk to the end. Raises Drift."""
         try:
             for at in range(self.length + LONGEST_END):
                 if not self.step(only_musts=at >= self.length):
@@ -329,9 +296,10 @@ class Walk:
 
     def step(self, *, only_musts: bool) -> bool:
         """Make one event happen. Returns whether there was one."""
-        nexts = [step for s in self.states for step in self.protocol.steps(s)]
-        musts = list(dict.fromkeys(event for must, event, _ in nexts if must))
-        faults = list(dict.fromkeys(event for must, event, _ in nexts if not must and self.replay.could(event)))
+        nexts = [(s, *step) for s in self.states for step in self.protocol.steps(s)]
+        possible = {event for event in dict.fromkeys(event for _, _, event, _ in nexts) if self.replay.could(event)}
+        musts = list(dict.fromkeys(event for _, must, event, _ in nexts if must and event in possible))
+        faults = list(dict.fromkeys(event for _, must, event, _ in nexts if not must and event in possible))
         trouble = bool(faults) and not only_musts and (not musts or self.dice.random() < TROUBLE)
         if not (faults if trouble else musts):
             return False
@@ -340,13 +308,19 @@ class Walk:
         self.met.add(event[0])
         self.replay.happen(event, self.dice)
         seen = self.replay.seen()
-        allowed = dict.fromkeys(after for _, known, after in nexts if known == event)
+        allowed = dict.fromkeys(
+            after for s, _, known, state in nexts if known == event for after in self.outcomes(event, s, state)
+        )
         self.states = [s for s in allowed if imagined(s) == seen]
         if not self.states:
             raise Drift("\n".join(differences(seen, [imagined(s) for s in allowed])))
         if fault := next(filter(None, map(unsafe, self.states)), None):
             raise Drift(fault)
         return True
+
+    def outcomes(self, event: Event, before: State, after: State) -> list[State]:
+        """The states to which an event may lead, where the model knows one."""
+        return [after]
 
     def choose(self, events: list[Event]) -> Event:
         """An event; each kind is as likely as the others."""

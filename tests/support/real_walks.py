@@ -1,0 +1,34 @@
+"""Random walks over the handover model, replayed on real clients: for `tests/walks.py`, which stops the clock before
+fastlock is imported. No decisions about locks are made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from support.handover import Event, State
+from support.real_client import RealClient, without_undo
+from support.real_tasks import TaskClient
+from support.replay import Kinds, Walk
+from support.run_steps import Clock
+
+FACES: dict[str, Callable[[str, Clock, Any], RealClient]] = {"asyncio": TaskClient}
+
+
+class RealWalk(Walk):
+    """A walk with the real clients of a face: "threads" or "asyncio"; `clock` is the one that fastlock reads."""
+
+    def __init__(self, path: str, seed: int, length: int, face: str, clock: Any) -> None:
+        def making(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
+            own = Clock()
+            clock.read = own
+            client = FACES[face](path, own, self.dice)
+            for strict, fenced in kinds:
+                client.add(strict=strict, fenced=fenced)
+            return client
+
+        super().__init__(path, seed, length, making)
+        clock.read = lambda: self.replay.now()
+
+    def outcomes(self, event: Event, before: State, after: State) -> list[State]:
+        return [after, without_undo(event, before, after)]

@@ -1,0 +1,97 @@
+"""Random walks of the handover model, replayed on real clients: what callers of fastlock run.
+
+    python -m tests.walks --face threads|asyncio --impl cython|python --server valkey|redis|floor --seed 1 --walks 1000
+
+A walk chooses what happens, event by event, and compares a real server and real clients with what the model allows
+(tests/support/replay.py). The clock of leases stands still, but for what a walk says. Exit code 1: a walk has found a
+drift, which is printed with its seed and all that was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LENGTH = 60  # events of a walk, after which nothing is done that need not be
+START = 1000.0  # seconds: where the clock of a walk begins
+
+
+class WalkClock:
+    """The clock of leases: it shows the time of the client that runs."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], float] = lambda: START
+
+    def __call__(self) -> float:
+        return self.read()
+
+
+def stop_the_clock() -> WalkClock:
+    """Have fastlock, which is not imported yet, read a clock that a walk sets. Its compiled modules read the system's
+    clock without Python where that goes on while the machine sleeps, and else ask Python."""
+    assert "fastlock" not in sys.modules
+    clock = WalkClock()
+    real = time.monotonic
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        del time.CLOCK_BOOTTIME
+    time.monotonic = clock
+    from fastlock._protocol import lease, steps
+
+    assert lease.now is clock
+    time.monotonic = real
+    steps.BACKOFF = 0.0, 0.0  # a client connects again at once
+    return clock
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Random walks of the handover model on real clients.")
+    parser.add_argument("--face", choices=("threads", "asyncio"), default="asyncio")
+    parser.add_argument("--impl", choices=("cython", "python"))
+    parser.add_argument("--server", default="valkey", help="valkey, redis, floor; or the socket of one that runs")
+    parser.add_argument("--seed", type=int, default=1, help="of the first walk")
+    parser.add_argument("--walks", type=int, default=1000)
+    parser.add_argument("--length", type=int, default=LENGTH)
+    return parser.parse_args()
+
+
+def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
+    """Walk, and print what happened. Returns the exit code."""
+    from support.real_walks import RealWalk
+    from support.replay import Drift
+
+    logging.disable()  # of leases that were lost, as a walk has it
+    met: set[str] = set()
+    for seed in range(asked.seed, asked.seed + asked.walks):
+        one = RealWalk(path, seed, asked.length, asked.face, clock)
+        try:
+            one.walk()
+        except Drift as drift:
+            print(f"drift\n{drift}", flush=True)
+            return 1
+        met |= one.met
+    print("met:", *sorted(met), sep="\n", flush=True)
+    return 0
+
+
+def main() -> int:
+    asked = arguments()
+    if asked.impl:
+        os.environ["FASTLOCK_IMPL"] = asked.impl
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    clock = stop_the_clock()
+    if "/" in asked.server:
+        return walk(asked, asked.server, clock)
+    from support.servers import Servers
+
+    with Servers().start(asked.server) as server:
+        assert server.path is not None
+        return walk(asked, server.path, clock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
