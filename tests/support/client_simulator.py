@@ -23,7 +23,7 @@ from fastlock._protocol.batch_operations import release_many
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import ENDED, new_token
-from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues
+from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, Waiter
 from fastlock._protocol.release import Release
 from fastlock._protocol.steps import Answer, lease_end
 from fastlock._protocol.undo import Dequeue, Undo
@@ -230,8 +230,11 @@ class Process(WalkedClient):
         self.fly(Flight(verb, token, ask, caller, verb in ORDERED))
 
     def post(self, delivery: UndoDelivery, ordered: bool = False) -> None:
-        """Send a request whose reply nobody waits for; an equal one that is pending is enough."""
+        """Send a request whose reply nobody waits for; an equal one that is pending is enough. An undo without names
+        only ends broken sessions, which have ended here."""
         undo = delivery.undo
+        if not (isinstance(undo, Dequeue) or undo.names):
+            return
         verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, Dequeue) else ("UNDO", undo.tokens[0])
         pending = [(flight.verb, flight.token) for flight in self.flights if flight.ordered is ordered]
         pending += [("UNDO", each.behind.tokens[0]) for each in self.flights if each.behind is not None]

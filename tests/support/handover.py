@@ -225,13 +225,18 @@ class Process:
         client = client._replace(own=own, held=NONE, contended=False)
         return self.enters(client) if client.waiting and client.pc == BEHIND else client
 
-    def lets_go_late(self, client: Client, at: int) -> Client:
-        """The holder of an expired lease releases: the next waiter enters, if it has not rechecked by itself."""
+    def lets_go_late(self, client: Client, at: int) -> Iterator[Client]:
+        """The holder of an expired lease releases: the next waiter enters, if it has not rechecked by itself, and if it
+        has waited for that lease: of several it was the last one."""
         token, contended = client.lapsed[at]
+        several = len(client.lapsed) > 1
         verb = "REL" if client.waiting or contended else "DEL"
         own = tuple(sorted((*client.own, (verb, token))))
         client = client._replace(own=own, lapsed=without(client.lapsed, client.lapsed[at]))
-        return self.enters(client) if self.forsaken(client) else client
+        if several or not self.forsaken(client):
+            yield client
+        if self.forsaken(client):
+            yield self.enters(client)
 
     @staticmethod
     def forsaken(client: Client) -> bool:
@@ -261,14 +266,17 @@ class Process:
         if client.waiting and client.pc == BEHIND:
             yield self.enters(client)
 
-    def resumes_to_leave(self, client: Client, at: int) -> Client:
-        """The caller gives up before it has run: the lease goes to the next waiter, or back to the server."""
+    def resumes_to_leave(self, client: Client, at: int, fences: bool) -> Iterator[Client]:
+        """The caller gives up before it has run: the lease goes to the next waiter, or back to the server, as it does
+        where the next waiter wants a fence."""
         token, contended, over = client.passed[at]
         client = client._replace(passed=without(client.passed, client.passed[at]))
-        if client.waiting and client.pc == BEHIND and not over and not client.asked:
-            return self.passes(client, token, contended)
-        client = client._replace(own=tuple(sorted({*client.own, ("UNDO", token)})))
-        return self.enters(client) if self.forsaken(client) else client
+        may_pass = client.waiting and client.pc == BEHIND and not over and not client.asked
+        if may_pass:
+            yield self.passes(client, token, contended)
+        if not may_pass or fences:
+            client = client._replace(own=tuple(sorted({*client.own, ("UNDO", token)})))
+            yield self.enters(client) if self.forsaken(client) else client
 
     def gives_up(self, client: Client) -> Client:
         """The first waiter gives up; the next one has the queue entry, and enters."""
@@ -370,7 +378,8 @@ class Protocol(Server, Process):
             for became in self.resumes(client, at):
                 yield step("resumes", became, token)
         for at, (token, _) in enumerate(client.lapsed):
-            yield step("lets go late", self.lets_go_late(client, at), token)
+            for became in self.lets_go_late(client, at):
+                yield step("lets go late", became, token)
             if "pass lapsed" in self.wrong and self.forsaken(client):
                 became = self.holds(client._replace(lapsed=without(client.lapsed, client.lapsed[at])), token)
                 yield step("lets go late", became, token)
@@ -416,7 +425,8 @@ class Protocol(Server, Process):
         if client.waiting > 1:
             yield "the last gives up", client._replace(waiting=client.waiting - 1)
         if client.passed:
-            yield "resumes to leave", self.resumes_to_leave(client, 0)
+            for became in self.resumes_to_leave(client, 0, fences):
+                yield "resumes to leave", became
 
     def partly(self, s: State, i: int, client: Client) -> Iterator[tuple[tuple[Command, ...], State]]:
         """Which of client i's commands may have been executed when its connections end, and the state after that."""
