@@ -18,7 +18,7 @@ from test_handover_replay import EVENTS
 from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parent.parent
-WALKS = 250
+WALKS = 350
 pytestmark = pytest.mark.usefixtures("impl")
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LENGTH = 60  # events of a walk, after which nothing is done that need not be
+LONGEST_SLEEP = 500.0  # seconds of a sleep: longer than walks take, and far shorter than their leases
 START = 1000.0  # seconds: where the clock of a walk begins
 
 
@@ -40,11 +41,13 @@ def stop_the_clock() -> WalkClock:
     if hasattr(time, "CLOCK_BOOTTIME"):
         del time.CLOCK_BOOTTIME
     time.monotonic = clock
-    from fastlock._protocol import lease, steps
+    from fastlock._protocol import lease, local_queue, steps
+    from fastlock._transport import waiting
 
     assert lease.now is clock
     time.monotonic = real
     steps.BACKOFF = 0.0, 0.0  # a client connects again at once
+    local_queue.RECHECK_SECONDS = waiting.RECHECK_SECONDS = LONGEST_SLEEP  # no thread's sleep ends by itself
     return clock
 
 
@@ -64,6 +67,7 @@ def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
     from support.real_walks import RealWalk
     from support.replay import Drift
 
+    sys.setswitchinterval(LONGEST_SLEEP)  # a thread runs until it blocks: see support/real_threads.py
     logging.disable()  # of leases that were lost, as a walk has it
     met: set[str] = set()
     for seed in range(asked.seed, asked.seed + asked.walks):

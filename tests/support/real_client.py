@@ -28,6 +28,7 @@ from support.walked_client import KEY, MS, ORDERED, WalkedCaller, WalkedClient
 Call = tuple[bytes, ...]
 PATIENCE = 1e6  # seconds for which a client tries again: longer than any walk
 AHEAD = (b"SUBSCRIBE", b"SCRIPT", b"PING")  # commands that are executed together with the request behind them
+UNDOS = ("UNDO", "LEAVE")
 GREETING = (b"HELLO", b"CLIENT", b"COMMAND", b"CONFIG", b"INFO", b"SCRIPT")  # commands of a handshake
 
 
@@ -49,6 +50,7 @@ class Request:
     end: float  # of the lease that it asks for
     ordered: bool
     pending: Any = None  # what gets the reply, where that is not bytes
+    asker: Any = None  # the thread that sleeps until it is answered
     ahead: list[tuple[Call, Any]] = field(default_factory=list)  # commands right before it, what gets their replies
     caller: RealCaller | None = None
     told: bool = False  # whether it was seen who has sent it
@@ -75,6 +77,7 @@ class Line:
         self.framer = Framer(frame_end)
         self.pushed: list[bytes] = []
         self.subscribed = False
+        self.entered = False  # whether an ENTER was executed
         self.closed = False
         self.greeting = True  # whether no lock was asked for yet, so that all is answered at once
         self.ahead: list[tuple[Call, Any]] = []
@@ -137,7 +140,7 @@ class RealClient(WalkedClient):
         self.callers = []
         self.lines: list[Line] = []
         self.serial = 0
-        self.undone: set[bytes] = set()  # tokens whose undo was executed: another one changes nothing
+        self.undone: set[tuple[str, bytes]] = set()  # undos that were executed: to repeat them changes nothing
         self.late: set[bytes] = set()  # tokens that were granted too late, whose undo goes ahead of the next ENTER
 
     # what the subclasses say
@@ -184,7 +187,7 @@ class RealClient(WalkedClient):
         request = Request(verb, token, calls, line, self.serial, self.clock() + MS / 1000, ordered, pending)
         self.serial += 1
         request.ahead, line.ahead = line.ahead, []
-        request.spent = verb == "UNDO" and token in self.undone
+        request.spent = (verb, token) in self.undone
         line.requests.append(request)
         return request
 
@@ -201,7 +204,7 @@ class RealClient(WalkedClient):
         shown: list[Request] = []
         for request in sent:
             behind = request.verb == "UNDO" and request.token in asked
-            twice = request.verb in ("UNDO", "LEAVE") and any(
+            twice = request.verb in UNDOS and any(
                 (each.verb, each.token) == (request.verb, request.token) for each in shown
             )
             if not (behind or twice or request.spent):
@@ -220,7 +223,7 @@ class RealClient(WalkedClient):
         return flight.end
 
     def heard(self) -> bool:
-        return any(line.subscribed for line in self.lines)
+        return any(line.subscribed and line.entered for line in self.lines)
 
     def could(self, event: Event) -> bool:
         what, _, *rest = event
@@ -244,14 +247,15 @@ class RealClient(WalkedClient):
         before = [call for call, _ in request.ahead]
         frames = line.ask(*before, *request.calls)
         line.subscribed |= any(call[0] == b"SUBSCRIBE" for call in before)
+        line.entered |= request.verb == "ENTER"
         return frames
 
     def execute(self, flight: Request) -> None:
         frames = self.serve(flight)
-        if flight.verb == "UNDO":
-            self.undone.add(flight.token)
+        if flight.verb in UNDOS:
+            self.undone.add((flight.verb, flight.token))
             for other in self.requests():
-                other.spent |= other.verb == "UNDO" and other.token == flight.token
+                other.spent |= (other.verb, other.token) == (flight.verb, flight.token)
         if read_at_once(flight):
             self.deliver(flight, frames)
         else:
@@ -306,11 +310,15 @@ class RealClient(WalkedClient):
             if caller.trouble is not None and not self.dead:
                 raise AssertionError(f"a caller raised {caller.trouble!r}") from caller.trouble
 
-    def note(self) -> None:
-        """Note by which waiter each caller is known, and who has sent each request."""
+    def note_waiters(self) -> None:
+        """Note by which waiter each caller is known."""
         for queue in {*self.queues.by_key.values(), *self.queues.by_entry.values()}:
             for waiter in queue.waiters:
                 self.named(waiter.name).waiter = waiter
+
+    def note(self) -> None:
+        """Note by which waiter each caller is known, and who has sent each request."""
+        self.note_waiters()
         for request in self.requests():
             if not request.told:
                 request.told, request.caller = True, self.sender(request)
@@ -385,6 +393,7 @@ class RealClient(WalkedClient):
     def end(self, sent: tuple[Command, ...], kill: Callable[[int], object]) -> None:
         for request in [self.flight(command) for command in sent]:
             self.serve(request)
+            request.line.requests.append(request)  # its reply is lost
         for line in self.lines:
             kill(line.id)
             line.close()

@@ -9,10 +9,11 @@ from typing import Any
 from support.handover import Event, State
 from support.real_client import RealClient, without_undo
 from support.real_tasks import TaskClient
+from support.real_threads import ThreadClient
 from support.replay import Kinds, Walk
 from support.run_steps import Clock
 
-FACES: dict[str, Callable[[str, Clock, Any], RealClient]] = {"asyncio": TaskClient}
+FACES: dict[str, Callable[[str, Clock, Any], RealClient]] = {"asyncio": TaskClient, "threads": ThreadClient}
 
 
 class RealWalk(Walk):
@@ -20,8 +21,7 @@ class RealWalk(Walk):
 
     def __init__(self, path: str, seed: int, length: int, face: str, clock: Any) -> None:
         def making(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
-            own = Clock()
-            clock.read = own
+            clock.read = own = Clock()
             client = FACES[face](path, own, self.dice)
             for strict, fenced in kinds:
                 client.add(strict=strict, fenced=fenced)

@@ -107,7 +107,7 @@ class Replay:
             making(path, capabilities, [(not count, dice.random() < self.fences) for _ in range(count or 1)])
             for count in callers
         ]
-        self.now: Callable[[], float] = self.processes[0].clock
+        self.now: Callable[[], float] = self.processes[0].read_clock
 
     def close(self) -> None:
         for each in self.processes:
@@ -141,7 +141,7 @@ class Replay:
     def client(self, each: WalkedClient) -> Seen:
         if each.dead:
             return Seen(model.DEAD)
-        self.now = each.clock
+        self.now = each.read_clock
         pc, place, called = self.at_work(each)
         return Seen(
             pc,
@@ -205,7 +205,7 @@ class Replay:
             self.expire()
         else:
             each = self.processes[rest[0]]
-            self.now = each.clock
+            self.now = each.read_clock
             self.to_process(each, what, rest[1:], dice)
             each.settle()
 

@@ -45,6 +45,10 @@ class WalkedClient:
         self.asked = False
         self.dead = False
 
+    def read_clock(self) -> float:
+        """What the protocol gets that reads the clock."""
+        return self.clock()
+
     def those(self, phase: str) -> list[Any]:
         return [caller for caller in self.callers if caller.phase == phase]
 
