@@ -1,37 +1,59 @@
 """What callers run is what the model allows: random walks over the handover model, replayed on real clients.
 
 The walks run in a process of their own, in which the clock of leases stands still (tests/walks.py). How a walk is
-replayed and what is compared: support/replay.py.
+replayed and what is compared: support/replay.py. That the comparison sees is shown by mistakes planted in a copy of
+what is compiled (support/mutants.py).
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.faces import Face
+from support.mutants import MISTAKES, build
 from support.servers import KINDS
 from test_handover_replay import EVENTS
 
+import fastlock
 from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 WALKS = 350
+MANY_WALKS = 700  # among which one must find a planted mistake
 pytestmark = pytest.mark.usefixtures("impl")
 
 
-def walks(server: Server, face: str, seed: int, count: int) -> subprocess.CompletedProcess[str]:
-    """Run so many walks, the first with this seed."""
-    command = [sys.executable, "-m", "tests.walks", "--face", face, "--server", str(server.path)]
-    command += ["--seed", str(seed), "--walks", str(count)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+def walks(server: Server, *options: str, package: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run walks with the package that lies in a folder."""
+    command = [sys.executable, str(ROOT / "tests" / "walks.py"), "--server", str(server.path), *options]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
 
 
 def test_callers_do_what_the_model_allows(server: Server, face: Face, request: pytest.FixtureRequest) -> None:
     first = KINDS.index(request.node.callspec.params["server"]) * WALKS
-    done = walks(server, face.name, first, WALKS)
+    done = walks(server, "--face", face.name, "--seed", str(first), "--walks", str(WALKS))
     assert done.returncode == 0, done.stdout + done.stderr
     met = set(done.stdout.partition("met:\n")[2].splitlines())
     assert met == EVENTS, "a walk that meets nothing proves nothing"
+
+
+@pytest.fixture(scope="module")
+def mutants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with all mistakes, compiled."""
+    folder = tmp_path_factory.mktemp("mutants")
+    build(folder)
+    return folder
+
+
+@pytest.mark.skipif(fastlock.IMPLEMENTATION != "cython", reason="the mistakes are planted in what is compiled")
+@pytest.mark.timeout(300)  # it compiles
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_each_planted_mistake_is_found(server: Server, face: Face, mutants: Path) -> None:
+    done = walks(server, "--face", face.name, "--plant", "--walks", str(MANY_WALKS), package=mutants)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("found by walk") == sum(face.name in mistake.faces for mistake in MISTAKES.values())

@@ -59,19 +59,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the first walk")
     parser.add_argument("--walks", type=int, default=1000)
     parser.add_argument("--length", type=int, default=LENGTH)
+    parser.add_argument("--trouble", action="store_true", help="walks with more trouble, as to find mistakes")
+    parser.add_argument("--plant", action="store_true", help="in a copy made by support/mutants.py: find its mistakes")
     return parser.parse_args()
 
 
 def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
     """Walk, and print what happened. Returns the exit code."""
-    from support.real_walks import RealWalk
+    from support.real_walks import Hunt, RealWalk
     from support.replay import Drift
 
-    sys.setswitchinterval(LONGEST_SLEEP)  # a thread runs until it blocks: see support/real_threads.py
-    logging.disable()  # of leases that were lost, as a walk has it
+    kind = Hunt if asked.trouble else RealWalk
     met: set[str] = set()
     for seed in range(asked.seed, asked.seed + asked.walks):
-        one = RealWalk(path, seed, asked.length, asked.face, clock)
+        one = kind(path, seed, asked.length, asked.face, clock)
         try:
             one.walk()
         except Drift as drift:
@@ -82,19 +83,46 @@ def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
     return 0
 
 
+def find_mistakes(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
+    """Plant each mistake, and walk until one is found. Returns the exit code."""
+    from support.mutants import MISTAKES
+    from support.real_walks import Hunt
+    from support.replay import Drift
+
+    changed = [module for name, module in list(sys.modules.items()) if hasattr(module, "PLANTED")]
+    missed = 0
+    for name in [name for name, mistake in MISTAKES.items() if asked.face in mistake.faces]:
+        for module in changed:
+            module.PLANTED = name
+        first = max(asked.seed, MISTAKES[name].first)
+        for seed in range(first, first + asked.walks):
+            try:
+                Hunt(path, seed, asked.length, asked.face, clock).walk()
+            except Drift as drift:
+                print(f"found by walk {seed}: {name}: {str(drift).splitlines()[-1]}", flush=True)
+                break
+        else:
+            missed += 1
+            print(f"missed by {asked.walks} walks: {name}", flush=True)
+    return int(missed > 0)
+
+
 def main() -> int:
     asked = arguments()
     if asked.impl:
         os.environ["FASTLOCK_IMPL"] = asked.impl
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     clock = stop_the_clock()
+    run = find_mistakes if asked.plant else walk
+    sys.setswitchinterval(LONGEST_SLEEP)  # a thread runs until it blocks: see support/real_threads.py
+    logging.disable()  # of leases that were lost, as a walk has it
     if "/" in asked.server:
-        return walk(asked, asked.server, clock)
+        return run(asked, asked.server, clock)
     from support.servers import Servers
 
     with Servers().start(asked.server) as server:
         assert server.path is not None
-        return walk(asked, server.path, clock)
+        return run(asked, server.path, clock)
 
 
 if __name__ == "__main__":

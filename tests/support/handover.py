@@ -305,7 +305,7 @@ class Process:
         gone."""
         if client.pc == QUEUED and "reenter" in self.wrong:
             return client._replace(heard=True, come=())
-        asks = client.pc in (ENTER, QUEUED)
+        asks = client.pc in (ENTER, QUEUED) or (client.asked and self.forsaken(client))
         other = {"SET?": "UNDO", "BATCH": "REL"}
         own = tuple(sorted({(other.get(verb, verb), number) for verb, number in client.own}))
         pending_undos = tuple(each for each in client.out if each[0] in ("LEAVE", "UNDO") and "owe" not in self.wrong)

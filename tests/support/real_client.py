@@ -306,9 +306,11 @@ class RealClient(WalkedClient):
                     self.deliver(request, self.serve(request))
             if before == (self.serial, sum(len(line.arrived) + len(line.requests) for line in self.lines)):
                 break
-        for caller in self.callers:
-            if caller.trouble is not None and not self.dead:
+        for caller in self.callers if not self.dead else ():
+            if caller.trouble is not None:
                 raise AssertionError(f"a caller raised {caller.trouble!r}") from caller.trouble
+            if caller.phase == "gone" and not caller.batch:
+                assert not caller.lock._leases, "a caller that is gone keeps a lease"
 
     def note_waiters(self) -> None:
         """Note by which waiter each caller is known."""
@@ -330,8 +332,8 @@ class RealClient(WalkedClient):
             assert first is not None, "an ENTER that no waiter sends"
             return self.named(first.name)
         if request.verb in ("SET", "EXTEND"):
-            (caller,) = self.callers  # the others have found a local queue
-            return caller if caller.phase == "waits" else None
+            assert len(self.callers) == 1, "a caller asks that should have found a local queue"
+            return self.callers[0] if self.callers[0].phase == "waits" else None
         return None
 
     def named(self, name: object) -> RealCaller:
@@ -391,10 +393,11 @@ class RealClient(WalkedClient):
                 self.clock.time = request.end
 
     def end(self, sent: tuple[Command, ...], kill: Callable[[int], object]) -> None:
+        pending = [list(line.requests) for line in self.lines]
         for request in [self.flight(command) for command in sent]:
             self.serve(request)
-            request.line.requests.append(request)  # its reply is lost
-        for line in self.lines:
+        for line, requests in zip(self.lines, pending, strict=True):
+            line.requests = requests  # the replies are lost
             kill(line.id)
             line.close()
 

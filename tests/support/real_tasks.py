@@ -20,6 +20,8 @@ from support.real_client import PATIENCE, Line, RealCaller, RealClient, Request,
 from support.resp import Framer, command_end, words
 from support.run_steps import Clock
 
+RESTLESS = 200  # iterations of an event loop in a row, after which a task counts as hanging
+
 
 class NoSelector:
     """Of a loop without sockets."""
@@ -52,9 +54,12 @@ class HandLoop(asyncio.BaseEventLoop):
     def run_until_quiet(self) -> None:
         """Run until nothing is ready, and no timer is due at once."""
         scheduled: list[Any] = self._scheduled  # type: ignore[attr-defined]
-        while self._ready or (scheduled and scheduled[0]._when <= self.time()):  # type: ignore[attr-defined]
+        for _ in range(RESTLESS):
+            if not (self._ready or (scheduled and scheduled[0]._when <= self.time())):  # type: ignore[attr-defined]
+                return
             self.call_soon(self.stop)
             self.run_forever()
+        raise AssertionError("a task neither asks nor sleeps")
 
     def end_timers(self, *callbacks: Any) -> None:
         """End the timers that have one of these callbacks."""

@@ -23,6 +23,8 @@ from fastlock._transport import sync_connection
 from support.real_client import PATIENCE, Call, Line, RealCaller, RealClient, Request, decoded
 from support.run_steps import Clock
 
+HANGS = 5.0  # seconds without any change, after which a thread that should run counts as hanging
+RESTLESS = 200  # times that a thread takes the mutex in a row, after which it counts as hanging
 Real = _implementation.default
 
 
@@ -52,6 +54,7 @@ class ThreadCaller(RealCaller):
     answered: bool = False  # whether it runs as it got a reply: then it was not handed a lease
     pending: Any = None  # the pending reply for which it sleeps in a stream
     thread: Any = None
+    restless: int = 0  # how often it came by since the walk let it run
 
     def __post_init__(self) -> None:
         self.baton.acquire()
@@ -59,7 +62,9 @@ class ThreadCaller(RealCaller):
     def asleep(self) -> bool:
         if self.state == "passed":
             waiter = self.waiter
-            return waiter is not None and waiter.on_wake is not None and not waiter.woken and waiter.lease is None
+            if waiter is None or self.phase != "waits" or waiter.lease is not None:
+                return False
+            return waiter.on_wake is not None and not waiter.woken
         if self.state == "listens":
             return not self.pending.ready
         return self.state != "runs"
@@ -189,6 +194,8 @@ class Mutex:
         caller = self.client.me()
         self.client.runs(caller)
         caller.raised()
+        caller.restless += 1
+        assert caller.restless < RESTLESS, "a thread neither asks nor sleeps"
         self.inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -295,8 +302,11 @@ class ThreadClient(RealClient):
         return self.clock()
 
     def run(self) -> None:
+        for caller in [self.driver, *self.callers]:
+            caller.restless = 0
         while not all(caller.asleep() for caller in self.callers):
-            self.changed.acquire()
+            if not self.changed.acquire(timeout=HANGS):
+                raise AssertionError("a thread sleeps on, though it was woken")
         self.lines = [line for line in self.lines if not self.streams[line].broken]
 
     def live(self, caller: ThreadCaller) -> None:
@@ -370,9 +380,10 @@ class ThreadClient(RealClient):
             self.wake(request.asker, replies[0])
 
     def push(self, line: Line, frame: bytes) -> None:
-        on_push = self.streams[line].on_push
-        assert on_push is not None
-        on_push(decoded(frame))
+        stream = self.streams[line]
+        if stream.leader is not None:  # else no thread reads there
+            assert stream.on_push is not None
+            stream.on_push(decoded(frame))
 
     def intake(self, line: Line, calls: list[Call], pending: Any = None) -> Request | None:
         request = super().intake(line, calls, pending)
@@ -384,10 +395,16 @@ class ThreadClient(RealClient):
 
     def break_lines(self, lines: list[Line]) -> None:
         asking = [caller for caller in self.callers if caller.state == "asks"]
+        reading = [caller for caller in self.callers if caller.state == "listens"]
         for connection in list(self.transport.connections):
-            connection.fail(Broken("cut"))
-        for caller in asking:
+            if connection.stream.leader is None:
+                connection.fail(Broken("cut"))  # as who uses it next would find
+        for caller in asking + reading:
             caller.error = Broken("cut")
+        for caller in reading:
+            caller.state = "runs"
+            caller.reply.release()
+        for caller in asking:
             self.wake(caller)
         self.run()
         self.transport.flush_pending_undos()  # another caller uses the client: undos do not wait for ever

@@ -32,3 +32,11 @@ class RealWalk(Walk):
 
     def outcomes(self, event: Event, before: State, after: State) -> list[State]:
         return [after, without_undo(event, before, after)]
+
+
+class Hunt(RealWalk):
+    """A walk with much trouble, which meets what is rare."""
+
+    trouble = 0.4
+    budgets = (1, 2, 2)
+    fences = (0.0, 0.5)

@@ -97,8 +97,8 @@ def simulated(path: str, capabilities: frozenset[str], kinds: Kinds) -> WalkedCl
 class Replay:
     """Some clients and a server, whose socket is `path`; also how likely a caller wants a fence."""
 
-    def __init__(self, path: str, callers: tuple[int, ...], dice: random.Random, making: Making) -> None:
-        self.fences = dice.choice((0.0, 0.0, 0.3, 1.0))
+    def __init__(self, path: str, callers: tuple[int, ...], fences: float, dice: random.Random, making: Making) -> None:
+        self.fences = fences
         self.probe = RawConnection(path)
         hello, known = self.probe.ask((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
         capabilities = read_greeting([hello, None, known, None]).capabilities
@@ -264,16 +264,20 @@ class Replay:
 class Walk:
     """One walk through the model, of `length` steps, and then to its end; `met` notes the kinds of events on it."""
 
+    trouble = TROUBLE
+    budgets: tuple[int, ...] = (0, 0, 1, 2)  # how often each kind of trouble may happen, one of them for each
+    fences: tuple[float, ...] = (0.0, 0.0, 0.3, 1.0)  # how likely a caller wants a fence
+
     def __init__(self, path: str, seed: int, length: int, making: Making = simulated) -> None:
         self.dice = random.Random(seed)
         self.length = length
         callers = self.dice.choice(CROWDS)
-        budget = {name: self.dice.choice((0, 0, 1, 2)) for name in FAULTS}
+        budget = {name: self.dice.choice(self.budgets) for name in FAULTS}
         self.trace = [f"seed {seed}: {callers} callers, {budget}"]
         self.met: set[str] = set()
         self.protocol = Protocol()
         self.states = [begin(callers, fences=True, **budget)]
-        self.replay = Replay(path, callers, self.dice, making)
+        self.replay = Replay(path, callers, self.dice.choice(self.fences), self.dice, making)
 
     def go(self, monkeypatch: Any) -> None:
         """Walk to the end, with simulated clients. Raises Drift."""
@@ -300,7 +304,7 @@ class Walk:
         possible = {event for event in dict.fromkeys(event for _, _, event, _ in nexts) if self.replay.could(event)}
         musts = list(dict.fromkeys(event for _, must, event, _ in nexts if must and event in possible))
         faults = list(dict.fromkeys(event for _, must, event, _ in nexts if not must and event in possible))
-        trouble = bool(faults) and not only_musts and (not musts or self.dice.random() < TROUBLE)
+        trouble = bool(faults) and not only_musts and (not musts or self.dice.random() < self.trouble)
         if not (faults if trouble else musts):
             return False
         event = self.choose(faults if trouble else musts)
