@@ -85,26 +85,38 @@ def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
 
 def find_mistakes(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
     """Plant each mistake, and walk until one is found. Returns the exit code."""
+    import pytest
     from support.mutants import MISTAKES
+    from test_handover_replay import PLANTED
+
+    missed = 0
+    for name in [name for name, mistake in MISTAKES.items() if asked.face in mistake.faces]:
+        for module in [module for module in list(sys.modules.values()) if hasattr(module, "MISTAKE")]:
+            module.MISTAKE = name
+        missed += not hunt(asked, path, clock, name, max(asked.seed, MISTAKES[name].first))
+    for module in [module for module in list(sys.modules.values()) if hasattr(module, "MISTAKE")]:
+        module.MISTAKE = ""
+    for name, plant in PLANTED.items():
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch)
+            missed += not hunt(asked, path, clock, name, asked.seed)
+    return int(missed > 0)
+
+
+def hunt(asked: argparse.Namespace, path: str, clock: WalkClock, mistake: str, first: int) -> bool:
+    """Walk until the mistake that is planted is found. Returns whether it was."""
     from support.real_walks import Hunt
     from support.replay import Drift
 
-    changed = [module for name, module in list(sys.modules.items()) if hasattr(module, "PLANTED")]
-    missed = 0
-    for name in [name for name, mistake in MISTAKES.items() if asked.face in mistake.faces]:
-        for module in changed:
-            module.PLANTED = name
-        first = max(asked.seed, MISTAKES[name].first)
-        for seed in range(first, first + asked.walks):
-            try:
-                Hunt(path, seed, asked.length, asked.face, clock).walk()
-            except Drift as drift:
-                print(f"found by walk {seed}: {name}: {str(drift).splitlines()[-1]}", flush=True)
-                break
-        else:
-            missed += 1
-            print(f"missed by {asked.walks} walks: {name}", flush=True)
-    return int(missed > 0)
+    for seed in range(first, first + asked.walks):
+        try:
+            Hunt(path, seed, asked.length, asked.face, clock).walk()
+        except Drift as drift:
+            assert isinstance(drift.__cause__, AssertionError), "seen, and not stumbled over"
+            print(f"found by walk {seed}: {mistake}: {str(drift).splitlines()[-1]}", flush=True)
+            return True
+    print(f"missed by {asked.walks} walks: {mistake}", flush=True)
+    return False
 
 
 def main() -> int:

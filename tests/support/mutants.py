@@ -1,6 +1,6 @@
 """Mistakes planted in what is compiled: a copy of the package that contains them all, each behind a switch.
 
-The copy is compiled once; what is not changed keeps its compiled module. `PLANTED`, a variable of each changed module,
+The copy is compiled once; what is not changed keeps its compiled module. `MISTAKE`, a variable of each changed module,
 says which mistake is made: `tests.walks --plant` sets it, and `test_walks.py` wants each to be found.
 """
 
@@ -229,10 +229,10 @@ def planted(file: str, text: str) -> str:
             assert text.count(mistake.old) == 1, (
                 f"{name}: {mistake.old!r} stands {text.count(mistake.old)} times in {file}"
             )
-            text = text.replace(mistake.old, mistake.new.replace("THIS", f"PLANTED == {name!r}"))
+            text = text.replace(mistake.old, mistake.new.replace("THIS", f"MISTAKE == {name!r}"))
     start = "\nimport sys\n" if file.endswith(".pyx") else "from __future__ import annotations\n"
     assert start in text
-    return text.replace(start, f"{start}\nPLANTED = ''\n", 1)
+    return text.replace(start, f"{start}\nMISTAKE = ''\n", 1)
 
 
 def _compile_only(folder: Path, modules: list[str]) -> None:

@@ -414,7 +414,7 @@ def named(calls: list[Call]) -> tuple[str, bytes]:
     """The model's name of a request, and its token or queue entry."""
     call, *more = calls
     if more:
-        assert [call[1]] == [commands.HAND_OVER_LUA.sha] * (len(calls) - 1), calls
+        assert commands.HAND_OVER_LUA.sha in [each[1] for each in calls], calls
         return "UNDO", call[-1]
     if call[0] == b"SET":
         return "EXTEND" if b"IFEQ" in call else "SET", call[2]

@@ -208,6 +208,7 @@ class TaskClient(RealClient):
 
     def resume(self, token: int) -> None:
         who = next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token)
+        assert who.gate is not None, "a task that was handed a lease is not woken"
         who.gate.set_result(None)
 
     def recheck(self) -> None:
