@@ -153,7 +153,7 @@ MISTAKES = {
     ),
     "a release of a thread forgets who waits elsewhere": Mistake(
         THREADS,
-        "contended, told, lease._releasing = lease._contended, None, True",
+        "contended, told, lease._releasing = lease._contended, Answer.NOT_ASKED, True",
         "contended, told, lease._releasing = lease._contended and not THIS, None, True",
         ("threads",),
     ),
@@ -230,9 +230,8 @@ def planted(file: str, text: str) -> str:
                 f"{name}: {mistake.old!r} stands {text.count(mistake.old)} times in {file}"
             )
             text = text.replace(mistake.old, mistake.new.replace("THIS", f"MISTAKE == {name!r}"))
-    start = "\nimport sys\n" if file.endswith(".pyx") else "from __future__ import annotations\n"
-    assert start in text
-    return text.replace(start, f"{start}\nMISTAKE = ''\n", 1)
+    first = text.index("\nfrom fastlock.")  # an import; behind __future__
+    return f"{text[:first]}\nMISTAKE = ''{text[first:]}"
 
 
 def _compile_only(folder: Path, modules: list[str]) -> None:

@@ -224,7 +224,7 @@ class Parts:
     Template = Words
 
     def __init__(self, client: ThreadClient) -> None:
-        self.Stream = lambda sock: Stream(client, sock)
+        self.SocketStream = lambda sock: Stream(client, sock)
         self.Mutex = lambda: Mutex(client, Real.Mutex())
 
 

@@ -5,14 +5,14 @@
 --          MOMENT only, in which its client has to enter again.
 -- cost     4 commands, and 2 for each entry whose client is gone (3 where the user may not ask for subscribers)
 local MOMENT = 1000 -- milliseconds
-local INBOX = 41 -- bytes of a channel's name, which stands before the entry in a member of the queue
-local function tell(inbox, place) -- PUBLISH also counts subscribers to patterns, which get everything
-  local there = redis.pcall('PUBSUB', 'NUMSUB', inbox)[2]
-  if there == 0 then
+local CHANNEL_SIZE = 41 -- bytes of a channel's name, which stands before the entry in a member of the queue
+local function publish(channel, entry) -- whether the entry's client is there
+  local subscribers = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
+  if subscribers == 0 then
     return false
   end
-  local heard = redis.pcall('PUBLISH', inbox, place)
-  return there or heard ~= 0 -- if PUBLISH is refused, the waiter rechecks by itself
+  local receivers = redis.pcall('PUBLISH', channel, entry) -- it also counts subscribers to patterns
+  return subscribers or receivers ~= 0 -- if PUBLISH is refused, the waiter rechecks by itself
 end
 local function grant(me)
   while true do
@@ -23,9 +23,9 @@ local function grant(me)
     if not first then
       return false
     end
-    local inbox, place = string.sub(first, 1, INBOX), string.sub(first, INBOX + 1)
-    if tell(inbox, place) then
-      redis.call('SET', KEYS[1], place, 'PX', MOMENT)
+    local channel, entry = string.sub(first, 1, CHANNEL_SIZE), string.sub(first, CHANNEL_SIZE + 1)
+    if publish(channel, entry) then
+      redis.call('SET', KEYS[1], entry, 'PX', MOMENT)
       return true
     end
   end
