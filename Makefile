@@ -52,36 +52,34 @@ servers:
 	if [ "$${version%%.*}" -ge 7 ] 2>/dev/null; then echo "servers: redis-server $$version and those installed by pip"; \
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
-# A process has one implementation, so the tests run in several pytest sessions. Those in pure Python run only the tests that depend
-# on the implementation, and on two servers, as both implementations send the same commands. Sessions are split by the first letters
-# of test files, so that each takes as long, and run all at once, as tests wait most of the time; one that fails does not end the others.
-# The output of one is shown while it runs, that of the others after it. pytest exits with 5 where ARGS leave a session nothing to do.
-OTHERS := python:a-h python:!a-h cython:afp cython:ch cython:dirt cython:!abcdfghiprt
-SHOWN := cython:bg
+# A process has one implementation, so the tests run in several pytest sessions: an implementation and folders of tests/. All run at once,
+# as tests wait most of the time, and take about as long as each other. Those in pure Python run only the tests that depend on the
+# implementation, and on two servers, as both implementations send the same commands.
+SESSIONS := \
+	cython/benches+cli+core cython/embedded+fastpath+faults+integrations+protocol cython/interrupts+transport cython/locks+project \
+	python/benches+cli+core+fastpath+locks+project python/embedded+faults+integrations+protocol+transport python/interrupts
+ONLY_IMPL :=
+python/%: ONLY_IMPL := --only-impl --servers=valkey,redis
+TESTED := $(VENV)/.tested
 
-define SESSIONS
-@said=$$(mktemp -d); ran=; failed=; \
-session() { \
-	case $$1 in python:*) only="--only-impl --servers=valkey,redis";; *) only=;; esac; \
-	FASTLOCK_IMPL=$${1%%:*} exec $(BIN)/python $(1) -m pytest tests/test_[$${1#*:}]*.py $$only $(ARGS); \
-}; \
-judge() { if [ "$$2" = 0 ]; then ran=yes; elif [ "$$2" != 5 ]; then failed="$$failed $$1"; fi; }; \
-for part in $(OTHERS); do session $$part > $$said/$$part 2>&1 & echo $$part $$! >> $$said/all; done; \
-(session $(SHOWN)); judge $(SHOWN) $$?; \
-while read -r part pid; do wait $$pid; judge $$part $$?; cat $$said/$$part; done < $$said/all; \
-rm -r $$said; \
-if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; elif [ -z "$$ran" ]; then echo "no test was run"; exit 5; fi
-endef
+test: build
+debug: $(VENV)/.core-debug
+debug: export PYTHONFAULTHANDLER := 1
+test debug: servers
+	@rm -f $(TESTED)
+	@echo "$(words $(SESSIONS)) sessions at once; the output of each is shown when it has ended"
+	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target $(SESSIONS)
+	@[ -e $(TESTED) ] || { echo "no test was run"; exit 5; }
 
-test: build servers
-	$(call SESSIONS)
+# pytest exits with 5 where ARGS leave a session nothing to do.
+.PHONY: $(SESSIONS)
+$(SESSIONS):
+	@FASTLOCK_IMPL=$(@D) $(BIN)/python -m pytest $(addprefix tests/,$(subst +, ,$(@F))) $(ONLY_IMPL) $(ARGS); \
+	case $$? in 0) touch $(TESTED);; 5) ;; *) exit 1;; esac
 
 # The matrix runs in copies of the tree, with virtualenvs of its own.
 matrix:
 	$(PYTHON) -m tests.matrix $(ARGS)
-
-debug: $(VENV)/.core-debug servers
-	$(call SESSIONS,-X faulthandler)
 
 bench: build
 	$(BIN)/fastlock bench $(or $(ARGS),--quick)

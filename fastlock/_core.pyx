@@ -3,7 +3,7 @@
 
 Its parts are the files included below: `Stream` does no I/O, `SocketStream` blocks threads, `TaskStream` serves tasks.
 Never here: any decision about locks, any knowledge of what a command means. `_fallback.py` is the same in Python: same
-names, same parameters, same behaviour, kept so by `tests/test_bytes.py`.
+names, same parameters, same behaviour, kept so by `tests/core/test_stream.py`.
 
 Every method of a stream is atomic towards other threads (here by the GIL, which is released only inside system calls,
 while the bytes in question belong to the caller alone), so a thread may `put` while another one reads.

@@ -21,6 +21,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -36,8 +37,6 @@ from support.streams import LONG
 import fastlock
 from fastlock._protocol import lease, local_queue
 from fastlock._transport import aio, waiting
-from fastlock.benches import cli as bench_cli
-from fastlock.benches.target import Target
 from fastlock.embedded import Server, ServerBinary
 
 LAYERS = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
@@ -45,9 +44,11 @@ AXES = {"server": KINDS, "face": ("threads", "asyncio"), "layer": tuple(LAYERS),
 OPTIONS = {"server": "--servers", "face": "--faces"}
 # Tests of the client alone, whatever the server: the oldest server adds nothing to a newer one.
 OFF_FLOOR = {
-    *("test_client", "test_connections", "test_credentials", "test_decorator", "test_differential", "test_dropin"),
-    *("test_interrupted_loops", "test_interrupts", "test_late", "test_loops", "test_refused", "test_scale"),
-    *("test_sharing", "test_soak", "test_stats", "test_terms", "test_waiting_cost"),
+    *("faults/test_late", "faults/test_scale", "faults/test_soak"),
+    *("interrupts/test_interrupted_loops", "interrupts/test_interrupts"),
+    *("locks/test_client", "locks/test_decorator", "locks/test_differential", "locks/test_dropin", "locks/test_stats"),
+    *("locks/test_dropin_refusals", "locks/test_names_and_settings", "locks/test_sharing", "locks/test_waiting_cost"),
+    *("transport/test_connections", "transport/test_credentials", "transport/test_loops"),
 }
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SERVERS = pytest.StashKey[Servers]()
@@ -137,9 +138,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for axis, values in AXES.items():
         needed = axis in metafunc.fixturenames
         if needed and axis not in marked:
-            if axis == "server" and metafunc.module.__name__ in OFF_FLOOR:
+            if axis == "server" and _name(metafunc.definition.path) in OFF_FLOOR:
                 values = tuple(value for value in values if value != "floor")
             metafunc.parametrize(axis, values, ids=values, indirect=True)
+
+
+def _name(path: Path) -> str:
+    """A test file as in OFF_FLOOR: its folder and its name."""
+    return f"{path.parent.name}/{path.stem}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -158,11 +164,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A session with --only-impl may have no test to run: no mistake, another session ran the rest."""
+def pytest_sessionfinish() -> None:
     gc.unfreeze()  # plugins that run last use gc.get_referrers
-    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--only-impl"):
-        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -356,34 +359,3 @@ def server_config(probe: redis.Redis) -> Iterator[Callable[..., None]]:
 def _skip_if_missing(request: pytest.FixtureRequest, name: str) -> None:
     if reason := request.config.stash[MISSING].get(name):
         pytest.skip(f"{name}: {reason}")
-
-
-@pytest.fixture(scope="session")
-def measurable() -> None:
-    """For tests that run the benchmarks: only a release build is measured."""
-    core = bench_cli._core()
-    if core is not None and core.BUILD != "release":
-        pytest.skip(f"a {core.BUILD} build is not measured")
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    """A server for the benchmarks of a file, which another user shares: one of its keys is none of theirs."""
-    with Server() as shared, redis.Redis.from_url(shared.url) as client:
-        client.set("somebody-else", "stays")
-        yield shared
-
-
-@pytest.fixture(scope="module")
-def db(shared: Server) -> Iterator[redis.Redis]:
-    """A redis-py client of `shared`."""
-    with redis.Redis.from_url(shared.url) as client:
-        yield client
-
-
-@pytest.fixture
-def target(shared: Server) -> Iterator[Target]:
-    """`shared` as the benchmarks see it."""
-    target = Target(shared.url, private=False)
-    yield target
-    target.close()

@@ -39,10 +39,14 @@ NEWEST = "newest"  # of those that pyproject.toml allows
 BESIDE = (("8.0.*", NEWEST), (NEWEST, NEWEST), ("7.*", "3.5.*"), ("6.4.*", NEWEST), ("5.0.*", "3.5.*"))
 # What depends on the interpreter, on redis-py or on hiredis. PURE: also in pure Python.
 TESTS = (
-    *("bytes", "law", "law_batch", "law_waiting", "gate", "turns", "topology", "tls", "dropin", "first_contact"),
-    *("differential", "credentials", "hot_tasks", "internals", "lock", "late", "loops", "fork", "interrupts"),
+    *("core/test_stream.py", "fastpath/test_tasks.py", "faults/test_late.py", "interrupts/test_interrupts.py"),
+    *("locks/test_differential.py", "locks/test_dropin.py", "locks/test_dropin_clients.py", "locks/test_lock.py"),
+    *("protocol/test_acquire_waiting.py", "protocol/test_batch_operations.py", "protocol/test_local_queue.py"),
+    *("protocol/test_operations.py", "transport/test_credentials.py", "transport/test_fork.py"),
+    *("transport/test_internals.py", "transport/test_loops.py", "transport/test_settings.py", "transport/test_tls.py"),
+    "transport/test_wakeups.py",
 )
-PURE = ("dropin", "lock")
+PURE = ("locks/test_dropin.py", "locks/test_lock.py")
 PATIENCE = 600  # seconds for one command
 FACTS = """
 import ensurepip, pathlib, platform, sys, sysconfig, venv
@@ -217,7 +221,7 @@ def run_cell(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
     each.run(each.python, "-m", "pip", "check", "--disable-pip-version-check")
     passed = []
     for impl, names in (("cython", TESTS), ("python", PURE)):
-        tests = [f"tests/test_{name}.py" for name in names]
+        tests = [f"tests/{name}" for name in names]
         output = each.run(each.python, "-m", "pytest", "-q", *tests, "--servers=valkey", FASTLOCK_IMPL=impl)
         passed.append(f"{impl}: {tail(output, 1)}")
     return versions, "; ".join(passed)
