@@ -1,6 +1,6 @@
-"""Those who wait in one process for a name, by a clock that the test turns: whose turn it is, what passes on to whom.
+"""The local queue by a clock that the test sets: which waiter is first, when it enters, to whom a lease is handed over.
 
-By hand; any sequence of what can happen: test_local_queue_model.py.
+Each case by hand; any sequence of events: test_local_queue_model.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def join(queues: LocalQueues, count: int, ms: int = MS, fenced: bool = False, sl
 def grant(
     queues: LocalQueues, waiter: Waiter, clock: Clock, remote_waiters: int = 0, fence: int | None = None
 ) -> Lease:
-    """The server grants the name to the first."""
+    """The server grants the name to the first waiter."""
     assert queues.may_enter_now(waiter, clock())
     end = clock() + waiter.ms / 1000 if waiter.ms else math.inf
     lease = Lease(waiter.name, waiter.queue.key, waiter.queue.entry, end, fence)
@@ -56,18 +56,18 @@ def grant(
     return lease
 
 
-def passed(queues: LocalQueues, lease: Lease, clock: Clock) -> bool:
+def handed_over(queues: LocalQueues, lease: Lease, clock: Clock) -> bool:
     return queues.release(lease, clock()) == ReleaseRoute.LOCAL
 
 
 def taken(waiter: Waiter) -> Lease:
-    """What was handed to a waiter, as it takes it."""
+    """The lease that was handed to a waiter, as the waiter takes it."""
     assert waiter.woken and waiter.lease is not None
     lease, waiter.lease, waiter.woken = waiter.lease, None, False
     return lease
 
 
-def called(waiters: list[Waiter]) -> list[bool]:
+def are_woken(waiters: list[Waiter]) -> list[bool]:
     return [waiter.woken for waiter in waiters]
 
 
@@ -75,19 +75,19 @@ def empty(queues: LocalQueues) -> bool:
     return not queues.by_key and not queues.by_entry
 
 
-# --------------------------------------------------------------------------------------------------------- whose turn
+# ---------------------------------------------------------------------------------------------------- the first waiter
 
 
-def test_only_the_first_is_called_and_only_it_may_ask(queues: LocalQueues, clock: Clock) -> None:
+def test_only_the_first_waiter_is_woken_and_only_it_may_enter(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = waiters = join(queues, 3)
-    assert called(waiters) == [True, False, False]
+    assert are_woken(waiters) == [True, False, False]
     assert one.queue is two.queue is three.queue is queues.by_key[b"name"] and one.queue.first() is one
     assert [queues.may_enter_now(waiter, clock()) for waiter in (three, two)] == [False, False] and not queues.by_entry
     assert queues.may_enter_now(one, clock()) is True and queues.by_entry == {one.queue.entry: one.queue}
     assert [one.queue.recheck_time(waiter) for waiter in waiters] == [0.0, math.inf, math.inf]
 
 
-def test_each_name_has_a_gate_and_each_gate_a_place_of_its_own(queues: LocalQueues) -> None:
+def test_each_name_has_a_queue_and_each_queue_an_entry_of_its_own(queues: LocalQueues) -> None:
     keys = [b"a", b"b", b"c"]
     for key in keys:
         assert joined(queues, "x", key, MS, False, None).woken
@@ -95,20 +95,20 @@ def test_each_name_has_a_gate_and_each_gate_a_place_of_its_own(queues: LocalQueu
     assert list(queues.by_key) == keys and len(entries) == 3 and all(map(commands.can_be_marked, entries))
 
 
-def test_the_inbox_is_as_long_as_the_scripts_expect() -> None:
+def test_the_channel_is_as_long_as_the_scripts_expect() -> None:
     one, other = (LocalQueues(contextlib.nullcontext()).channel for _ in range(2))
     assert one != other and one.startswith(b"fastlock:")
     assert b"local INBOX = %d " % len(one) in commands.ENTER_LUA.text
     assert b"#token == %d " % commands.TOKEN_SIZE in commands.ENTER_LUA.text
 
 
-def test_who_is_called_wakes(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_is_marked_as_woken_before_it_is_woken(queues: LocalQueues, clock: Clock) -> None:
     (waiter,) = join(queues, 1)
     waiter.woken, woken = False, []
     waiter.on_wake = lambda _: woken.append(waiter.woken)
     queues.may_enter_now(waiter, clock())
     queues.on_grant_message(waiter.queue.entry)
-    assert woken == [True], "what it looks at says so by then"
+    assert woken == [True], "the waiter sees that it is woken"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_who_is_called_wakes(queues: LocalQueues, clock: Clock) -> None:
         (0.0, True, False, 0.1, SHORTEST_SLEEP),
     ],
 )
-def test_the_first_looks_again_when_it_may_have_changed(
+def test_the_first_waiter_rechecks_when_something_may_have_changed(
     queues: LocalQueues, clock: Clock, left: float, told: bool, deaf: bool, sleep: float, pause: float
 ) -> None:
     one, two = join(queues, 2, sleep=sleep)
@@ -138,7 +138,7 @@ def test_the_first_looks_again_when_it_may_have_changed(
     assert one.queue.recheck_time(one) == clock() + pause and one.queue.recheck_time(two) == math.inf
 
 
-def test_the_queue_outlives_the_looks_of_any_crowd(queues: LocalQueues, clock: Clock) -> None:
+def test_the_servers_queue_outlives_the_rechecks_of_many_names(queues: LocalQueues, clock: Clock) -> None:
     waiters = [joined(queues, "x", b"%d" % n, MS, False, None) for n in range(3000)]
     for waiter in waiters:
         queues.may_enter_now(waiter, clock())
@@ -146,22 +146,22 @@ def test_the_queue_outlives_the_looks_of_any_crowd(queues: LocalQueues, clock: C
     assert waiters[0].queue.recheck_at == clock() + RECHECK_SECONDS <= clock() + QUEUE_KEPT_MS / 5000
 
 
-def test_a_message_calls_the_first_of_that_place_only(queues: LocalQueues, clock: Clock) -> None:
+def test_a_grant_message_wakes_the_first_waiter_of_that_entry_only(queues: LocalQueues, clock: Clock) -> None:
     one, two = join(queues, 2)
     other = joined(queues, "other", b"other", MS, False, None)
-    queues.on_grant_message(one.queue.entry)  # which nobody has asked for yet
+    queues.on_grant_message(one.queue.entry)  # which was never sent
     for waiter in (one, other):
         queues.may_enter_now(waiter, clock())
         waiter.woken = False
     queues.on_grant_message(b"fl:" + b"0" * 32)
-    assert called([one, two, other]) == [False] * 3
+    assert are_woken([one, two, other]) == [False] * 3
     queues.on_grant_message(other.queue.entry)
-    assert called([one, two, other]) == [False, False, True]
+    assert are_woken([one, two, other]) == [False, False, True]
     queues.on_grant_message(one.queue.entry)
-    assert called([one, two, other]) == [True, False, True]
+    assert are_woken([one, two, other]) == [True, False, True]
 
 
-def test_a_message_for_a_place_that_was_granted_is_late(queues: LocalQueues, clock: Clock) -> None:
+def test_a_message_for_an_entry_that_was_granted_wakes_nobody(queues: LocalQueues, clock: Clock) -> None:
     one, two = join(queues, 2)
     entry = one.queue.entry
     grant(queues, one, clock)
@@ -170,24 +170,24 @@ def test_a_message_for_a_place_that_was_granted_is_late(queues: LocalQueues, clo
     assert not two.woken
 
 
-def test_after_a_new_connection_all_who_are_first_look(queues: LocalQueues, clock: Clock) -> None:
+def test_after_a_new_connection_all_first_waiters_enter_again(queues: LocalQueues, clock: Clock) -> None:
     waiters = [joined(queues, "x", key, MS, False, None) for key in (b"a", b"b", b"a")]
     for waiter in waiters:
         queues.may_enter_now(waiter, clock())
         waiter.woken = False
     queues.on_reconnect()
-    assert called(waiters) == [True, True, False]
+    assert are_woken(waiters) == [True, True, False]
 
 
-# ------------------------------------------------------------------------------------------------------- what passes on
+# ------------------------------------------------------------------------------------------------------ local handovers
 
 
-def test_a_lease_goes_round_in_order_without_a_command(queues: LocalQueues, clock: Clock) -> None:
+def test_a_lease_circulates_in_order_of_arrival(queues: LocalQueues, clock: Clock) -> None:
     waiters = join(queues, 4)
     lease = first = grant(queues, waiters[0], clock)
     for waiter in waiters[1:]:
         before = lease
-        assert not waiter.woken and passed(queues, lease, clock)
+        assert not waiter.woken and handed_over(queues, lease, clock)
         lease = taken(waiter)
         assert (before._deadline, before.valid) == (ENDED, False)
         assert (lease._raw_token, lease._key, lease.name, lease.valid) == (first._raw_token, b"name", "name", True)
@@ -195,7 +195,7 @@ def test_a_lease_goes_round_in_order_without_a_command(queues: LocalQueues, cloc
     assert queues.release(lease, clock()) == ReleaseRoute.DELETE and empty(queues)
 
 
-def test_nobody_asks_while_one_of_them_holds(queues: LocalQueues, clock: Clock) -> None:
+def test_no_waiter_enters_while_a_local_lease_circulates(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = join(queues, 3)
     lease = grant(queues, one, clock)
     assert [queues.may_enter_now(waiter, clock()) for waiter in (two, three)] == [False, False]
@@ -204,15 +204,15 @@ def test_nobody_asks_while_one_of_them_holds(queues: LocalQueues, clock: Clock) 
     assert queues.may_enter_now(two, clock()) is False
     clock.go(0.001)
     assert queues.may_enter_now(three, clock()) is False and queues.may_enter_now(two, clock()) is True, (
-        "it is over, and nobody let go"
+        "the lease has expired, and nobody released it"
     )
 
 
-def test_what_passes_says_how_contended_it_was(queues: LocalQueues, clock: Clock) -> None:
+def test_a_lease_handed_over_says_whether_it_is_contended(queues: LocalQueues, clock: Clock) -> None:
     for remote_waiters in (0, 3):
         one, two = join(queues, 2)
         lease = grant(queues, one, clock, remote_waiters)
-        assert passed(queues, lease, clock)
+        assert handed_over(queues, lease, clock)
         lease = taken(two)
         assert lease._contended is (remote_waiters > 0)
         assert queues.release(lease, clock()) == (
@@ -221,27 +221,27 @@ def test_what_passes_says_how_contended_it_was(queues: LocalQueues, clock: Clock
 
 
 @pytest.mark.parametrize("remote_waiters", [1, 5])
-def test_those_who_were_there_may_go_before_those_elsewhere_and_no_more(
+def test_only_waiters_of_the_cohort_precede_remote_waiters(
     queues: LocalQueues, clock: Clock, remote_waiters: int
 ) -> None:
     waiters = join(queues, 3)
     lease = grant(queues, waiters[0], clock, remote_waiters)
     waiters += join(queues, 2)
     for waiter in waiters[1:3]:
-        assert passed(queues, lease, clock)
+        assert handed_over(queues, lease, clock)
         lease = taken(waiter)
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT
-    assert called(waiters[3:]) == [True, False] and waiters[3].lease is None
+    assert are_woken(waiters[3:]) == [True, False] and waiters[3].lease is None
     assert waiters[3].queue.recheck_time(waiters[3]) == 0.0 and queues.may_enter_now(waiters[3], clock())
 
 
 def ahead(queues: LocalQueues, clock: Clock) -> tuple[list[Waiter], Lease]:
-    """Somebody holds what goes to others next, and two wait behind it; the first of them was called."""
+    """A lease that goes to a remote waiter next, and two waiters behind its holder, of which the first was woken."""
     waiters = join(queues, 2)
     lease = grant(queues, waiters[0], clock, remote_waiters=1)
     waiters += join(queues, 2)
-    assert passed(queues, lease, clock)
-    assert not waiters[2].woken, "the one before it has not come by its lease"
+    assert handed_over(queues, lease, clock)
+    assert not waiters[2].woken, "the waiter before it has not taken its lease"
     queues.handover_completed(waiters[1])
     assert waiters[2].woken and not waiters[3].woken
     held = waiters[1].lease
@@ -249,25 +249,27 @@ def ahead(queues: LocalQueues, clock: Clock) -> tuple[list[Waiter], Lease]:
     return waiters[2:], held
 
 
-def test_who_comes_after_the_last_pass_joins_the_queue_before_the_lease_is_let_go(
-    queues: LocalQueues, clock: Clock
-) -> None:
+def test_the_first_behind_the_cohort_enters_before_the_release(queues: LocalQueues, clock: Clock) -> None:
     (first, second), lease = ahead(queues, clock)
     assert queues.may_enter_now(first, clock()) and not queues.may_enter_now(second, clock())
     queue = first.queue
     assert queue is not None and queues.by_entry == {queue.entry: queue}
     queue.note_queued(5.0, True, clock())
-    assert queue.recheck_time(first) == clock() + RECHECK_SECONDS, "and not at the end of the lease that is held here"
+    assert queue.recheck_time(first) == clock() + RECHECK_SECONDS, (
+        "and not at the end of the lease that is held locally"
+    )
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT
-    assert not first.woken and queue.recheck_time(first) == clock() + RECHECK_SECONDS, "it is in the queue"
+    assert not first.woken and queue.recheck_time(first) == clock() + RECHECK_SECONDS, (
+        "its entry is in the server's queue"
+    )
     queues.on_grant_message(queue.entry)
     assert first.woken and not second.woken
 
 
-def test_who_is_interrupted_while_it_is_granted_leaves_the_next_another_place(
+def test_a_waiter_interrupted_while_it_is_granted_leaves_the_next_a_new_entry(
     queues: LocalQueues, clock: Clock
 ) -> None:
-    """It has the lease, and the gate does not know yet: its token is given back, so nobody may hold by it."""
+    """It has the lease, and the queue does not know yet: its token is given back, so nobody may hold by it."""
     first, second = join(queues, 2)
     queue = first.queue
     assert queue is not None and queues.may_enter_now(first, clock())
@@ -278,14 +280,14 @@ def test_who_is_interrupted_while_it_is_granted_leaves_the_next_another_place(
     assert queues.dequeue(second, clock()) == (lease, None) and empty(queues)
 
 
-def test_who_has_not_asked_yet_when_the_lease_is_let_go_does_so_then(queues: LocalQueues, clock: Clock) -> None:
+def test_a_first_waiter_that_has_not_entered_is_woken_by_the_release(queues: LocalQueues, clock: Clock) -> None:
     (first, _), lease = ahead(queues, clock)
     first.woken = False  # it is on its way
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT
     assert first.woken and queues.may_enter_now(first, clock())
 
 
-def test_who_asked_ahead_and_leaves_gives_its_place_to_the_next_or_back(queues: LocalQueues, clock: Clock) -> None:
+def test_an_entry_made_ahead_goes_to_the_next_waiter_or_back(queues: LocalQueues, clock: Clock) -> None:
     (first, second), lease = ahead(queues, clock)
     assert queues.may_enter_now(first, clock())
     queue = first.queue
@@ -294,63 +296,65 @@ def test_who_asked_ahead_and_leaves_gives_its_place_to_the_next_or_back(queues: 
     assert queues.dequeue(first, clock()) == (None, None)
     assert second.woken and queues.may_enter_now(second, clock()) and queue.entry == entry
     assert queues.dequeue(second, clock()) == (None, entry)
-    assert queue.entry != entry and not queues.by_entry, "who comes now has another"
+    assert queue.entry != entry and not queues.by_entry, "the next waiter has another entry"
     (late,) = join(queues, 1)
     assert late.woken and queues.may_enter_now(late, clock()), "though somebody holds"
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT
 
 
-def test_where_nobody_waits_elsewhere_nobody_asks_ahead(queues: LocalQueues, clock: Clock) -> None:
+def test_without_remote_waiters_nobody_enters_ahead(queues: LocalQueues, clock: Clock) -> None:
     waiters = join(queues, 2)
-    assert passed(queues, grant(queues, waiters[0], clock), clock)
+    assert handed_over(queues, grant(queues, waiters[0], clock), clock)
     (late,) = join(queues, 1)
     queues.handover_completed(waiters[1])
     assert not late.woken and not queues.may_enter_now(late, clock())
 
 
-def test_where_nobody_waits_elsewhere_those_who_come_later_have_it_too(queues: LocalQueues, clock: Clock) -> None:
+def test_without_remote_waiters_later_waiters_get_the_lease_too(queues: LocalQueues, clock: Clock) -> None:
     (waiter,) = join(queues, 1)
     lease = grant(queues, waiter, clock)
     for _ in range(20):
         (waiter,) = join(queues, 1)
-        assert not waiter.woken and passed(queues, lease, clock)
+        assert not waiter.woken and handed_over(queues, lease, clock)
         lease = taken(waiter)
 
 
-def test_a_round_ends_so_that_the_server_says_who_waits_elsewhere(queues: LocalQueues, clock: Clock) -> None:
+def test_a_lease_circulates_for_local_seconds_only(queues: LocalQueues, clock: Clock) -> None:
     waiters = join(queues, 3)
     lease = grant(queues, waiters[0], clock)
     clock.go(LOCAL_SECONDS - 0.0002)
-    assert passed(queues, lease, clock)
+    assert handed_over(queues, lease, clock)
     lease = taken(waiters[1])
     clock.go(0.0002)
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and waiters[2].woken and waiters[2].lease is None
 
 
 @pytest.mark.parametrize(
-    ("part", "passes"), [(LEAST_LEASE_PART - 0.001, False), (LEAST_LEASE_PART, True), (1.0, True), (1.001, False)]
+    ("part", "fits"), [(LEAST_LEASE_PART - 0.001, False), (LEAST_LEASE_PART, True), (1.0, True), (1.001, False)]
 )
-def test_what_passes_is_as_long_as_was_asked_for(queues: LocalQueues, clock: Clock, part: float, passes: bool) -> None:
-    """Nor longer: a waiter that dies would keep the name from others for longer than it ever wanted it."""
+def test_a_lease_is_handed_over_only_if_it_lasts_as_long_as_wanted(
+    queues: LocalQueues, clock: Clock, part: float, fits: bool
+) -> None:
+    """Nor if it lasts longer: a waiter that dies would keep the name from others for longer than it ever wanted it."""
     one, two = join(queues, 2)
     lease = grant(queues, one, clock)
     lease._deadline = clock() + part * 10 + (1e-6 if part < 1 else -1e-6)
-    assert passed(queues, lease, clock) is passes
-    assert two.woken and (two.lease is not None) is passes
+    assert handed_over(queues, lease, clock) is fits
+    assert two.woken and (two.lease is not None) is fits
 
 
-@pytest.mark.parametrize(("had", "wanted", "passes"), [(0, 0, True), (0, MS, False), (MS, 0, False)])
-def test_a_lease_without_end_passes_to_those_only_who_want_one(
-    queues: LocalQueues, clock: Clock, had: int, wanted: int, passes: bool
+@pytest.mark.parametrize(("had", "wanted", "fits"), [(0, 0, True), (0, MS, False), (MS, 0, False)])
+def test_a_lease_without_end_goes_only_to_a_waiter_that_wants_one(
+    queues: LocalQueues, clock: Clock, had: int, wanted: int, fits: bool
 ) -> None:
     (one,), (two,) = join(queues, 1, had), join(queues, 1, wanted)
     lease = grant(queues, one, clock)
-    assert passed(queues, lease, clock) is passes
-    if passes:
+    assert handed_over(queues, lease, clock) is fits
+    if fits:
         assert taken(two)._deadline == math.inf
 
 
-def test_a_lease_that_is_over_does_not_pass(queues: LocalQueues, clock: Clock) -> None:
+def test_an_expired_lease_is_not_handed_over(queues: LocalQueues, clock: Clock) -> None:
     for end in (ENDED, clock(), clock() - 1):
         one, two = join(queues, 2, ms=1)
         lease = grant(queues, one, clock)
@@ -365,18 +369,18 @@ def test_a_lease_that_is_over_does_not_pass(queues: LocalQueues, clock: Clock) -
         assert queues.dequeue(two, clock()) == (None, None) and empty(queues)
 
 
-def test_a_lease_that_is_over_is_nobodys(queues: LocalQueues, clock: Clock) -> None:
-    """Its holder lets go when the next one has it by the server's word."""
+def test_releasing_an_expired_lease_leaves_its_successor_alone(queues: LocalQueues, clock: Clock) -> None:
+    """Its holder releases it when the server has granted the name to the next waiter."""
     one, two, three = join(queues, 3)
     old = grant(queues, one, clock)
     clock.go(11)
     new = grant(queues, two, clock)
     assert queues.release(old, clock()) == ReleaseRoute.SCRIPT and not three.woken and three.queue.circulating is new
-    assert passed(queues, new, clock) and three.lease is not None
+    assert handed_over(queues, new, clock) and three.lease is not None
     assert queues.release(old, clock()) == ReleaseRoute.DELETE, "nobody waits"
 
 
-def test_those_who_are_next_are_called_when_a_lease_ran_out(queues: LocalQueues, clock: Clock) -> None:
+def test_the_next_waiter_is_woken_when_a_lease_expires(queues: LocalQueues, clock: Clock) -> None:
     one, two = join(queues, 2)
     grant(queues, one, clock)
     queues.expire(clock())
@@ -386,8 +390,8 @@ def test_those_who_are_next_are_called_when_a_lease_ran_out(queues: LocalQueues,
     assert two.woken and queues.may_enter_now(two, clock())
 
 
-def test_who_is_not_next_takes_no_notice_when_a_lease_ran_out(queues: LocalQueues, clock: Clock) -> None:
-    """Else nobody calls the one who is: it fell asleep behind others, without a time to wake."""
+def test_a_waiter_that_is_not_first_takes_no_notice_of_an_expired_lease(queues: LocalQueues, clock: Clock) -> None:
+    """Otherwise nobody wakes the first waiter, which fell asleep behind others, without a time to wake."""
     one, two = join(queues, 2)
     grant(queues, one, clock)
     clock.go(10)
@@ -397,13 +401,13 @@ def test_who_is_not_next_takes_no_notice_when_a_lease_ran_out(queues: LocalQueue
     assert two.woken and not three.woken and queues.may_enter_now(two, clock())
 
 
-def test_a_lease_that_ran_out_leaves_no_gate(queues: LocalQueues, clock: Clock) -> None:
-    """While there is a gate, no operation of the client takes the hot path."""
+def test_an_expired_lease_leaves_no_queue(queues: LocalQueues, clock: Clock) -> None:
+    """While there is a queue, no operation of the client takes the fast path."""
     for _ in range(2):
         (one,) = join(queues, 1)
         grant(queues, one, clock)
         queues.expire(clock())
-        assert not empty(queues), "it is held"
+        assert not empty(queues), "the name is held"
         clock.go(10)
         queues.expire(clock())
         assert empty(queues)
@@ -413,13 +417,13 @@ def test_a_lease_that_ran_out_leaves_no_gate(queues: LocalQueues, clock: Clock) 
     assert queues.dequeue(two, clock()) == (None, None) and empty(queues)
 
 
-def test_who_asks_whether_it_is_busy_finds_what_ran_out_once_a_second(queues: LocalQueues, clock: Clock) -> None:
-    """Nobody else looks where no task or thread waits."""
+def test_has_queue_looks_for_expired_leases_once_a_second(queues: LocalQueues, clock: Clock) -> None:
+    """Nobody else looks for them where no task or thread waits."""
     for key in (b"a", b"b"):
         grant(queues, joined(queues, "x", key, 500, False, None), clock)
     assert [queues.has_queue(key, clock()) for key in (b"a", b"b", b"c")] == [True, True, False]
     clock.go(0.6)
-    assert queues.has_queue(b"a", clock()), "it was looked for that just now"
+    assert queues.has_queue(b"a", clock()), "the last look was just now"
     clock.go(RECHECK_SECONDS)
     assert not queues.has_queue(b"a", clock()) and empty(queues)
 
@@ -427,15 +431,15 @@ def test_who_asks_whether_it_is_busy_finds_what_ran_out_once_a_second(queues: Lo
 # --------------------------------------------------------------------------------------------------------------- fences
 
 
-def test_who_wants_a_fence_does_not_get_a_lease_without(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_that_wants_a_fence_gets_no_lease_without(queues: LocalQueues, clock: Clock) -> None:
     one, two = join(queues, 1), join(queues, 1, fenced=True)
     lease = grant(queues, one[0], clock)
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and two[0].woken and two[0].lease is None
     assert grant(queues, two[0], clock, fence=5).fence == 5
 
 
-def test_who_wants_a_fence_is_granted_each_lease_by_the_server(queues: LocalQueues, clock: Clock) -> None:
-    """And joins its queue already while another one holds: that one hands over, in one step."""
+def test_a_waiter_that_wants_a_fence_is_granted_by_the_server(queues: LocalQueues, clock: Clock) -> None:
+    """And enters while another waiter of the client holds, which then hands over remotely, in one step."""
     one, two, three = join(queues, 3, fenced=True)
     lease = grant(queues, one, clock, fence=1)
     queues.handover_completed(one)
@@ -447,19 +451,19 @@ def test_who_wants_a_fence_is_granted_each_lease_by_the_server(queues: LocalQueu
     assert three.woken and queues.may_enter_now(three, clock())
 
 
-def test_a_lease_with_a_fence_passes_to_who_wants_none(queues: LocalQueues, clock: Clock) -> None:
+def test_a_lease_with_a_fence_is_handed_over_without_it(queues: LocalQueues, clock: Clock) -> None:
     (one,), (two,) = join(queues, 1, fenced=True), join(queues, 1)
     lease = grant(queues, one, clock, fence=1)
-    assert passed(queues, lease, clock) and taken(two).fence is None
+    assert handed_over(queues, lease, clock) and taken(two).fence is None
 
 
 # -------------------------------------------------------------------------------------------------------------- leaving
 
 
-def test_who_leaves_at_the_moment_it_was_handed_the_lease_passes_it_on(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_that_leaves_just_after_a_handover_hands_the_lease_on(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = join(queues, 3)
     lease = grant(queues, one, clock, fence=1)
-    assert passed(queues, lease, clock)
+    assert handed_over(queues, lease, clock)
     assert queues.dequeue(two, clock()) == (None, None)
     assert two.lease is None and three.woken
     lease = taken(three)
@@ -468,57 +472,59 @@ def test_who_leaves_at_the_moment_it_was_handed_the_lease_passes_it_on(queues: L
     assert empty(queues)
 
 
-def test_who_leaves_last_at_the_moment_it_was_handed_the_lease_gives_it_back(queues: LocalQueues, clock: Clock) -> None:
+def test_the_last_waiter_that_leaves_just_after_a_handover_gives_the_lease_back(
+    queues: LocalQueues, clock: Clock
+) -> None:
     one, two = join(queues, 2)
     lease = grant(queues, one, clock)
-    assert passed(queues, lease, clock)
+    assert handed_over(queues, lease, clock)
     handed = two.lease
     assert handed is not None and queues.dequeue(two, clock()) == (handed, None)
     assert two.lease is None and empty(queues)
 
 
-def test_who_leaves_with_a_lease_that_must_not_pass_gives_it_back_and_calls_the_next(
+def test_a_waiter_that_leaves_with_a_lease_that_must_not_circulate_gives_it_back(
     queues: LocalQueues, clock: Clock
 ) -> None:
     one, two, three = join(queues, 3)
     lease = grant(queues, one, clock)
-    assert passed(queues, lease, clock)
+    assert handed_over(queues, lease, clock)
     handed = two.lease
     clock.go(2 * LOCAL_SECONDS)
     assert queues.dequeue(two, clock()) == (handed, None) and three.woken and three.lease is None
     assert queues.may_enter_now(three, clock())
 
 
-def test_the_next_takes_the_place_of_the_first_who_leaves(queues: LocalQueues, clock: Clock) -> None:
+def test_the_next_waiter_inherits_the_entry_of_the_first(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = join(queues, 3)
     queues.may_enter_now(one, clock())
     one.queue.note_queued(5.0, True, clock())
     entry = one.queue.entry
     assert queues.dequeue(one, clock()) == (None, None)
-    assert called([two, three]) == [True, False] and two.queue.entry == entry and queues.may_enter_now(two, clock())
+    assert are_woken([two, three]) == [True, False] and two.queue.entry == entry and queues.may_enter_now(two, clock())
     assert queues.dequeue(three, clock()) == (None, None)
     assert queues.dequeue(two, clock()) == (None, entry) and empty(queues)
 
 
-def test_who_is_not_first_leaves_without_a_word(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_that_is_not_first_leaves_nothing_to_undo(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = join(queues, 3)
     queues.may_enter_now(one, clock())
     assert queues.dequeue(two, clock()) == (None, None) and not three.woken
     assert one.queue.first() is one and list(one.queue.waiters) == [one, three]
 
 
-def test_a_place_that_nobody_asked_for_is_not_left(queues: LocalQueues, clock: Clock) -> None:
+def test_an_entry_that_was_never_sent_is_not_left(queues: LocalQueues, clock: Clock) -> None:
     (waiter,) = join(queues, 1)
     assert queues.dequeue(waiter, clock()) == (None, None) and empty(queues)
 
 
-def test_after_the_last_who_waits_the_holder_keeps_the_gate(queues: LocalQueues, clock: Clock) -> None:
-    """So that the next who comes waits for it, not the server."""
+def test_after_the_last_waiter_the_holder_keeps_the_queue(queues: LocalQueues, clock: Clock) -> None:
+    """So that the next waiter waits for the holder and does not ask the server."""
     one, two = join(queues, 2)
     lease = grant(queues, one, clock)
     assert queues.dequeue(two, clock()) == (None, None) and queues.by_key
     (three,) = join(queues, 1)
-    assert not three.woken and passed(queues, lease, clock) and three.lease is not None
+    assert not three.woken and handed_over(queues, lease, clock) and three.lease is not None
 
 
 def test_leaving_twice_is_leaving_once(queues: LocalQueues, clock: Clock) -> None:
@@ -529,41 +535,41 @@ def test_leaving_twice_is_leaving_once(queues: LocalQueues, clock: Clock) -> Non
     assert queues.dequeue(two, clock()) == queues.dequeue(two, clock()) == (None, entry)
 
 
-# -------------------------------------------------------------------------------------------------------- private gates
+# ------------------------------------------------------------------------------------------------------- private queues
 
 
-def test_who_waits_alone_has_a_gate_of_its_own_and_its_token_as_place(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_with_an_entry_of_its_own_has_a_queue_of_its_own(queues: LocalQueues, clock: Clock) -> None:
     others = join(queues, 2)
-    alone = [joined(queues, "name", b"name", MS, False, entry) for entry in (GIVEN, b"another")]
-    assert called(alone) == [True, True] and [waiter.queue.entry for waiter in alone] == [GIVEN, b"another"]
-    assert len({id(waiter.queue) for waiter in [*others, *alone]}) == 3 and list(queues.by_key) == [b"name"]
-    assert all(queues.may_enter_now(waiter, clock()) for waiter in alone)
-    lease = grant(queues, alone[0], clock, remote_waiters=2)
+    private = [joined(queues, "name", b"name", MS, False, entry) for entry in (GIVEN, b"another")]
+    assert are_woken(private) == [True, True] and [waiter.queue.entry for waiter in private] == [GIVEN, b"another"]
+    assert len({id(waiter.queue) for waiter in [*others, *private]}) == 3 and list(queues.by_key) == [b"name"]
+    assert all(queues.may_enter_now(waiter, clock()) for waiter in private)
+    lease = grant(queues, private[0], clock, remote_waiters=2)
     assert lease._raw_token == GIVEN and list(queues.by_entry) == [b"another"]
-    assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and called(others) == [True, False], (
-        "others wait here as well"
+    assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and are_woken(others) == [True, False], (
+        "others of the client wait as well"
     )
-    assert others[0].lease is None, "what was its own passes to nobody"
+    assert others[0].lease is None, "a lease of a private queue is handed over to nobody"
 
 
-def test_who_waited_alone_lets_go_in_the_plain_way(queues: LocalQueues, clock: Clock) -> None:
-    alone = joined(queues, "name", b"name", MS, False, GIVEN)
-    lease = grant(queues, alone, clock)
+def test_a_lease_of_a_private_queue_is_released_by_a_plain_delete(queues: LocalQueues, clock: Clock) -> None:
+    private = joined(queues, "name", b"name", MS, False, GIVEN)
+    lease = grant(queues, private, clock)
     assert empty(queues) and queues.release(lease, clock()) == ReleaseRoute.DELETE
 
 
-def test_who_waited_alone_leaves_its_place(queues: LocalQueues, clock: Clock) -> None:
-    alone = joined(queues, "name", b"name", MS, False, GIVEN)
-    queues.may_enter_now(alone, clock())
-    assert queues.dequeue(alone, clock()) == (None, GIVEN) and empty(queues)
+def test_a_waiter_of_a_private_queue_leaves_its_entry(queues: LocalQueues, clock: Clock) -> None:
+    private = joined(queues, "name", b"name", MS, False, GIVEN)
+    queues.may_enter_now(private, clock())
+    assert queues.dequeue(private, clock()) == (None, GIVEN) and empty(queues)
 
 
-def test_a_place_is_another_when_it_is_renewed(queues: LocalQueues, clock: Clock) -> None:
-    """Also one of its own: what undoes the old one may still be on its way."""
-    alone = joined(queues, "name", b"name", MS, False, GIVEN)
-    queues.may_enter_now(alone, clock())
-    alone.queue.new_entry()
-    assert alone.queue.entry != GIVEN and (alone.queue.entry_sent, queues.by_entry) == (False, {})
+def test_a_renewed_entry_is_another(queues: LocalQueues, clock: Clock) -> None:
+    """Also that of a private queue: the undo of the old one may still be on its way."""
+    private = joined(queues, "name", b"name", MS, False, GIVEN)
+    queues.may_enter_now(private, clock())
+    private.queue.new_entry()
+    assert private.queue.entry != GIVEN and (private.queue.entry_sent, queues.by_entry) == (False, {})
     (shared,) = join(queues, 1)
     entry = shared.queue.entry
     queues.may_enter_now(shared, clock())
@@ -571,12 +577,12 @@ def test_a_place_is_another_when_it_is_renewed(queues: LocalQueues, clock: Clock
     assert shared.queue.entry != entry and not shared.queue.entry_sent and queues.by_entry == {}
 
 
-def test_releases_of_names_that_nobody_waits_for_are_plain(queues: LocalQueues, clock: Clock) -> None:
+def test_a_name_without_waiters_is_released_by_a_plain_delete(queues: LocalQueues, clock: Clock) -> None:
     join(queues, 1)
     assert queues.release(Lease("x", b"x", GIVEN, math.inf), clock()) == ReleaseRoute.DELETE
 
 
-def test_the_mutex_is_held_whenever_something_changes_and_free_when_the_next_one_is_woken(clock: Clock) -> None:
+def test_the_mutex_is_held_for_changes_and_free_when_a_waiter_is_woken(clock: Clock) -> None:
     class Mutex:
         held = entered = 0
 
@@ -607,7 +613,7 @@ def test_the_mutex_is_held_whenever_something_changes_and_free_when_the_next_one
 @pytest.mark.parametrize(
     "payload", [5, None, 1.5, True, [], [b"x"], {b"x": 1}, {1}, "x", ValueError("x")], ids=lambda each: repr(each)
 )
-def test_only_messages_to_this_client_are_heard(payload: Any, queues: LocalQueues, clock: Clock) -> None:
+def test_only_messages_on_this_clients_channel_wake(payload: Any, queues: LocalQueues, clock: Clock) -> None:
     (waiter,) = join(queues, 1)
     assert queues.may_enter_now(waiter, clock())
     entry = waiter.queue.entry
@@ -627,7 +633,7 @@ def test_only_messages_to_this_client_are_heard(payload: Any, queues: LocalQueue
 
 
 def test_a_release_within_a_release_wakes_both(queues: LocalQueues, clock: Clock) -> None:
-    """As a handler of signals can, or a finalizer: called where the next but one is told to look at its clock."""
+    """A signal handler or a finalizer can release, in the middle of a release that wakes waiters."""
     woken: list[str] = []
     one, two, three = join(queues, 3, ms=int(RECHECK_SECONDS * 500))
     lease = grant(queues, one, clock)
@@ -635,12 +641,12 @@ def test_a_release_within_a_release_wakes_both(queues: LocalQueues, clock: Clock
     other = grant(queues, first, clock)
     two.on_wake, second.on_wake = (lambda _: woken.append("two")), (lambda _: woken.append("second"))
     three.on_wake = lambda _: queues.release(other, clock())
-    assert passed(queues, lease, clock)
+    assert handed_over(queues, lease, clock)
     assert sorted(woken) == ["second", "two"] and two.woken and second.woken
 
 
-def test_threads_that_come_and_go_hold_one_after_the_other(clock: Clock) -> None:
-    """All at once, with a mutex as the wire has it: each gets it once, nobody at the same time as another."""
+def test_threads_that_come_and_go_hold_one_after_another(clock: Clock) -> None:
+    """All at once, with the mutex that transports use: each gets the lease once, nobody at the same time as another."""
     queues, holders, order = LocalQueues(default.Mutex()), list[int](), list[int]()
     start, done = threading.Barrier(8), itertools.count()
 
@@ -673,13 +679,13 @@ def test_threads_that_come_and_go_hold_one_after_the_other(clock: Clock) -> None
     assert next(done) == 8 * 200 and set(order) == {1} and empty(queues)
 
 
-def test_a_lease_that_passes_on_at_once_is_brisk(queues: LocalQueues, clock: Clock) -> None:
+def test_handovers_in_quick_succession_are_rapid(queues: LocalQueues, clock: Clock) -> None:
     waiters = join(queues, 5)
     lease, queue = grant(queues, waiters[0], clock), waiters[1].queue
     found = []
     for waiter, held in zip(waiters[1:], (0.001, RAPID_SECONDS / 2, RAPID_SECONDS * 2, RAPID_SECONDS / 2), strict=True):
         clock.go(held)
-        assert passed(queues, lease, clock) and queue.rapid == queues.rapid
+        assert handed_over(queues, lease, clock) and queue.rapid == queues.rapid
         found.append(queues.rapid)
         lease = taken(waiter)
     assert found == [False, True, False, True]

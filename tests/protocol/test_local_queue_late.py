@@ -1,6 +1,5 @@
-"""Leases that pass on within a client and should not: to a caller who runs only when it is over (who waits on in front;
-others may hold the name by then), past a place that stands in the server's queue, or with a token by which somebody may
-still do something.
+"""Local handovers that come too late or must not happen: to a waiter that runs only after the lease has expired (it
+waits again, in front; others may hold by then), past an entry in the server's queue, or of a token that is in use.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from support.run_steps import Clock
 
 from fastlock._implementation import default
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute, Waiter, WaiterList
-from tests.protocol.test_local_queue import MS, empty, grant, join, passed, taken
+from tests.protocol.test_local_queue import MS, empty, grant, handed_over, join, taken
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
@@ -22,10 +21,12 @@ def queues() -> LocalQueues:
     return LocalQueues(contextlib.nullcontext())
 
 
-def test_a_lease_that_is_over_before_its_taker_runs_does_not_count(queues: LocalQueues, clock: Clock) -> None:
+def test_a_lease_that_expires_before_its_waiter_runs_does_not_count(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = join(queues, 3)
     lease = grant(queues, one, clock)
-    assert passed(queues, lease, clock) and queues.take_back_expired(two, clock()) is None and two.lease is not None
+    assert (
+        handed_over(queues, lease, clock) and queues.take_back_expired(two, clock()) is None and two.lease is not None
+    )
     clock.go(MS / 1000)
     over = queues.take_back_expired(two, clock())
     assert over is not None and over.token == lease._raw_token and two.lease is None
@@ -34,21 +35,21 @@ def test_a_lease_that_is_over_before_its_taker_runs_does_not_count(queues: Local
     assert two.queue.entry != over.token
 
 
-def test_who_comes_back_is_the_first_also_of_a_gate_that_was_opened_since(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_that_returns_is_first_also_in_a_new_queue(queues: LocalQueues, clock: Clock) -> None:
     one, two = join(queues, 2)
-    assert passed(queues, grant(queues, one, clock), clock)
+    assert handed_over(queues, grant(queues, one, clock), clock)
     clock.go(MS / 1000)
     queues.expire(clock())
-    assert empty(queues), "nobody waits there, as far as is known"
+    assert empty(queues), "no waiter is known"
     (three,) = join(queues, 1)
     assert queues.take_back_expired(two, clock()) is not None
     assert two.queue is three.queue and list(two.queue.waiters) == [two, three]
 
 
-def test_who_comes_back_waits_behind_the_one_who_asks_for_their_place(queues: LocalQueues, clock: Clock) -> None:
-    """Else both would be answered that it is theirs."""
+def test_a_waiter_that_returns_waits_behind_the_one_that_has_entered(queues: LocalQueues, clock: Clock) -> None:
+    """Otherwise the server would answer both that the entry is theirs."""
     one, two, three, four = join(queues, 4)
-    assert passed(queues, grant(queues, one, clock), clock)
+    assert handed_over(queues, grant(queues, one, clock), clock)
     clock.go(MS / 1000)
     assert queues.may_enter_now(three, clock())
     assert queues.take_back_expired(two, clock()) is not None
@@ -56,18 +57,18 @@ def test_who_comes_back_waits_behind_the_one_who_asks_for_their_place(queues: Lo
     assert queues.dequeue(three, clock()) == (None, None) and two.woken and queues.may_enter_now(two, clock())
 
 
-def test_who_comes_back_where_another_holds_by_now_waits_for_that(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_that_returns_waits_for_a_later_holder(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = join(queues, 3)
-    assert passed(queues, grant(queues, one, clock), clock)
+    assert handed_over(queues, grant(queues, one, clock), clock)
     clock.go(MS / 1000)
     later = grant(queues, three, clock)
     assert queues.take_back_expired(two, clock()) is not None and not queues.may_enter_now(two, clock())
-    assert passed(queues, later, clock) and taken(two).valid
+    assert handed_over(queues, later, clock) and taken(two).valid
 
 
-def test_who_comes_back_and_leaves_leaves_nothing(queues: LocalQueues, clock: Clock) -> None:
+def test_a_waiter_that_returns_and_leaves_leaves_nothing(queues: LocalQueues, clock: Clock) -> None:
     one, two = join(queues, 2)
-    assert passed(queues, grant(queues, one, clock), clock)
+    assert handed_over(queues, grant(queues, one, clock), clock)
     clock.go(MS / 1000)
     queues.expire(clock())
     assert queues.take_back_expired(two, clock()) is not None
@@ -75,8 +76,8 @@ def test_who_comes_back_and_leaves_leaves_nothing(queues: LocalQueues, clock: Cl
     assert not queues.by_key and not queues.by_entry
 
 
-def test_nothing_passes_on_while_their_place_stands_in_the_servers_queue(queues: LocalQueues, clock: Clock) -> None:
-    """One who wants a fence asked for it ahead of its turn, and gave up: the place would be granted to nobody."""
+def test_no_local_handover_past_an_entry_in_the_servers_queue(queues: LocalQueues, clock: Clock) -> None:
+    """A waiter that wants a fence entered ahead, and gave up: the entry would be granted to nobody."""
     one, two, three = join(queues, 1)[0], join(queues, 1, fenced=True)[0], join(queues, 1)[0]
     lease = grant(queues, one, clock)
     queues.handover_completed(one)
@@ -87,38 +88,38 @@ def test_nothing_passes_on_while_their_place_stands_in_the_servers_queue(queues:
     assert queues.may_enter_now(three, clock())
 
 
-def test_what_is_being_extended_passes_to_nobody(queues: LocalQueues, clock: Clock) -> None:
-    """The server may carry that out later, by the token, for whoever has it by then."""
+def test_a_lease_that_is_being_extended_is_not_handed_over(queues: LocalQueues, clock: Clock) -> None:
+    """The server may execute the extension later, by the token, for whoever has it by then."""
     one, two, three = join(queues, 3)
     lease = grant(queues, one, clock)
     lease._extensions = 2
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and two.lease is None and two.woken
     lease = grant(queues, two, clock)
-    assert passed(queues, lease, clock) and taken(three).valid
+    assert handed_over(queues, lease, clock) and taken(three).valid
 
 
 @pytest.mark.parametrize("meanwhile", ["read", "extended", "read, and struck"])
-def test_what_another_thread_does_as_a_lease_passes_on(
+def test_another_thread_uses_a_lease_during_its_handover(
     queues: LocalQueues, clock: Clock, meanwhile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has looked whether it may pass, and has not passed yet: compiled, no other thread comes between."""
+    """Between the check whether it may be handed over and the handover. Compiled, no other thread comes between."""
     if default.IMPLEMENTATION == "cython":
         pytest.skip("what is compiled cannot be changed")
     one, two, three = join(queues, 3)
     lease, remove, insert, seen = grant(queues, one, clock), WaiterList.remove, WaiterList.insert, []
 
-    def removed(line: WaiterList, waiter: Waiter) -> None:
-        remove(line, waiter)
+    def removed(waiters: WaiterList, waiter: Waiter) -> None:
+        remove(waiters, waiter)
         if meanwhile == "extended":
             lease._extensions += 1
         else:
             seen.append(lease.token)
 
-    def inserted(line: WaiterList, waiter: Waiter, before: Waiter | None) -> None:
+    def inserted(waiters: WaiterList, waiter: Waiter, before: Waiter | None) -> None:
         if len(seen) == 1 and "struck" in meanwhile:
             seen.append(None)
             raise KeyboardInterrupt
-        insert(line, waiter, before)
+        insert(waiters, waiter, before)
 
     monkeypatch.setattr(WaiterList, "remove", removed)
     monkeypatch.setattr(WaiterList, "insert", inserted)

@@ -1,6 +1,6 @@
-"""Those who wait in one process, in any order of events, against a model that knows the order of arrival and who holds.
+"""The local queue in any order of events, against a model that knows the order of arrival and who holds.
 
-Never two hold; none overtakes another; nobody is forgotten; nothing is left when all are gone.
+There are never two holders, no waiter overtakes another, none is forgotten, and nothing is left when all are gone.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RARE = {(QueueState.QUEUED, QueueState.FAILED), (QueueState.QUEUED_EARLY, QueueS
 TRANSITIONS: set[tuple[object, object]] = set()  # that were made, of queues and waiters
 
 
-class Crowd(RuleBasedStateMachine):
-    """One server, one name, one process of waiters and somebody elsewhere; the model is a list and who holds."""
+class LocalQueueMachine(RuleBasedStateMachine):
+    """One server, one name, one process with waiters, and remote waiters; the model is a list and who holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ class Crowd(RuleBasedStateMachine):
         self.holder: Waiter | None = None
         self.lease: Lease | None = None
         self.late: list[Lease] = []  # that ran out before they were released
-        self.passed: list[Waiter] = []  # to whom a lease passed, and whose callers have not run since
-        self.returned: set[Waiter] = set()  # whose lease was over when they did
-        self.remote_waiters = 0  # others who wait for it
-        self.known = False  # whether the server said so
-        self.taken = False  # by one of them
+        self.handed_over: list[Waiter] = []  # to whom a lease was handed over, and whose callers have not run since
+        self.returned: set[Waiter] = set()  # whose lease had expired when they did
+        self.remote_waiters = 0
+        self.known = False  # whether the server said that there are remote waiters
+        self.taken = False  # by a remote waiter
         self.served: list[int] = []
         self.numbers: dict[Waiter, int] = {}
-        self.passes = math.inf  # left of what goes round
+        self.handovers = math.inf  # local handovers that are left
         self.last_fence = 0
         self.queue_states: dict[LocalQueue, QueueState] = {}
         self.waiter_states: dict[Waiter, WaiterState] = {}
@@ -93,24 +93,24 @@ class Crowd(RuleBasedStateMachine):
             assert lease._deadline - self.clock() <= waiter.ms / 1000 + 1e-6
 
     def underway(self) -> bool:
-        """Whether a lease that is not over has passed to somebody who does not know it yet."""
-        return any(waiter.lease._deadline > self.clock() for waiter in self.passed if waiter.lease is not None)
+        """Whether a valid lease was handed over to a waiter that has not run since."""
+        return any(waiter.lease._deadline > self.clock() for waiter in self.handed_over if waiter.lease is not None)
 
     @precondition(lambda self: self.waiting)
     @rule(entry=st.integers(0, 5))
-    def look(self, entry: int) -> None:
-        """Somebody wakes, for whatever reason, and may ask."""
+    def wake_up(self, entry: int) -> None:
+        """A waiter wakes, for whatever reason, and may enter."""
         waiter = self.waiting[entry % len(self.waiting)]
         waiter.woken = False
-        knows = waiter.queue.circulating is not None  # else it asks the server, whoever holds
+        knows = waiter.queue.circulating is not None  # otherwise it enters, whoever holds
         if not self.queues.may_enter_now(waiter, self.clock()):
             return
         self.watch()
         busy = self.holder is not None or self.underway()
         assert waiter is self.waiting[0] and (
-            not (busy and knows) or waiter.fenced or (self.known and self.passes == 0)
+            not (busy and knows) or waiter.fenced or (self.known and self.handovers == 0)
         )
-        if self.taken or busy:  # or it asks ahead of its turn
+        if self.taken or busy:  # busy: it enters ahead
             assert waiter.queue.judge(waiter, [0, 5000, 1], self.clock(), self.clock()) is None
             return
         granted = [1, self.remote_waiters, self.last_fence + 1 if waiter.fenced else 0]
@@ -120,7 +120,7 @@ class Crowd(RuleBasedStateMachine):
         self.known = self.remote_waiters > 0
         assert waiter is self.waiting.pop(0), "somebody was overtaken"
         self.now_holds(waiter, lease)
-        self.passes = len(self.waiting) if self.remote_waiters else math.inf
+        self.handovers = len(self.waiting) if self.remote_waiters else math.inf
 
     @precondition(lambda self: self.holder is not None)
     @rule()
@@ -130,28 +130,28 @@ class Crowd(RuleBasedStateMachine):
         what = self.queues.release(lease, self.clock())
         if what == ReleaseRoute.LOCAL:
             assert lease._deadline == ENDED
-            self.passes_to_the_first(lease)
+            self.first_is_handed(lease)
             return
         assert all(waiter.lease is None for waiter in self.waiting)
         assert what == (ReleaseRoute.SCRIPT if self.waiting or self.known else ReleaseRoute.DELETE)
         if self.remote_waiters:
             self.remote_waiters, self.taken = self.remote_waiters - 1, True
-        elif self.waiting and self.waiting[0].queue.entry_sent:  # it asked ahead, and is first of all
+        elif self.waiting and self.waiting[0].queue.entry_sent:  # it entered ahead, and is first of all
             self.queues.on_grant_message(self.waiting[0].queue.entry)
 
-    def passes_to_the_first(self, lease: Lease) -> None:
+    def first_is_handed(self, lease: Lease) -> None:
         first = self.waiting.pop(0)
         assert (
             first.woken and not first.fenced and first.lease is not None and first.lease._raw_token == lease._raw_token
         )
-        self.passed.append(first)
-        self.passes -= 1
+        self.handed_over.append(first)
+        self.handovers -= 1
 
-    @precondition(lambda self: self.passed)
+    @precondition(lambda self: self.handed_over)
     @rule(at=st.integers(0, 3), late=st.booleans())
     def resume(self, at: int, late: bool) -> None:
-        """One to whom a lease passed runs at last: it has the lease, or is the first of those who wait."""
-        waiter = self.passed.pop(at % len(self.passed))
+        """A waiter that was handed a lease runs at last: it has the lease, or is the first waiter again."""
+        waiter = self.handed_over.pop(at % len(self.handed_over))
         assert waiter.lease is not None
         if late and waiter.ms:
             self.clock.time = max(self.clock.time, waiter.lease._deadline)
@@ -159,8 +159,8 @@ class Crowd(RuleBasedStateMachine):
         found = self.queues.take_back_expired(waiter, self.clock())
         assert (found is not None) is over
         if over:
-            asks = self.waiting and self.waiting[0].queue.entry_sent
-            self.waiting.insert(1 if asks else 0, waiter)
+            entered = self.waiting and self.waiting[0].queue.entry_sent
+            self.waiting.insert(1 if entered else 0, waiter)
             self.returned.add(waiter)
             self.watch()
             return
@@ -170,18 +170,18 @@ class Crowd(RuleBasedStateMachine):
         first = self.waiting[0] if self.waiting else None
         # or its queue was forgotten meanwhile, or the first has entered already
         apart = first is None or first.queue is not waiter.queue or first.queue.entry_sent
-        assert apart or first.woken or not (first.fenced or (self.known and not self.passes))
+        assert apart or first.woken or not (first.fenced or (self.known and not self.handovers))
 
-    @precondition(lambda self: self.passed)
+    @precondition(lambda self: self.handed_over)
     @rule()
     def resume_to_leave(self) -> None:
-        """It goes before it has seen that it was handed the lease."""
-        gone = self.passed.pop()
+        """A waiter leaves before it has seen that it was handed the lease."""
+        gone = self.handed_over.pop()
         handed = gone.lease
         given_back, entry = self.queues.dequeue(gone, self.clock())
         assert gone.lease is None and entry is None and handed is not None
         if given_back is None:
-            self.passes_to_the_first(handed)
+            self.first_is_handed(handed)
         else:
             assert given_back is handed
             if self.remote_waiters and handed._deadline > self.clock():
@@ -194,17 +194,17 @@ class Crowd(RuleBasedStateMachine):
     def give_up(self, entry: int) -> None:
         gone = self.waiting.pop(entry % len(self.waiting))
         queue = gone.queue
-        asked, knows = queue.entry_sent, queue.circulating is not None
+        entered, knows = queue.entry_sent, queue.circulating is not None
         handed, entry_left = self.queues.dequeue(gone, self.clock())
         assert handed is None
         held = knows and (self.holder is not None or self.underway())
-        assert (entry_left is not None) is (not self.waiting and asked)
+        assert (entry_left is not None) is (not self.waiting and entered)
         assert not held or entry_left is None or entry_left != queue.entry
 
     @precondition(lambda self: self.holder is not None and self.lease is not None and self.lease._deadline < math.inf)
     @rule(released=st.booleans())
-    def run_out(self, released: bool) -> None:
-        """Time goes by until the lease is over; its holder lets go of it later, or never."""
+    def expire(self, released: bool) -> None:
+        """Time goes by until the lease expires; its holder releases it later, or never."""
         assert self.lease is not None
         self.clock.time = max(self.clock.time, self.lease._deadline)
         if released:
@@ -213,10 +213,10 @@ class Crowd(RuleBasedStateMachine):
         self.sweep()
 
     def sweep(self) -> None:
-        """Now and then queues are looked through; one in which nobody waits is forgotten, and what it knew."""
+        """Now and then queues are looked through; one without waiters is forgotten, and what it knew."""
         self.queues.expire(self.clock())
         if b"name" not in self.queues.by_key:
-            self.known, self.passes = False, math.inf
+            self.known, self.handovers = False, math.inf
 
     @precondition(lambda self: self.late)
     @rule()
@@ -256,7 +256,7 @@ class Crowd(RuleBasedStateMachine):
         if self.waiting and self.holder is None and not self.underway():
             first, now = self.waiting[0], self.clock()
             at = first.queue.recheck_time(first)
-            assert first.woken or at <= now + RECHECK_SECONDS, "nobody would ever look"
+            assert first.woken or at <= now + RECHECK_SECONDS, "no waiter would ever enter"
             assert self.taken or first.woken or at <= now or first.queue.entry_sent
 
     @invariant()
@@ -264,17 +264,17 @@ class Crowd(RuleBasedStateMachine):
         assert set(self.queues.by_entry.values()) <= set(self.queues.by_key.values())
         for entry, queue in self.queues.by_entry.items():
             assert queue.entry == entry
-        if not self.waiting and self.holder is None and not self.passed:
+        if not self.waiting and self.holder is None and not self.handed_over:
             assert not self.queues.by_key and not self.queues.by_entry
 
     def teardown(self) -> None:
-        while self.waiting or self.holder is not None or self.passed:
+        while self.waiting or self.holder is not None or self.handed_over:
             self.give_up(0) if self.waiting else self.release() if self.holder is not None else self.resume_to_leave()
         assert not self.queues.by_key and not self.queues.by_entry
         assert self.served == sorted(self.served)
 
 
-Crowd.TestCase.settings = settings(
+LocalQueueMachine.TestCase.settings = settings(
     max_examples=300,
     stateful_step_count=40,
     derandomize=True,
@@ -285,7 +285,7 @@ Crowd.TestCase.settings = settings(
 
 def test_any_order_of_events() -> None:
     TRANSITIONS.clear()
-    Crowd.TestCase("runTest").runTest()
+    LocalQueueMachine.TestCase("runTest").runTest()
     made = {(before, after) for before, after in TRANSITIONS if before is not after}
     known = {*QUEUE_TRANSITIONS, *WAITER_TRANSITIONS}
     assert made <= known and known - made <= RARE, f"not in the tables {made - known}, never made {known - made}"
