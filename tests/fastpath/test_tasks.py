@@ -1,4 +1,4 @@
-"""What a task awaits in the hot path, resumed, closed and thrown at by hand: compiled it is no coroutine, yet behaves
+"""What a task awaits in the fast path, resumed, closed and thrown at by hand: compiled it is no coroutine, yet behaves
 as one."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("impl")
 
 @pytest.fixture
 def quiet_coroutines() -> Iterator[None]:
-    """In Python it is a coroutine, which complains when it is dropped before it began."""
+    """In Python an operation is a coroutine, which warns when it is dropped before it began."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         yield
@@ -59,7 +59,7 @@ async def in_step(client: Any) -> None:
 
 @both_loops
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "fresh"])
-async def test_what_is_never_awaited_sends_nothing(
+async def test_an_operation_that_is_never_awaited_sends_nothing(
     face: Face, proxy: FaultProxy, no_leaks: Any, quiet_coroutines: None, connected: bool
 ) -> None:
     client = face.client(proxy.url)
@@ -85,10 +85,10 @@ async def test_what_is_never_awaited_sends_nothing(
 
 
 @both_loops
-async def test_a_with_whose_leaving_nobody_awaits_lets_go(
+async def test_an_aexit_that_is_never_awaited_releases(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, impl: str
 ) -> None:
-    """A handler of signals raised between the two: Python calls `__aexit__`, and then awaits what that gave."""
+    """Python calls `__aexit__`, and then awaits what that returned: a signal handler can raise between the two."""
     if impl == "python":
         pytest.skip("a coroutine that has not begun can do nothing")
     lock = face.client(server.unix_url).lock(NAME, timeout=None)
@@ -100,7 +100,7 @@ async def test_a_with_whose_leaving_nobody_awaits_lets_go(
 
 
 @both_loops
-async def test_a_with_that_is_left_late_lets_go_of_no_later_lease(
+async def test_an_aexit_awaited_late_releases_no_later_lease(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, impl: str
 ) -> None:
     if impl == "python":
@@ -112,25 +112,25 @@ async def test_a_with_that_is_left_late_lets_go_of_no_later_lease(
     lease = await lock.__aenter__()
     with pytest.raises(fastlock.LockError, match="not owned"):
         await late
-    assert await failed is None and "not owned" in body.__notes__[0], "as what goes wrong with any release there"
+    assert await failed is None and "not owned" in body.__notes__[0], "as any error of a release in __aexit__"
     assert lock.lease is lease and probe.get(NAME) == lease._raw_token
     await lock.release()
 
 
 @both_loops
-async def test_what_is_never_awaited_warns_as_a_coroutine(face: Face, server: Server) -> None:
+async def test_an_operation_that_is_never_awaited_warns_as_a_coroutine(face: Face, server: Server) -> None:
     lock = face.client(server.unix_url).lock(NAME)
-    for asked in (lock.acquire, lock.release):
-        with pytest.warns(RuntimeWarning, match=f"^coroutine '.*{asked.__name__}' was never awaited"):
-            asked()
+    for method in (lock.acquire, lock.release):
+        with pytest.warns(RuntimeWarning, match=f"^coroutine '.*{method.__name__}' was never awaited"):
+            method()
             gc.collect()
-        coroutine = asked()
+        coroutine = method()
         assert inspect.iscoroutine(coroutine), "what anyio's task groups take"
         coroutine.close()
 
 
 @both_loops
-async def test_an_enter_can_be_waited_for_as_any_awaitable(
+async def test_an_aenter_can_be_awaited_as_any_awaitable(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     lock = face.client(server.unix_url).lock(NAME)
@@ -155,10 +155,10 @@ async def test_an_enter_can_be_waited_for_as_any_awaitable(
 
 
 @both_loops
-async def test_a_release_that_begins_late_does_not_let_go_of_the_next_lease(
+async def test_a_release_awaited_late_does_not_release_the_next_lease(
     face: Face, server: Server, no_leaks: Any
 ) -> None:
-    """As of a task that was cancelled while another carries its release: it repeats that, and acquires again."""
+    """As that of a task that was cancelled during its release: it releases again, and acquires again."""
     client = face.client(server.unix_url)
     for lock in (client.lock(NAME), client.lock(NAME, thread_local=False)):
         await lock.acquire()
@@ -175,7 +175,7 @@ async def test_a_release_that_begins_late_does_not_let_go_of_the_next_lease(
 
 @both_loops
 @pytest.mark.parametrize("way", ["wait_for", "timeout"])
-async def test_an_enter_that_runs_out_of_time_leaves_nothing(
+async def test_an_aenter_that_runs_out_of_time_leaves_nothing(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, way: str
 ) -> None:
     client = face.client(proxy.url, reply_timeout=20)
@@ -203,7 +203,7 @@ async def test_locks_in_an_exit_stack(face: Face, server: Server, probe: redis.R
             probe.delete("b")
             raise ZeroDivisionError
     assert not probe.exists(*names)
-    assert ["'b'" in note for note in caught.value.__notes__] == [True], "of the one that was lost"
+    assert ["'b'" in note for note in caught.value.__notes__] == [True], "for the lease that was lost"
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(client.lock("a"))
         kept = stack.pop_all()
@@ -276,7 +276,7 @@ async def test_a_coroutine_ended_by_hand_while_it_waits_leaves_nothing(
 async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, how: str
 ) -> None:
-    """As above, without a coroutine round it; also while it waits for its turn, where a coroutine goes on."""
+    """As above, without a coroutine round it; also while it waits in the local queue, where a coroutine goes on."""
     client = face.client(server.unix_url)
     await client.server_info()
     lock = client.lock(NAME, thread_local=False, sleep=0.001)
@@ -288,7 +288,7 @@ async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
         future = steps.send(None)
         if held:
             await until(future.done)
-            assert not steps.send(None).done(), "it asks for a place among those who wait"
+            assert not steps.send(None).done(), "it enters the server's queue"
         end_by_hand(how, [steps])
         await in_step(client)
         assert not probe.exists(commands.queue_key(NAME.encode())) and client._transport.queued_keys == {}
@@ -298,31 +298,31 @@ async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
 
 @valkey
 @both_loops
-@pytest.mark.parametrize("why", ["somebody waits", "it is contended", "neither"])
-async def test_what_is_contended_tasks_leave_to_the_law(
+@pytest.mark.parametrize("why", ["local waiter", "contended", "neither"])
+async def test_a_contended_release_is_left_to_the_slow_path(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     client = face.client(server.unix_url)
     await client.server_info()
     lock, transport, ran = client.lock(NAME), client._transport, list[Any]()
     monkeypatch.setattr(transport, "run", lambda op, *answer, run=transport.run: ran.append(op) or run(op, *answer))
-    if why == "somebody waits":
+    if why == "local waiter":
         waiter = joined(transport.queues, "whatever", b"whatever", 0, False, None)
     for taken in (lambda: lock.__aenter__(), lambda: lock.acquire()):
         ran.clear()
         await taken()
-        assert ran == [] and lock.lease is not None, "it waits for another name"
-        lock.lease._contended = why == "it is contended"
+        assert ran == [] and lock.lease is not None, "the waiter waits for another name"
+        lock.lease._contended = why == "contended"
         await lock.release()
         assert len(ran) == (0 if why == "neither" else 1)
         assert lock.lease is None and not probe.exists(NAME)
-    if why == "somebody waits":
+    if why == "local waiter":
         transport.queues.dequeue(waiter, now())
     assert not transport.queued_keys
 
 
 def waiters(client: Any) -> list[Any]:
-    """Who is to be called when its time is over, by the timers that tasks share."""
+    """The waiters that the timers shared by tasks wake when their time is over."""
     return [sleeper for alarm in client._transport.shared_timeouts.values() for sleeper in alarm.waiters]
 
 
@@ -352,20 +352,18 @@ async def test_each_limited_wait_ends_whatever_the_limits_of_others(
     probe.delete(NAME)
     served = [client.lock(NAME, blocking_timeout=60) for _ in range(8)]
 
-    async def wakeup(lock: Any) -> None:
+    async def hold_once(lock: Any) -> None:
         assert await lock.acquire()
         await lock.release()
 
     for _ in range(5):
-        await asyncio.gather(*(wakeup(lock) for lock in served))
+        await asyncio.gather(*(hold_once(lock) for lock in served))
         assert not waiters(client)
 
 
 @valkey
 @both_loops
-async def test_shared_timers_end_with_the_client_and_go_to_others_when_nobody_uses_them(
-    face: Face, server: Server, no_leaks: Any
-) -> None:
+async def test_shared_timers_end_with_the_client_and_are_reused(face: Face, server: Server, no_leaks: Any) -> None:
     client = face.client(server.unix_url)
     await client.server_info()
     for limit in range(1000, 1040):
@@ -381,10 +379,10 @@ async def test_shared_timers_end_with_the_client_and_go_to_others_when_nobody_us
 
 @valkey
 @both_loops
-async def test_who_comes_late_into_a_line_of_waits_is_called_in_its_own_time(
+async def test_a_wait_that_began_earlier_ends_earlier_on_a_shared_timer(
     face: Face, server: Server, probe: redis.Redis, proxy: FaultProxy, no_leaks: Any
 ) -> None:
-    """Its first command took long, so that others who came later waited already: its time is over before theirs."""
+    """Its first command took long, so that others who came later waited already: its time ends before theirs."""
     client = face.client(proxy.url)
     await client.server_info()
     probe.set(NAME, "another")
@@ -411,10 +409,10 @@ async def test_who_comes_late_into_a_line_of_waits_is_called_in_its_own_time(
 
 @valkey
 @both_loops
-async def test_what_is_resumed_before_its_reply_came_is_not_held(
+async def test_an_acquire_resumed_before_its_reply_holds_nothing(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    """As no task of asyncio's does."""
+    """No task of asyncio resumes it so early."""
     client = face.client(server.unix_url)
     await client.server_info()
     lock = client.lock(NAME, thread_local=False)
@@ -432,7 +430,7 @@ async def test_what_is_resumed_before_its_reply_came_is_not_held(
 
 @valkey
 @both_loops
-async def test_who_was_cancelled_is_forgotten_though_the_reply_is_still_to_come(
+async def test_a_cancelled_task_is_collected_before_its_reply_comes(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     client = face.client(proxy.url, reply_timeout=20)
@@ -455,7 +453,7 @@ async def test_who_was_cancelled_is_forgotten_though_the_reply_is_still_to_come(
 
 
 @both_loops
-async def test_what_was_awaited_cannot_be_awaited_again_and_closing_it_changes_nothing(
+async def test_an_awaited_operation_cannot_be_awaited_again_and_closing_it_changes_nothing(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     lock = face.client(server.unix_url).lock(NAME)
@@ -488,11 +486,11 @@ async def test_what_was_awaited_cannot_be_awaited_again_and_closing_it_changes_n
 
 
 @pytest.mark.parametrize("method", ["acquire", "release", "extend", "reacquire", "owned", "locked"])
-async def test_frameworks_take_the_methods_for_coroutine_functions(impl: str, method: str) -> None:
-    """As Starlette asks before it runs a background task, which it else gives to a thread."""
+async def test_methods_are_coroutine_functions_to_frameworks(impl: str, method: str) -> None:
+    """Starlette runs a background task in a thread unless it is one."""
     found = getattr(fastlock.asyncio.Client(unix_socket_path="/nowhere").lock(NAME), method)
-    asks = inspect.iscoroutinefunction if sys.version_info >= (3, 12) else asyncio.iscoroutinefunction
-    assert asks(found)
+    is_coroutine_function = inspect.iscoroutinefunction if sys.version_info >= (3, 12) else asyncio.iscoroutinefunction
+    assert is_coroutine_function(found)
 
 
 async def test_the_awaitable_is_a_coroutine_to_asyncio(impl: str) -> None:

@@ -1,5 +1,5 @@
-"""The hot path of threads, on canned answers: what it counts a lease from, and that it hands on whatever is not just as
-hoped."""
+"""The fast path of threads, on canned replies: from when it counts a lease, and that whatever is unusual goes the slow
+path."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ pytestmark = pytest.mark.usefixtures("impl")
 
 
 class FakeTransport(Transport):
-    """A wire with one idle connection that gives this answer; what is handed on is kept, and has the outcome "on"."""
+    """One idle connection that gives this answer; what takes the slow path is noted, and has the outcome "slow"."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
-        self.asked: list[tuple[Any, ...]] = []
-        self.handed_on: list[tuple[Any, ...]] = []
+        self.sent: list[tuple[Any, ...]] = []
+        self.slow_path: list[tuple[Any, ...]] = []
         self.pending_undos: list[Any] = []
         self.push_connection_lent = 0
         self.stats = Stats()
         self.queues = LocalQueues(default.Mutex(), self.stats)
         self.queued_keys = self.queues.by_key
         self.waited: list[Any] = []
-        self.meanwhile: Callable[[Any], object] = lambda waiter: None  # what happens to who waits
+        self.meanwhile: Callable[[Any], object] = lambda waiter: None  # what happens to the waiter
         self.reply_timeout, self.error, self.busy = 5.0, None, BUSY
         self.push_connection = None
         self.impl = SimpleNamespace(Template=lambda *parts: parts)
@@ -57,7 +57,7 @@ class FakeTransport(Transport):
 
     def round_trip(self, template: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
         assert self.idle == [] and timeout == self.limit
-        self.asked.append((template, name, token, ms, now()))
+        self.sent.append((template, name, token, ms, now()))
         answer = self.answer() if callable(self.answer) else self.answer
         if isinstance(answer, BaseException):
             raise answer
@@ -71,12 +71,12 @@ class FakeTransport(Transport):
 
     def run(self, op: Any, answer: Any = Answer.NOT_ASKED) -> str:
         if answer is Answer.NOT_ASKED:
-            self.handed_on.append(("run", op))
+            self.slow_path.append(("run", op))
         elif answer is Answer.ASK_SERVER or isinstance(answer, Waiter):
-            self.handed_on.append(("run", op, answer))
+            self.slow_path.append(("run", op, answer))
         else:  # the steps from an answer on
-            self.handed_on.append(("drive", op.rest(answer, now)))
-        return "on"
+            self.slow_path.append(("drive", op.rest(answer, now)))
+        return "slow"
 
     def wait(self, waiter: Any, until: float | None) -> None:
         self.waited_until = until
@@ -84,10 +84,10 @@ class FakeTransport(Transport):
         self.meanwhile(waiter)
 
     def cancel_wait(self, op: Any, waiter: Any, error: BaseException) -> None:
-        self.handed_on.append(("torn", op, waiter, error))
+        self.slow_path.append(("cancelled", op, waiter, error))
 
     def undo_interrupted(self, op: Any, error: BaseException) -> None:
-        self.handed_on.append(("interrupted", op))
+        self.slow_path.append(("interrupted", op))
 
     def lock(self, timeout: float | None = 10, **terms: Any) -> ClientLock:
         given = {"blocking": True, "blocking_timeout": None, "fence": False, "thread_local": True} | terms
@@ -99,21 +99,21 @@ def test_a_lease_counts_from_before_its_command_was_sent() -> None:
     transport, before = FakeTransport(None), now()
     lock = transport.lock(timeout=10)
     lease = threads.acquire(lock, True)
-    ((template, name, token, ms, sent),) = transport.asked
+    ((template, name, token, ms, sent),) = transport.sent
     assert lease is not None and lock._leases == {threads.thread_owner(): lease} and transport.idle == [transport]
     assert (template, name, ms) == (Opcode.ACQUIRE, b"sku", 10_000)
     assert (lease.name, lease._key, lease._raw_token, lease.fence) == (NAME, b"sku", token, None)
     assert before + 10 <= lease._deadline <= sent + 10
-    assert transport.handed_on == []
+    assert transport.slow_path == []
 
 
-def test_without_end_there_is_no_deadline() -> None:
+def test_a_lease_without_end_has_no_deadline() -> None:
     transport = FakeTransport(None)
     lease = threads.acquire(transport.lock(timeout=None), True)
-    assert lease is not None and lease._deadline == math.inf and transport.asked[0][0] == Opcode.ACQUIRE_ENDLESS
+    assert lease is not None and lease._deadline == math.inf and transport.sent[0][0] == Opcode.ACQUIRE_ENDLESS
 
 
-def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
+def test_a_reply_later_than_its_lease_is_left_to_the_slow_path() -> None:
     """It must be undone on the server before it is tried again."""
 
     def late() -> None:
@@ -123,55 +123,55 @@ def test_a_reply_later_than_its_lease_is_left_to_the_law() -> None:
 
     transport = FakeTransport(late)
     lock = transport.lock(timeout=0.001)
-    assert threads.acquire(lock, True) == "on" and lock._leases == {}
-    ((how, steps),) = transport.handed_on
-    op = next(steps)  # the first that the law asks for
-    assert (how, op.opcode, op.token) == ("drive", Opcode.RELEASE, transport.asked[0][2])
+    assert threads.acquire(lock, True) == "slow" and lock._leases == {}
+    ((how, steps),) = transport.slow_path
+    op = next(steps)  # the first step of the operation
+    assert (how, op.opcode, op.token) == ("drive", Opcode.RELEASE, transport.sent[0][2])
 
 
 @pytest.mark.parametrize("answer", [b"another", False, 0, b"", [], [None], "text", 1], ids=repr)
-def test_an_answer_to_an_acquire_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
+def test_an_unusual_reply_to_an_acquire_is_left_to_the_slow_path(answer: Any) -> None:
     transport = FakeTransport(answer)
     lock = transport.lock(blocking=False)
-    assert threads.acquire(lock, False) == "on" and lock._leases == {} and transport.idle == [transport]
-    ((how, steps),) = transport.handed_on
+    assert threads.acquire(lock, False) == "slow" and lock._leases == {} and transport.idle == [transport]
+    ((how, steps),) = transport.slow_path
     step = next(steps, None)
-    assert how == "drive" and (step is None) is isinstance(answer, bytes), "that is: held by somebody else"
+    assert how == "drive" and (step is None) is isinstance(answer, bytes), "bytes: it is held by another"
     assert step is None or (
         type(step) is ProtocolViolation and step.reply is answer and step.request.connection is transport
     )
 
 
-def test_who_finds_it_held_and_may_wait_joins_those_who_wait() -> None:
+def test_an_acquire_that_finds_the_name_held_joins_the_local_queue() -> None:
     transport = FakeTransport(b"another")
     lock = transport.lock()
-    assert threads.acquire(lock, True) == "on" and lock._leases == {} and transport.idle == [transport]
+    assert threads.acquire(lock, True) == "slow" and lock._leases == {} and transport.idle == [transport]
     (waiter,) = transport.waited
-    ((how, op, answer),) = transport.handed_on
+    ((how, op, answer),) = transport.slow_path
     assert (how, op.key, op.required, answer) == ("run", b"sku", True, waiter)
-    assert list(transport.queued_keys[b"sku"].waiters) == [waiter] and len(transport.asked) == 1
+    assert list(transport.queued_keys[b"sku"].waiters) == [waiter] and len(transport.sent) == 1
 
 
-def test_where_others_wait_nothing_is_asked() -> None:
+def test_an_acquire_behind_local_waiters_sends_nothing() -> None:
     transport = FakeTransport(None)
     first = joined(transport.queues, "sku", b"sku", 0, False, None)
-    assert threads.acquire(transport.lock(), True) == "on" and transport.asked == []
+    assert threads.acquire(transport.lock(), True) == "slow" and transport.sent == []
     assert list(transport.queued_keys[b"sku"].waiters) == [first, *transport.waited]
-    assert threads.acquire(transport.lock(blocking=False), False) is not None and len(transport.asked) == 1, (
-        "who does not wait asks"
+    assert threads.acquire(transport.lock(blocking=False), False) is not None and len(transport.sent) == 1, (
+        "an acquire that does not block sends its command"
     )
 
 
-def test_a_lease_that_passes_to_who_waits_is_kept() -> None:
+def test_a_lease_handed_to_a_waiter_is_kept() -> None:
     transport, lease = FakeTransport(None), Lease("sku", b"sku", b"t", now() + 10)
     joined(transport.queues, "sku", b"sku", 0, False, None)
     lock = transport.lock()
     transport.meanwhile = lambda waiter: setattr(waiter, "lease", lease)
-    assert threads.acquire(lock, True) is lease and list(lock._leases.values()) == [lease] and transport.handed_on == []
+    assert threads.acquire(lock, True) is lease and list(lock._leases.values()) == [lease] and transport.slow_path == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ClientClosedError("closed")], ids=repr)
-def test_who_is_torn_from_its_wait_says_so(error: BaseException) -> None:
+def test_an_interrupted_wait_is_cancelled_and_raises(error: BaseException) -> None:
     transport = FakeTransport(b"another")
 
     def strike(waiter: Any) -> None:
@@ -180,43 +180,43 @@ def test_who_is_torn_from_its_wait_says_so(error: BaseException) -> None:
     transport.meanwhile = strike
     with pytest.raises(type(error)):
         threads.acquire(transport.lock(), True)
-    ((how, op, waiter, told),) = transport.handed_on
-    assert (how, op.key, told) == ("torn", b"sku", error) and transport.waited == [waiter]
+    ((how, op, waiter, told),) = transport.slow_path
+    assert (how, op.key, told) == ("cancelled", b"sku", error) and transport.waited == [waiter]
 
 
 @pytest.mark.parametrize("answer", [0, None, b"1", 2, b"another", [1]], ids=repr)
-def test_an_answer_to_a_release_that_is_not_just_as_hoped_is_left_to_the_law(answer: Any) -> None:
+def test_an_unusual_reply_to_a_release_is_left_to_the_slow_path(answer: Any) -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
     lease = threads.acquire(lock, True)
     transport.answer = answer
     threads.release(lock)
     assert lease is not None and lease.valid and list(lock._leases.values()) == [lease]
-    ((how, steps),) = transport.handed_on
+    ((how, steps),) = transport.slow_path
     assert how == "drive" and transport.idle == [transport]
     if answer == 2:  # as good as 1
         assert list(steps) == []
         return
     step = next(steps)
-    if type(answer) is int:  # not the caller's, or in the form which says that somebody waits
+    if type(answer) is int:  # the value is not the caller's token, or it is contended
         assert type(step) is HandOver and step.calls == [commands.hand_over(b"sku", lease._raw_token)]
     else:
         assert type(step) is ProtocolViolation and step.reply is answer and step.request.connection is transport
 
 
 @pytest.mark.parametrize("answer", [BUSY, Broken()], ids=["busy", "stale"])
-@pytest.mark.parametrize("operation", ["take", "give"])
-def test_what_was_not_sent_is_asked_elsewhere_as_the_same_operation(operation: str, answer: Any) -> None:
+@pytest.mark.parametrize("operation", ["acquire", "release"])
+def test_a_command_that_was_not_sent_is_retried_elsewhere_as_the_same_operation(operation: str, answer: Any) -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
     lease = threads.acquire(lock, True)
     transport.answer = answer
-    if operation == "take":
-        assert threads.acquire(lock, True) == "on"
+    if operation == "acquire":
+        assert threads.acquire(lock, True) == "slow"
     else:
         threads.release(lock)
-    ((how, op),) = transport.handed_on
-    assert how == "run" and op.request.token == transport.asked[-1][2] and op.request.connection is transport
+    ((how, op),) = transport.slow_path
+    assert how == "run" and op.request.token == transport.sent[-1][2] and op.request.connection is transport
     assert lease is not None and lease.valid and transport.idle == [transport]
 
 
@@ -230,18 +230,16 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
     threads.release(lock)
     assert mine is not None and other is not None
     assert (mine._deadline, list(lock._leases.values()), other.valid) == (ENDED, [other], True)
-    assert transport.asked[-1][:4] == (Opcode.RELEASE, b"sku", mine._raw_token, 0)
+    assert transport.sent[-1][:4] == (Opcode.RELEASE, b"sku", mine._raw_token, 0)
 
 
 @pytest.mark.parametrize(
     "terms", [{"fence": True}, {"fair": True}, {"blocking_timeout": 0}], ids=lambda terms: next(iter(terms))
 )
-def test_special_terms_are_not_for_the_hot_path(terms: dict[str, Any]) -> None:
+def test_special_settings_are_not_for_the_fast_path(terms: dict[str, Any]) -> None:
     transport = FakeTransport(None)
-    assert threads.acquire(transport.lock(**terms), True) == "on"
-    assert (
-        transport.asked == [] and [how for how, _ in transport.handed_on] == ["run"] and transport.idle == [transport]
-    )
+    assert threads.acquire(transport.lock(**terms), True) == "slow"
+    assert transport.sent == [] and [how for how, _ in transport.slow_path] == ["run"] and transport.idle == [transport]
 
 
 @pytest.mark.parametrize(("limit", "timeout"), [(1e-6, 1e-6), (60, 5.0)])
@@ -250,43 +248,43 @@ def test_a_limited_wait_limits_the_first_command_too(limit: float, timeout: floa
     transport.limit = timeout
     explained: list[Any] = []
     transport.classify_error = lambda op, error: explained.append(op) or Answer.DEADLINE_EXCEEDED  # type: ignore[method-assign]
-    assert threads.acquire(transport.lock(blocking_timeout=limit), True) == "on" and transport.idle == [transport]
+    assert threads.acquire(transport.lock(blocking_timeout=limit), True) == "slow" and transport.idle == [transport]
     (op,) = explained
-    assert op.token == transport.asked[0][2] and before + limit <= op.until <= transport.asked[0][4] + limit
-    ((how, steps),) = transport.handed_on
+    assert op.token == transport.sent[0][2] and before + limit <= op.until <= transport.sent[0][4] + limit
+    ((how, steps),) = transport.slow_path
     assert how == "drive"
     if limit > timeout:
-        assert type(next(steps)) is Enqueue, "it goes on waiting"
+        assert type(next(steps)) is Enqueue, "the acquire goes on waiting"
     else:
         with pytest.raises(LockError):
             next(steps)
 
 
-def test_a_limited_wait_behind_others_ends_in_time_for_a_last_look() -> None:
+def test_a_limited_wait_behind_others_ends_in_time_for_a_last_try() -> None:
     transport, before = FakeTransport(b"another"), now()
     transport.limit = 0.25
-    assert threads.acquire(transport.lock(blocking_timeout=0.25), True) == "on"
-    ((how, op, waiter),) = transport.handed_on
+    assert threads.acquire(transport.lock(blocking_timeout=0.25), True) == "slow"
+    ((how, op, waiter),) = transport.slow_path
     assert (
         how == "run"
         and transport.waited == [waiter]
         and transport.waited_until == pytest.approx(op.until - LAST_TRY_SECONDS)
     )
-    assert before + 0.25 <= op.until <= transport.asked[0][4] + 0.25
+    assert before + 0.25 <= op.until <= transport.sent[0][4] + 0.25
 
 
-def test_who_is_owed_something_comes_first() -> None:
+def test_pending_undos_come_first() -> None:
     transport = FakeTransport(None)
     transport.pending_undos.append("an undo")
     lock = transport.lock()
-    assert threads.acquire(lock, True) == "on" and transport.asked == [] and transport.idle == [transport]
+    assert threads.acquire(lock, True) == "slow" and transport.sent == [] and transport.idle == [transport]
 
 
-CONTENDED = ["waited for here", "waited for elsewhere"]
+CONTENDED = ["local waiter", "remote waiter"]
 
 
 def contended(transport: FakeTransport, how: str) -> tuple[Any, Lease]:
-    """A lock that is held, and its lease, for which somebody waits."""
+    """A lock that is held and its lease, which a waiter wants."""
     lock = transport.lock()
     lease = threads.acquire(lock, True)
     assert lease is not None
@@ -297,24 +295,24 @@ def contended(transport: FakeTransport, how: str) -> tuple[Any, Lease]:
 
 
 @pytest.mark.parametrize("how", CONTENDED)
-def test_a_release_for_which_others_wait_hands_over(how: str) -> None:
+def test_a_contended_release_hands_over(how: str) -> None:
     transport = FakeTransport(None)
     lock, lease = contended(transport, how)
     transport.answer = 1
     threads.release(lock)
-    template, _, token, *_ = transport.asked[-1]
-    assert (template, token) == (commands.hand_over(b"sku"), lease._raw_token) and len(transport.asked) == 2
-    assert (lease._deadline, lock._leases, transport.handed_on, transport.idle) == (ENDED, {}, [], [transport])
+    template, _, token, *_ = transport.sent[-1]
+    assert (template, token) == (commands.hand_over(b"sku"), lease._raw_token) and len(transport.sent) == 2
+    assert (lease._deadline, lock._leases, transport.slow_path, transport.idle) == (ENDED, {}, [], [transport])
 
 
 @pytest.mark.parametrize("how", CONTENDED)
 @pytest.mark.parametrize("answer", [0, None, b"1", 2, []], ids=repr)
-def test_an_answer_to_a_hand_over_that_is_not_just_as_hoped_is_left_to_the_law(how: str, answer: Any) -> None:
+def test_an_unusual_reply_to_a_handover_is_left_to_the_slow_path(how: str, answer: Any) -> None:
     transport = FakeTransport(None)
     lock, lease = contended(transport, how)
     transport.answer = answer
     threads.release(lock)
-    ((what, steps),) = transport.handed_on
+    ((what, steps),) = transport.slow_path
     assert what == "drive" and transport.idle == [transport] and lease.valid
     if answer == 0:
         with pytest.raises(LockError):
@@ -330,13 +328,13 @@ def test_an_answer_to_a_hand_over_that_is_not_just_as_hoped_is_left_to_the_law(h
 
 @pytest.mark.parametrize("how", CONTENDED)
 @pytest.mark.parametrize("answer", [BUSY, Broken()], ids=["busy", "stale"])
-def test_a_hand_over_that_was_not_sent_is_asked_elsewhere(how: str, answer: Any) -> None:
+def test_a_handover_that_was_not_sent_is_retried_elsewhere(how: str, answer: Any) -> None:
     transport = FakeTransport(None)
     lock, lease = contended(transport, how)
     transport.answer = answer
     threads.release(lock)
-    ((what, op, *told),) = transport.handed_on
-    assert (what, told) == ("run", [Answer.ASK_SERVER] * (how == CONTENDED[0])), "those who wait here are told once"
+    ((what, op, *told),) = transport.slow_path
+    assert (what, told) == ("run", [Answer.ASK_SERVER] * (how == CONTENDED[0])), "the local waiter is woken once"
     assert (
         op.request.calls == [commands.hand_over(b"sku", lease._raw_token)]
         and lease.valid
@@ -344,17 +342,17 @@ def test_a_hand_over_that_was_not_sent_is_asked_elsewhere(how: str, answer: Any)
     )
 
 
-def test_a_release_where_others_wait_for_other_names_is_a_plain_one() -> None:
+def test_a_release_of_a_name_without_waiters_is_plain() -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
     threads.acquire(lock, True)
     joined(transport.queues, "other", b"other", 0, False, None)
     transport.answer = 1
     threads.release(lock)
-    assert transport.asked[-1][0] == Opcode.RELEASE and transport.handed_on == []
+    assert transport.sent[-1][0] == Opcode.RELEASE and transport.slow_path == []
 
 
-def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
+def test_a_local_handover_sends_nothing() -> None:
     transport = FakeTransport(None)
     lock, clock = transport.lock(), now()
     first, second = (joined(transport.queues, "sku", b"sku", 10_000, False, None) for _ in range(2))
@@ -363,19 +361,19 @@ def test_a_lease_goes_on_to_the_next_of_the_client_without_a_word() -> None:
     lock._keep_lease(lock._owner(), lease)
     threads.release(lock)
     assert second.lease is not None and second.lease._raw_token == b"t" and lease._deadline == ENDED
-    assert lock._leases == {} and transport.asked == transport.handed_on == []
+    assert lock._leases == {} and transport.sent == transport.slow_path == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), OSError(), ZeroDivisionError()], ids=repr)
-@pytest.mark.parametrize("operation", ["take", "give"])
-def test_what_interrupts_is_raised_after_what_it_leaves_was_told(operation: str, error: BaseException) -> None:
+@pytest.mark.parametrize("operation", ["acquire", "release"])
+def test_an_interrupt_is_raised_after_the_undo_of_its_operation(operation: str, error: BaseException) -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
     lease = threads.acquire(lock, True)
     transport.answer = error
     with pytest.raises(type(error)):
-        threads.acquire(lock, True) if operation == "take" else threads.release(lock)
+        threads.acquire(lock, True) if operation == "acquire" else threads.release(lock)
     assert transport.idle == [transport] and lease is not None
-    ((how, op),) = transport.handed_on
-    assert how == "interrupted" and op.undo().tokens == [transport.asked[-1][2]]
-    assert operation == "take" or lease.valid, "it can be repeated"
+    ((how, op),) = transport.slow_path
+    assert how == "interrupted" and op.undo().tokens == [transport.sent[-1][2]]
+    assert operation == "acquire" or lease.valid, "the release can be repeated"

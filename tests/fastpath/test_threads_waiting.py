@@ -1,6 +1,6 @@
-"""Threads that wait in the hot path: what their looks at the server meet, and that they look for no place of another's.
+"""Threads that wait in the fast path: what their enters meet, and that none enters by the entry of another.
 
-The same in Python, where the law does all of it.
+The same in Python, where the slow path does all of it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ FAULTS = {
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was asked the long way, of any client."""
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that any client sent by the slow path."""
     steps: list[Any] = []
     ask = sync.SyncTransport._execute
     monkeypatch.setattr(
@@ -55,8 +55,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return steps
 
 
-async def listening(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redis, **terms: Any) -> Any:
-    """A client through the proxy that has a connection for messages: who waits there needs no other way."""
+async def subscribed(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redis, **terms: Any) -> Any:
+    """A client through the proxy that has its push connection already, so that its waiters stay in the fast path."""
     client = face.client(proxy.url, **{"reply_timeout": LONG, **terms})
     holder = await held(face, other)
     lock, job = wait_with(face, client)
@@ -67,36 +67,36 @@ async def listening(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redi
     return client
 
 
-async def test_who_waits_asks_and_is_granted_in_two_looks(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, asked: list[Any]
+async def test_a_waiter_is_granted_after_two_enters(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, requests: list[Any]
 ) -> None:
     other = face.client(server.unix_url)
-    client = await listening(face, proxy, other, probe)
+    client = await subscribed(face, proxy, other, probe)
     holder = await held(face, other)
-    asked.clear()
+    requests.clear()
     before = client.get_stats()["commands"]
     lock, job = wait_with(face, client)
     await queued(face, probe, 1)
     await face.get(holder.release())
     assert await job.get(SOON) is True
-    assert client.get_stats()["commands"] == before + 3, "SET, and two looks"
-    assert [ask for ask in asked if ask.needs_push] == [], "the fast path sends them"
+    assert client.get_stats()["commands"] == before + 3, "SET, and two enters"
+    assert [request for request in requests if request.needs_push] == [], "the fast path sends them"
     await face.get(lock.release())
     assert client.get_stats()["remote_handovers"] == 2
 
 
-@pytest.mark.parametrize("look", ["first", "second"])
+@pytest.mark.parametrize("enter", ["first", "second"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_look_that_meets_a_fault_is_for_the_law_to_judge(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, fault: str, look: str
+async def test_an_enter_that_meets_a_fault_is_left_to_the_slow_path(
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, fault: str, enter: str
 ) -> None:
     other = face.client(server.unix_url)
-    client = await listening(face, proxy, other, probe)
+    client = await subscribed(face, proxy, other, probe)
     holder = await held(face, other)
-    if look == "first":
+    if enter == "first":
         armed = proxy.arm(FAULTS[fault], command="EVALSHA")
     lock, job = wait_with(face, client)
-    if look == "second":
+    if enter == "second":
         await queued(face, probe, 1)
         armed = proxy.arm(FAULTS[fault], command="EVALSHA")
         await face.get(holder.release())
@@ -105,15 +105,15 @@ async def test_a_look_that_meets_a_fault_is_for_the_law_to_judge(
         with pytest.raises(ResponseError, match="no"):
             await job.get(SOON)
         await queued(face, probe, 0)
-    elif look == "first":
+    elif enter == "first":
         await queued(face, probe, 1)
-    if look == "first":
+    if enter == "first":
         await face.get(holder.release())
     if fault != "refused":
         assert await job.get(SOON) is True and lock.lease.valid
         assert probe.get(NAME) == lock.lease._raw_token
         await face.get(lock.release())
-    if fault in ("lost", "odd", "odd list"):  # what broke is ended before the same place is asked for again
+    if fault in ("lost", "odd", "odd list"):  # the broken connection is ended before the same entry is sent again
         ((_, then),) = [
             pair
             for connection in proxy.connections
@@ -121,14 +121,14 @@ async def test_a_look_that_meets_a_fault_is_for_the_law_to_judge(
             if pair[0][:2] == [b"CLIENT", b"KILL"]
         ]
         assert then[0] == b"EVALSHA" and NAME.encode() in then
-    await until(face, lambda: not probe.exists(NAME), "all of it was given back")
+    await until(face, lambda: not probe.exists(NAME), "the lease was released")
 
 
-async def test_a_look_that_comes_back_after_the_callers_time_leaves_the_queue(
+async def test_an_enter_answered_after_the_callers_time_leaves_the_queue(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     other = face.client(server.unix_url)
-    client = await listening(face, proxy, other, probe)
+    client = await subscribed(face, proxy, other, probe)
     holder = await held(face, other)
     armed = proxy.arm(stall(), command="EVALSHA")
     _, job = wait_with(face, client, blocking_timeout=0.2)
@@ -139,11 +139,11 @@ async def test_a_look_that_comes_back_after_the_callers_time_leaves_the_queue(
     await face.get(holder.release())
 
 
-async def test_a_grant_that_comes_back_after_its_lease_is_asked_for_again(
+async def test_a_grant_answered_after_its_lease_is_entered_for_again(
     face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     other = face.client(server.unix_url)
-    client = await listening(face, proxy, other, probe)
+    client = await subscribed(face, proxy, other, probe)
     holder = await held(face, other)
     lock, job = wait_with(face, client, timeout=0.1)
     await queued(face, probe, 1)
@@ -160,13 +160,13 @@ async def test_a_grant_that_comes_back_after_its_lease_is_asked_for_again(
 
 
 class Struck(Exception):
-    """What a handler of signals raises."""
+    """What the signal handler raises."""
 
 
-async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
+async def test_a_signal_reaches_the_main_thread_parked_behind_another(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
-    """Its handler runs at once; where that raises, the thread is gone from among those who wait."""
+    """Its handler runs at once; where that raises, the thread leaves the local queue."""
     holder, client = await held(face, face.client(server.unix_url)), face.client(server.unix_url)
     first, job = wait_with(face, client)
     await queued(face, probe, 1)
@@ -183,7 +183,7 @@ async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
                     slept.append(True)
                     hurt.clear()
                     signal.pthread_kill(main, signal.SIGUSR1)
-                    hurt.wait(0.1)  # else it struck on the way from the interpreter to the sleep: once more
+                    hurt.wait(0.1)  # otherwise it came before the thread was parked: once more
 
     def handle(*args: Any) -> None:
         hits.append(1)
@@ -205,31 +205,31 @@ async def test_a_signal_reaches_the_main_thread_asleep_behind_another(
     await face.get(first.release())
 
 
-class Ticks:
-    """Seconds between two looks, which say how often they were asked for."""
+class CountedSeconds:
+    """Seconds between two rechecks, which count how often they were read."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.asked = seconds, 0
+        self.seconds, self.reads = seconds, 0
 
     def __float__(self) -> float:
-        self.asked += 1
+        self.reads += 1
         return self.seconds
 
     def __radd__(self, time: float) -> float:
         return time + float(self)
 
 
-async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
+async def test_a_waiter_that_is_not_first_sends_no_prepared_enter(
     face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second wakes by its clock, and is put aside, while the first is granted their place and lets go: with that
-    place it would be let in once more, by its token, while the release is under way."""
+    """The second wakes by its clock, and is stopped, while the first is granted their entry and releases: with an enter
+    prepared for that entry the second would be granted by the same token, while the release is under way."""
     other, client = face.client(server.unix_url), face.client(server.unix_url)
     told, inside, most = threading.Event(), list[str](), 0
-    ticks = Ticks(0.005)
+    seconds = CountedSeconds(0.005)
     make, hand_over = Acquire.enter_request, waiting.hand_over
 
-    def look(op: Any, queue: Any) -> Any:
+    def enter_request(op: Any, queue: Any) -> Any:
         made = make(op, queue)
         if threading.current_thread().name == "second" and not told.is_set():
             told.wait(SOON)
@@ -243,7 +243,7 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
                     break
         return hand_over(*words)
 
-    def wakeup(who: str, own: Any, timeout: float) -> None:
+    def hold(who: str, own: Any, timeout: float) -> None:
         nonlocal most
         with own.lock(NAME, timeout=timeout):
             inside.append(who)
@@ -256,31 +256,31 @@ async def test_who_is_not_first_has_no_look_at_anothers_place_in_hand(
     holder = await held(face, other)
     threads = []
     for number, (who, own, timeout) in enumerate([("first", client, 10), ("second", client, 20), ("third", other, 20)]):
-        threads.append(threading.Thread(target=wakeup, args=(who, own, timeout), name=who, daemon=True))
+        threads.append(threading.Thread(target=hold, args=(who, own, timeout), name=who, daemon=True))
         threads[-1].start()
         if who == "second":
             await until(face, lambda: len(client._transport.queues.by_key[NAME.encode()].waiters) == 2, "the second")
         else:
             await queued(face, probe, 1 + (who == "third"))
         if number == 0:
-            monkeypatch.setattr(Acquire, "enter_request", look)
+            monkeypatch.setattr(Acquire, "enter_request", enter_request)
             monkeypatch.setattr(waiting, "hand_over", slow_hand_over)
-            monkeypatch.setattr(waiting, "RECHECK_SECONDS", ticks)
-    await until(face, lambda: ticks.asked > 20, "some ticks")
+            monkeypatch.setattr(waiting, "RECHECK_SECONDS", seconds)
+    await until(face, lambda: seconds.reads > 20, "some rechecks")
     await face.get(holder.release())
     for thread in threads:
         thread.join(SOON)
     assert most == 1 and not probe.exists(NAME)
 
 
-def waiting_in(client: Any) -> int:
-    """How many of its threads are in line for the name."""
+def waiter_count(client: Any) -> int:
+    """How many waiters are in its local queues."""
     return sum(len(queue.waiters) for queue in client._transport.queues.by_key.values())
 
 
 @pytest.fixture
-def naps(impl: str) -> Iterator[Any]:
-    """How many were woken early since the test began; in Python nobody is."""
+def prewakes(impl: str) -> Iterator[Any]:
+    """How many threads were woken early since the test began; in Python none is."""
     if impl == "python":
         yield lambda: None
         return
@@ -290,13 +290,19 @@ def naps(impl: str) -> Iterator[Any]:
     COMPILED._forget_stalls()
 
 
-@pytest.mark.parametrize("brisk", [-1.0, 1e9], ids=["none woken early", "all woken early"])
-async def test_each_has_its_turn_alone_however_it_is_woken(
-    face: Face, server: Server, no_leaks: Any, no_look: None, naps: Any, monkeypatch: pytest.MonkeyPatch, brisk: float
+@pytest.mark.parametrize("rapid_seconds", [-1.0, 1e9], ids=["none woken early", "all woken early"])
+async def test_there_is_one_holder_at_a_time_however_threads_are_woken(
+    face: Face,
+    server: Server,
+    no_leaks: Any,
+    no_look: None,
+    prewakes: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rapid_seconds: float,
 ) -> None:
-    """Of two clients, with holds of any length, and fences for some."""
+    """Two clients, holds of any length, and fences for some."""
     no_leaks.allow("fastlock:fence:*")
-    monkeypatch.setattr(local_queue, "RAPID_SECONDS", brisk)
+    monkeypatch.setattr(local_queue, "RAPID_SECONDS", rapid_seconds)
     clients = [face.client(server.unix_url) for _ in range(2)]
     inside, most, fences = list[int](), 0, list[int]()
 
@@ -321,33 +327,33 @@ async def test_each_has_its_turn_alone_however_it_is_woken(
     with ThreadPoolExecutor(10) as pool:
         assert sum(pool.map(work, range(10))) == 1000
     assert most == 1 and len(fences) == 400 and fences == sorted(set(fences))
-    assert naps() is None or (naps() > 0) == (brisk > 0)
+    assert prewakes() is None or (prewakes() > 0) == (rapid_seconds > 0)
 
 
 @pytest.mark.parametrize("limit", [None, 1.0], ids=["endless", "limited"])
-async def test_who_was_woken_early_sleeps_on_where_the_one_before_it_takes_its_time(
+async def test_a_thread_woken_early_sleeps_on_until_the_holder_releases(
     face: Face,
     server: Server,
     probe: redis.Redis,
     no_look: None,
-    naps: Any,
+    prewakes: Any,
     monkeypatch: pytest.MonkeyPatch,
     limit: float | None,
 ) -> None:
-    """Until the lease passes to it, or its own time is over."""
+    """Or until its own time is over."""
     monkeypatch.setattr(local_queue, "RAPID_SECONDS", 1e9)
     client = face.client(server.unix_url)
     holder, waiting = await held(face, client), list[Any]()
     for number, end in enumerate((None, None, limit)):
         waiting.append(wait_with(face, client, blocking_timeout=end))
-        await until(face, lambda: waiting_in(client) > number, "the next one")  # noqa: B023
-        await queued(face, probe, 1)  # the client's place: from then on it listens
+        await until(face, lambda: waiter_count(client) > number, "the next one")  # noqa: B023
+        await queued(face, probe, 1)  # the client's entry: from then on it has its push connection
     (first, one), (second, two), (third, three) = waiting
     await face.get(holder.release())
     assert await one.get(SOON) is True
     await face.get(first.release())
     assert await two.get(SOON) is True
-    time.sleep(0.005)  # a turn that is long for whoever was woken early
+    time.sleep(0.005)  # a hold that is long for a thread that was woken early
     if limit is None:
         await face.get(second.release())
         assert await three.get(SOON) is True
@@ -357,9 +363,9 @@ async def test_who_was_woken_early_sleeps_on_where_the_one_before_it_takes_its_t
         await face.get(second.release())
 
 
-def test_after_a_stall_nobody_is_woken_early_for_twice_as_long_each_time(impl: str, naps: Any) -> None:
+def test_each_stall_doubles_the_time_without_early_wakes(impl: str, prewakes: Any) -> None:
     if impl == "python":
-        assert not hasattr(parker, "_stalled"), "in Python nobody is woken early"
+        assert not hasattr(parker, "_stalled"), "in Python no thread is woken early"
         return
     pauses = []
     for late in (499_999, *[500_001] * 12):
@@ -371,8 +377,8 @@ def test_after_a_stall_nobody_is_woken_early_for_twice_as_long_each_time(impl: s
 QUEUES = {NAME: QUEUE, "b": "fastlock:queue:{b}"}
 
 
-async def listeners(face: Face, client: Any, probe: redis.Redis, *times: float | None) -> list[tuple[Any, Any]]:
-    """A caller for each of two names that are held elsewhere: one of them reads, the other one listens beside it."""
+async def two_waiters(face: Face, client: Any, probe: redis.Redis, *times: float | None) -> list[tuple[Any, Any]]:
+    """A waiter for each of two names that another client holds: one reads the push connection, the other sleeps."""
     pairs = []
     for (name, queue), seconds in itertools.zip_longest(QUEUES.items(), times):
         lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False, blocking_timeout=seconds)
@@ -388,34 +394,34 @@ async def both_held(face: Face, client: Any) -> dict[str, Any]:
     return locks
 
 
-async def test_who_listens_beside_another_reads_on_after_it(
+async def test_a_waiter_on_a_shared_push_connection_reads_on_after_another(
     face: Face, server: Server, probe: redis.Redis, no_look: None
 ) -> None:
     draw, other, client = random.Random(5), face.client(server.unix_url), face.client(server.unix_url)
     before = 0
-    for wakeup in range(30):
+    for repetition in range(30):
         holders = await both_held(face, other)
-        for lock, job in draw.sample(await listeners(face, client, probe), 2):
+        for lock, job in draw.sample(await two_waiters(face, client, probe), 2):
             await face.get(holders[lock.name].release())
             assert await job.get(SOON) is True
             await face.get(lock.release())
         gc.collect()
         pending_replies = sum(type(each) is client._transport.impl.PendingReply for each in gc.get_objects())
         before = before or pending_replies
-        assert pending_replies <= before, f"who has gone is listened for still, after {wakeup} turns"
+        assert pending_replies <= before, f"a pending reply of a waiter that left stays, after {repetition} repetitions"
     assert not probe.exists(*QUEUES)
 
 
-async def test_who_listens_gives_up_in_time_whether_it_reads_or_not(
+async def test_a_waiter_on_a_shared_push_connection_gives_up_in_time(
     face: Face, server: Server, proxy: FaultProxy, probe: redis.Redis, no_look: None
 ) -> None:
     other = face.client(server.unix_url)
-    client = await listening(face, proxy, other, probe)
+    client = await subscribed(face, proxy, other, probe)
     holders = await both_held(face, other)
-    for _, job in await listeners(face, client, probe, 0.2, 0.2):
+    for _, job in await two_waiters(face, client, probe, 0.2, 0.2):
         assert await job.get(SOON) is False
     await until(face, lambda: not probe.exists(*QUEUES.values()), "both have left the queue")
-    (lock, reads), (_, sleeps) = await listeners(face, client, probe, None, 0.2)
+    (lock, reads), (_, sleeps) = await two_waiters(face, client, probe, None, 0.2)
     assert await sleeps.get(SOON) is False
     for holder in holders.values():
         await face.get(holder.release())

@@ -1,6 +1,6 @@
-"""How an acquire waits, by canned replies: among others of its client, in the server's queue, and what it leaves there.
+"""How an acquire waits, by canned replies: in the local queue, in the server's queue, and what it leaves in both.
 
-Whose turn it is among them: test_local_queue.py.
+Who is first in the local queue: test_local_queue.py.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ GRANTED, QUEUED = [[1, 0, 0]], [[0, 5000, 1]]
 
 
 def entered(played: Ran) -> list[tuple[bytes, ...]]:
-    """What was asked of the server's queue."""
+    """The enters that were sent."""
     return [
-        ask.calls[0]
-        for ask in played.requests
-        if isinstance(ask, steps.RawCommands) and ask.calls[0][1] == commands.ENTER_LUA.sha
+        request.calls[0]
+        for request in played.requests
+        if isinstance(request, steps.RawCommands) and request.calls[0][1] == commands.ENTER_LUA.sha
     ]
 
 
-def place_of(call: tuple[bytes, ...]) -> bytes:
+def entry_of(call: tuple[bytes, ...]) -> bytes:
     return call[-5]
 
 
-def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Clock) -> None:
+def test_an_acquire_that_finds_the_name_held_joins_both_queues(clock: Clock) -> None:
     op = acquire(blocking=True)
     played = run_steps(clock, op, OTHER, After(0.5, GRANTED))
     assert played.kinds == [PlainAcquire, steps.Enqueue, steps.Enter]
     (call,) = entered(played)
-    entry = place_of(call)
+    entry = entry_of(call)
     assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_marked(
         entry
     )
@@ -73,11 +73,11 @@ def test_who_finds_it_held_joins_those_who_wait_and_enters_the_queue(clock: Cloc
     assert (lease.name, lease._key, lease._raw_token, lease.fence) == ("name", b"name", entry, None) and entry != MINE
     assert (lease._deadline, lease._contended) == (clock() - 0.5 + 10, False)
     assert played.requests[1].needs_push and played.sleeps == [] and played.undos == played.leaves == []
-    assert op.undo().tokens == [entry], "what undoes it, should the caller be gone"
+    assert op.undo().tokens == [entry], "it undoes the grant, should the caller be gone"
 
 
 @pytest.mark.parametrize(("ms", "fenced"), [(0, False), (10_000, True)])
-def test_the_queue_is_told_what_is_wanted(clock: Clock, ms: int, fenced: bool) -> None:
+def test_enter_says_how_long_and_whether_with_a_fence(clock: Clock, ms: int, fenced: bool) -> None:
     found = [[OTHER, 77]] if fenced else OTHER
     played = run_steps(clock, acquire(ms=ms, blocking=True, fenced=fenced), found, [[1, 2, 78 if fenced else 0]])
     (call,) = entered(played)
@@ -93,22 +93,22 @@ def test_the_queue_is_told_what_is_wanted(clock: Clock, ms: int, fenced: bool) -
         *((50, 0, 0.1, 0.05), (-1, 0, 0.25, 0.25), (-1, 0, 7.0, 1.0)),
     ],
 )
-def test_a_waiter_looks_again_when_the_lease_ends_or_a_message_may_be_lost(
+def test_a_waiter_rechecks_when_the_lease_ends_or_a_message_may_be_lost(
     clock: Clock, left: int, told: int, sleep: float, pause: float
 ) -> None:
     times: list[float] = []
 
     def answer(reply: Any) -> Any:
-        return lambda ask: times.append(clock()) or reply
+        return lambda request: times.append(clock()) or reply
 
     op = acquire(blocking=True, sleep=sleep)
     played = run_steps(clock, op, OTHER, answer([[0, left, told]]), answer(GRANTED))
     assert times[1] - times[0] == pytest.approx(pause)
-    assert len({place_of(call) for call in entered(played)}) == 1, "it keeps its place"
+    assert len({entry_of(call) for call in entered(played)}) == 1, "it keeps its entry"
     assert len(entered(played)) == 2 and played.outcome._deadline == clock() + 10
 
 
-def test_a_message_ends_the_wait(clock: Clock) -> None:
+def test_a_grant_message_ends_the_wait(clock: Clock) -> None:
     played = Ran()
     queues, start = played.queues, clock()
 
@@ -119,14 +119,14 @@ def test_a_message_ends_the_wait(clock: Clock) -> None:
     assert played.outcome is not None and clock() == start + 0.25
 
 
-def test_a_message_is_never_believed(clock: Clock) -> None:
+def test_a_grant_message_is_a_hint_that_is_never_believed(clock: Clock) -> None:
     queues = Ran().queues
     hear = Wakes(0.1, lambda: queues.on_grant_message(next(iter(queues.by_entry))))
     played = run_steps(clock, acquire(blocking=True), OTHER, QUEUED, hear, QUEUED, hear, GRANTED, queues=queues)
     assert len(entered(played)) == 3 and played.outcome is not None
 
 
-def test_who_comes_behind_others_asks_nothing_and_gets_what_is_handed_to_it(clock: Clock) -> None:
+def test_a_waiter_behind_others_sends_nothing_and_is_handed_the_lease(clock: Clock) -> None:
     queues = Ran().queues
     first = joined(queues, "name", b"name", 10_000, False, None)
     assert queues.may_enter_now(first, clock())
@@ -140,26 +140,26 @@ def test_who_comes_behind_others_asks_nothing_and_gets_what_is_handed_to_it(cloc
 
 
 @pytest.mark.parametrize("terms", [{}, {"alone": True}, {"blocking": True, "polls": True}], ids=str)
-def test_who_does_not_wait_among_them_looks_by_itself(clock: Clock, terms: dict[str, Any]) -> None:
+def test_an_acquire_outside_the_local_queue_sends_its_own_command(clock: Clock, terms: dict[str, Any]) -> None:
     queues = Ran().queues
     joined(queues, "name", b"name", 10_000, False, None)
     played = run_steps(clock, acquire(**terms), None, queues=queues)
     assert opcodes(played) == [Opcode.ACQUIRE] and played.outcome.token == MINE
 
 
-def test_who_waits_in_strict_order_asks_the_queue_at_once(clock: Clock) -> None:
-    """By its own token; a look of its own could find the name free before those who wait for it are asked."""
+def test_a_fair_acquire_enters_at_once(clock: Clock) -> None:
+    """By its own token; a try outside the queue could find the name free before those who wait are granted it."""
     queues = Ran().queues
     joined(queues, "name", b"name", 10_000, False, None)
     played = run_steps(clock, acquire(blocking=True, alone=True), [[1, 1, 0]], queues=queues)
-    assert place_of(entered(played)[0]) == played.outcome.token == MINE and played.outcome._contended
+    assert entry_of(entered(played)[0]) == played.outcome.token == MINE and played.outcome._contended
     assert len(played.requests) == 1
 
 
-def test_who_was_in_doubt_enters_by_its_own_token(clock: Clock) -> None:
-    """Whatever became of the first look: what its token holds then is what it has."""
+def test_an_acquire_with_its_outcome_unknown_enters_by_its_own_token(clock: Clock) -> None:
+    """Whatever became of the first try: what its token holds then is what it has."""
     played = run_steps(clock, acquire(blocking=True), lost(), OTHER, GRANTED)
-    assert [place_of(call) for call in entered(played)] == [MINE] and played.outcome.token == MINE
+    assert [entry_of(call) for call in entered(played)] == [MINE] and played.outcome.token == MINE
     assert played.undos == played.leaves == []
 
 
@@ -167,16 +167,16 @@ def test_a_waiter_never_waits_past_its_time(clock: Clock) -> None:
     start = clock()
     played = run_steps(clock, acquire(blocking=True, until=start + 0.25), OTHER, QUEUED, QUEUED)
     assert played.outcome is None and start + 0.2 < clock() <= start + 0.25
-    entry = place_of(entered(played)[0])
+    entry = entry_of(entered(played)[0])
     assert played.leaves == [commands.leave(b"name", entry, played.queues.channel)] and played.undos == []
     assert not played.queues.by_key and not played.queues.by_entry
 
 
-def test_the_wires_late_leaves_the_queue_over_the_same_connection(clock: Clock) -> None:
-    """What was sent may still be granted: the leave comes behind it."""
+def test_a_deadline_exceeded_in_the_queue_leaves_it_over_the_same_connection(clock: Clock) -> None:
+    """The enter may still be granted: the leave comes behind it."""
 
-    def late(ask: Any) -> Any:
-        ask.connection, ask.stale = "the connection", ("broken",)
+    def late(request: Any) -> Any:
+        request.connection, request.stale = "the connection", ("broken",)
         clock.go(1.0)
         return Answer.DEADLINE_EXCEEDED
 
@@ -186,24 +186,24 @@ def test_the_wires_late_leaves_the_queue_over_the_same_connection(clock: Clock) 
     assert leave.commands(frozenset(), False) == [leave.call]
 
 
-def test_whoever_does_not_block_looks_once(clock: Clock) -> None:
+def test_an_acquire_that_does_not_block_tries_once(clock: Clock) -> None:
     played = run_steps(clock, acquire(until=clock() + 5), OTHER)
     assert (played.outcome, played.sleeps, len(played.requests)) == (None, [], 1)
     assert not played.queues.by_key
 
 
-def test_a_waiter_interrupted_without_doubt_leaves_its_place_and_nothing_else(clock: Clock) -> None:
+def test_an_interrupted_waiter_leaves_its_entry_and_needs_no_undo(clock: Clock) -> None:
     for answers in ([QUEUED, Raise(KeyboardInterrupt())], [Raise(KeyboardInterrupt())]):
-        for waits in (0, 1):  # in its wait, or while it asks
-            answers = [lambda ask: Raise(KeyboardInterrupt())] if waits and len(answers) == 1 else answers
+        for waits in (0, 1):  # in its wait, or while it enters
+            answers = [lambda request: Raise(KeyboardInterrupt())] if waits and len(answers) == 1 else answers
             played = run_steps(clock, acquire(blocking=True), OTHER, *answers)
             assert isinstance(played.raised, KeyboardInterrupt)
-            entries = [commands.leave(b"name", place_of(call), played.queues.channel) for call in entered(played)[:1]]
+            entries = [commands.leave(b"name", entry_of(call), played.queues.channel) for call in entered(played)[:1]]
             assert (played.undos, played.leaves) == ([], entries)
             assert not played.queues.by_key and not played.queues.by_entry
 
 
-def test_who_is_gone_when_it_was_handed_the_lease_gives_it_back(clock: Clock) -> None:
+def test_a_waiter_interrupted_after_a_handover_gives_the_lease_back(clock: Clock) -> None:
     queues = Ran().queues
     first = joined(queues, "name", b"name", 10_000, False, None)
     queues.may_enter_now(first, clock())
@@ -222,8 +222,8 @@ def test_who_is_gone_when_it_was_handed_the_lease_gives_it_back(clock: Clock) ->
         rest.send(None)
 
 
-def test_a_waiter_that_is_dropped_stands_in_nobodys_way(clock: Clock) -> None:
-    """Closed by hand, or by the interpreter: nothing can be sent, but those behind it go on."""
+def test_a_waiter_whose_generator_is_closed_lets_others_go_on(clock: Clock) -> None:
+    """By hand, or by the interpreter: nothing can be sent, but the waiters behind it go on."""
     queues = Ran().queues
     steps = acquire(blocking=True).rest(OTHER, clock)
     waiter = steps.send(None).waiter
@@ -237,7 +237,7 @@ def test_a_waiter_that_is_dropped_stands_in_nobodys_way(clock: Clock) -> None:
 @pytest.mark.parametrize(
     "text", ["NOPERM this user has no permissions to run the 'evalsha' command", "ERR ACL failure"]
 )
-def test_who_may_not_use_the_queue_polls(clock: Clock, text: str) -> None:
+def test_a_user_who_may_not_use_the_queue_polls(clock: Clock, text: str) -> None:
     op = acquire(blocking=True, sleep=0.1)
     played = run_steps(clock, op, OTHER, [error(text)], OTHER, 5000, OTHER, 50, None)
     assert opcodes(played) == [
@@ -260,7 +260,7 @@ def test_who_may_not_use_the_queue_polls(clock: Clock, text: str) -> None:
         *((3, 7, 0.003), (-1, 0, 0.001), (9_000_000, 30.0, 30.0)),
     ],
 )
-def test_who_polls_looks_again_when_the_lease_ends_or_after_sleep(
+def test_polling_tries_again_when_the_lease_ends_or_after_sleep(
     clock: Clock, left: int, sleep: float, pause: float
 ) -> None:
     played = run_steps(clock, acquire(blocking=True, sleep=sleep, polls=True), OTHER, left, None)
@@ -269,7 +269,7 @@ def test_who_polls_looks_again_when_the_lease_ends_or_after_sleep(
     assert played.outcome._deadline == clock() + 10
 
 
-def test_who_polls_never_sleeps_past_its_time(clock: Clock) -> None:
+def test_polling_never_sleeps_past_its_time(clock: Clock) -> None:
     start = clock()
     op = acquire(blocking=True, until=start + 0.25, polls=True)
     played = run_steps(clock, op, *[OTHER, 60_000] * 3, OTHER)
@@ -279,15 +279,15 @@ def test_who_polls_never_sleeps_past_its_time(clock: Clock) -> None:
     assert len(played.requests) == 7
 
 
-def test_who_polls_is_interrupted_without_doubt_and_leaves_nothing(clock: Clock) -> None:
+def test_interrupted_polling_leaves_nothing(clock: Clock) -> None:
     for answers in ([OTHER, 50, Raise(KeyboardInterrupt())], [OTHER, Raise(KeyboardInterrupt())]):
         played = run_steps(clock, acquire(blocking=True, polls=True), *answers)
         assert isinstance(played.raised, KeyboardInterrupt)
         assert played.undos == played.leaves == []
 
 
-def test_who_polls_is_in_doubt_from_one_look_to_the_next(clock: Clock) -> None:
-    """The lost command may be executed when the holder has gone: its own token is the waiter's, at any look."""
+def test_polling_keeps_an_unknown_outcome_from_one_try_to_the_next(clock: Clock) -> None:
+    """The lost command may be executed when the holder has gone: its own token is the waiter's, at any try."""
     played = run_steps(clock, acquire(blocking=True, polls=True), lost(), OTHER, 50, error("ERR broken"))
     assert isinstance(played.raised, errors.ResponseError)
     assert len(played.undos) == 1
@@ -296,7 +296,7 @@ def test_who_polls_is_in_doubt_from_one_look_to_the_next(clock: Clock) -> None:
     assert played.undos == []
 
 
-def test_who_gives_up_in_doubt_leaves_the_queue_and_an_undo(clock: Clock) -> None:
+def test_giving_up_with_the_outcome_unknown_leaves_the_queue_and_an_undo(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 0.5)
     played = run_steps(clock, op, lost(session="one"), OTHER, QUEUED, QUEUED)
     assert played.outcome is None and [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
@@ -304,35 +304,35 @@ def test_who_gives_up_in_doubt_leaves_the_queue_and_an_undo(clock: Clock) -> Non
 
 
 @pytest.mark.parametrize("text", ["WRONGTYPE Operation against a key", "ERR broken", "OOM command not allowed"])
-def test_an_error_in_the_queue_is_raised_and_the_place_left(clock: Clock, text: str) -> None:
+def test_an_error_of_enter_is_raised_and_the_entry_left(clock: Clock, text: str) -> None:
     played = run_steps(clock, acquire(blocking=True), OTHER, [error(text)])
     assert isinstance(played.raised, errors.ResponseError) and len(entered(played)) == 1
-    assert played.leaves == [commands.leave(b"name", place_of(entered(played)[0]), played.queues.channel)]
+    assert played.leaves == [commands.leave(b"name", entry_of(entered(played)[0]), played.queues.channel)]
     assert not played.queues.by_key
 
 
-def test_a_place_whose_reply_was_lost_is_asked_for_again_as_the_same(clock: Clock) -> None:
-    """The server confirms what it had granted; counted from the second time it was sent."""
+def test_an_enter_whose_reply_was_lost_is_sent_again_unchanged(clock: Clock) -> None:
+    """The server confirms what it had granted; the lease counts from the second send."""
     played = run_steps(clock, acquire(blocking=True), OTHER, After(2.0, lost(session="one")), After(1.0, [[1, 0, 0]]))
-    calls = [ask.calls[0] for ask in played.requests[1:]]
+    calls = [request.calls[0] for request in played.requests[1:]]
     assert len(calls) == 2 and calls[0] == calls[1] and played.stales[2] == ("one",)
     assert played.outcome._deadline == clock() - 1 + 10 and played.undos == played.leaves == []
     assert played.queues.stats.recovered == 1
 
 
-def test_a_place_given_up_in_doubt_is_left_behind_all_that_broke(clock: Clock) -> None:
+def test_an_entry_given_up_is_left_with_the_broken_connections_ended(clock: Clock) -> None:
     played = run_steps(clock, acquire(blocking=True), OTHER, lost(session="one"), lost(session="two", final=True))
     assert isinstance(played.raised, errors.ConnectionError)
     assert [set(leave.stale) for leave in played.of(Dequeue)] == [{"one", "two"}]
 
 
 @pytest.mark.parametrize(("seconds", "final"), [(0.6, False), (0.1, True)])
-def test_whose_own_time_ends_in_a_broken_connection_fails_alone(clock: Clock, seconds: float, final: bool) -> None:
-    """Those behind it have their own time; where the server stays away they fail together."""
+def test_a_waiter_whose_time_ends_on_a_broken_connection_fails_alone(clock: Clock, seconds: float, final: bool) -> None:
+    """Waiters behind it have their own time; where the server stays away they fail together."""
     queues = LocalQueues(contextlib.nullcontext())
     behind: list[Waiter] = []
 
-    def broken(ask: Any) -> Any:
+    def broken(request: Any) -> Any:
         behind.append(joined(queues, "name", b"name", 10_000, False, None))
         clock.go(seconds)
         return lost(final=final)
@@ -344,12 +344,12 @@ def test_whose_own_time_ends_in_a_broken_connection_fails_alone(clock: Clock, se
 
 
 @pytest.mark.parametrize("text", [LOADING, "BUSY Redis is busy running a script", "CLUSTERDOWN the cluster is down"])
-def test_who_waited_through_what_passes_fails_together_with_those_behind(clock: Clock, text: str) -> None:
-    """A server that goes on to say so is as one that stays away: nobody begins to wait for it anew."""
+def test_a_waiter_that_gives_up_on_the_server_fails_with_those_behind_it(clock: Clock, text: str) -> None:
+    """A server that goes on refusing is as one that stays away: no waiter begins to retry anew."""
     queues = LocalQueues(contextlib.nullcontext())
     behind: list[Waiter] = []
 
-    def passing(ask: Any) -> Any:
+    def passing(request: Any) -> Any:
         if not behind:
             behind.append(joined(queues, "name", b"name", 10_000, False, None))
         clock.go(3)
@@ -369,17 +369,17 @@ def test_scripts_that_were_forgotten_are_loaded_for_the_queue(clock: Clock) -> N
 @pytest.mark.parametrize(
     "reply", [None, 1, b"OK", [], [1], [1, 0], [1, 0, None], [b"1", 0, 0], [1, 0, 0, 0], [True, 0, 0]]
 )
-def test_a_reply_of_the_wrong_shape_is_never_a_place(clock: Clock, reply: Any) -> None:
+def test_a_reply_of_the_wrong_shape_is_never_an_entry(clock: Clock, reply: Any) -> None:
     played = run_steps(clock, acquire(blocking=True), OTHER, [reply], [reply])
     assert isinstance(played.raised, errors.InvalidResponse) and len(played.of(steps.ProtocolViolation)) == 2
     assert len(played.leaves) == 1
 
 
-def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: Clock) -> None:
-    """Over the same connection, and of another place: or it could let go of what the next look is granted."""
+def test_an_entry_granted_too_late_is_released_before_the_next_enter(clock: Clock) -> None:
+    """Over the same connection, and by another entry: or it could release what the next enter is granted."""
 
-    def late(ask: Any) -> Any:
-        ask.connection = "the connection"
+    def late(request: Any) -> Any:
+        request.connection = "the connection"
         clock.go(0.06)
         return [[1, 1, 0]]
 
@@ -387,7 +387,7 @@ def test_a_place_granted_after_its_lease_is_let_go_before_the_next_look(clock: C
         op = acquire(ms=50, blocking=True, alone=alone)
         played = run_steps(clock, op, *([] if alone else [OTHER]), late, GRANTED)
         (undo,) = played.undos
-        one, other = (place_of(call) for call in entered(played))
+        one, other = (entry_of(call) for call in entered(played))
         assert undone(undo) == ([b"name"], [one]) and (one == MINE) is alone and other != one
         assert undo.connection == "the connection"
         assert played.steps.index(undo) < played.steps.index(played.requests[-1])
@@ -402,13 +402,13 @@ LEAVE = commands.leave(b"a", b"p", b"channel")
 
 
 class AsyncConnection:
-    """A connection that keeps what was posted on it."""
+    """A connection that notes what was posted on it."""
 
     def __init__(self, *capabilities: str) -> None:
         self.session = Session({}, frozenset(capabilities), b"1", b"a", "")
         self.posted: list[Any] = []
         self.later: list[Any] = []
-        self.heard: list[Exception] = []  # for what it was refused
+        self.heard: list[Exception] = []  # errors of what was refused
 
     def post_later(self, delivery: UndoDelivery, seconds: float) -> None:
         self.later.append((delivery, seconds))
@@ -428,8 +428,8 @@ def sent(undo: Undo, connection: Any) -> UndoDelivery:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_an_undo_lets_go_whether_or_not_somebody_waits_and_once_more_of_what_was_refused(native: bool) -> None:
-    """Then behind its scripts, and in whichever form the token stands there, also where it may not ask who waits."""
+def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: bool) -> None:
+    """Behind its scripts, and of the token in either form, also where the user may not hand over."""
     connection: Any = AsyncConnection(commands.DELIFEQ) if native else AsyncConnection()
     a, b, c = MINE, OTHER, b"fl:" + b"c" * 32
     undo = sent(Undo([b"a", b"b", b"c"], [a, b, c], (ONE,)), connection)
@@ -446,34 +446,34 @@ def test_an_undo_lets_go_whether_or_not_somebody_waits_and_once_more_of_what_was
     assert connection.posted == [(undo, [commands.HAND_OVER_LUA.load, commands.RELEASE_LUA.load, *again])], (
         "only c may still be held"
     )
-    assert undo.stale == (), "what broke was ended by then"
+    assert undo.stale == (), "the broken connections were ended by then"
     undo.answered([b"sha", b"sha", refused, 0, 0])
-    assert len(connection.posted) == 1 and not connection.heard, "it is held in neither form"
+    assert len(connection.posted) == 1 and not connection.heard, "the token is there in neither form"
     undo.answered([refused, refused, refused, refused, refused])
     (error_of,) = connection.heard
     assert len(connection.posted) == 1 and isinstance(error_of, errors.ResponseError)
 
 
-def test_what_becomes_of_an_undo_counts_where_it_was_said_last() -> None:
-    """It may be said twice, by one who was interrupted: on two connections that both break, or refuse it."""
+def test_the_outcome_of_an_undo_counts_where_it_was_sent_last() -> None:
+    """An interrupted caller may send it twice: on two connections that both break, or refuse it."""
     connection: Any = AsyncConnection()
     undo = sent(Undo([b"a"], [MINE]), connection)
     first, second = UndoReply(undo), UndoReply(undo)
-    owed: list[Any] = []
-    transport: Any = SimpleNamespace(defer=owed.append)
+    deferred: list[Any] = []
+    transport: Any = SimpleNamespace(defer=deferred.append)
     for _ in range(2):
         first.connection_broke(transport, ONE)
         first.set_result([error(LOADING)] * 2)
-    assert owed == connection.later == [] and undo.stale == () and undo.reply is second
+    assert deferred == connection.later == [] and undo.stale == () and undo.reply is second
     for _ in range(2):
         second.connection_broke(transport, ONE)
-    assert connection.later == [] and owed == [undo, undo] and undo.stale == (ONE,)
+    assert connection.later == [] and deferred == [undo, undo] and undo.stale == (ONE,)
     second.set_result([error(LOADING)] * 2)
     second.connection_broke(transport, TWO)
-    assert [step for step, _ in connection.later] == [undo] and owed == [undo, undo], "which had its reply"
+    assert [step for step, _ in connection.later] == [undo] and deferred == [undo, undo], "the second had its reply"
 
 
-def test_an_undo_that_let_go_of_all_is_done() -> None:
+def test_an_undo_that_released_everything_is_done() -> None:
     connection: Any = AsyncConnection()
     undo = sent(Undo([b"a", b"b", b"c"], [b"1", b"2", b"3"]), connection)
     undo.answered([1, 0, 0, 1, 0, error("NOSCRIPT")])
@@ -487,7 +487,7 @@ def test_an_undo_that_let_go_of_all_is_done() -> None:
     assert connection.posted == connection.later == connection.heard == []
 
 
-def test_a_leave_whose_script_was_forgotten_is_said_behind_it() -> None:
+def test_a_leave_whose_script_was_forgotten_is_sent_again_behind_it() -> None:
     for matters in (True, False):
         connection: Any = AsyncConnection()
         leave = sent(Dequeue(LEAVE, (), connection, matters), connection)
@@ -497,7 +497,7 @@ def test_a_leave_whose_script_was_forgotten_is_said_behind_it() -> None:
         assert len(connection.posted) == 1 and len(connection.heard) == matters
 
 
-def test_who_forgets_scripts_all_the_time_is_given_up() -> None:
+def test_a_server_that_always_forgets_scripts_is_given_up() -> None:
     connection: Any = AsyncConnection()
     leave = sent(Dequeue(LEAVE, (), connection), connection)
     for number in range(1, 20):
@@ -506,7 +506,7 @@ def test_who_forgets_scripts_all_the_time_is_given_up() -> None:
     assert len(connection.heard) == 10
 
 
-def test_what_nobody_waits_for_is_said_later_to_a_server_that_can_do_nothing_now() -> None:
+def test_undos_and_leaves_are_sent_later_to_a_server_that_is_loading() -> None:
     connection: Any = AsyncConnection()
     undo, leave = sent(Undo([b"a"], [MINE]), connection), sent(Dequeue(LEAVE, (), connection), connection)
     for _ in range(30):

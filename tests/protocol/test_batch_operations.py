@@ -1,5 +1,4 @@
-"""Batches of the law, by canned replies: what a flush does not settle is settled name by name, and nothing is let go
-twice.
+"""Batches by canned replies: what a flush leaves open is settled name by name, and nothing is released twice.
 
 Single locks, and the fixtures: test_operations.py.
 """
@@ -37,7 +36,7 @@ def test_each_name_of_a_batch_has_its_own_outcome(clock: Clock) -> None:
     assert played.undos == []
 
 
-def test_an_error_in_a_batch_is_asked_again_alone_and_undoes_the_rest(clock: Clock) -> None:
+def test_a_name_that_failed_in_a_batch_is_retried_alone_or_undoes_the_batch(clock: Clock) -> None:
     played = run_steps(clock, many(clock), [None, error("ERR no"), None], error("ERR no"))
     assert isinstance(played.raised, errors.ResponseError)
     assert [undone(undo) for undo in played.undos] == [([b"n0", b"n1", b"n2"], [MINE] * 3)]
@@ -54,15 +53,15 @@ def test_the_own_token_in_a_batch_is_ours(clock: Clock, odd: Any) -> None:
     assert [lease and lease._deadline for lease in played.outcome] == [clock() - 1 + 10, None]
 
 
-def test_the_own_token_in_a_batch_is_ours_though_somebody_waits(clock: Clock) -> None:
-    """Else the key stays behind, and nobody knows that it is his."""
+def test_the_own_token_in_a_batch_is_ours_though_it_is_contended(clock: Clock) -> None:
+    """Otherwise the key stays behind, and nobody knows that he holds it."""
     played = run_steps(clock, many(clock, 2), lost(), [CONTENDED, OTHER], CONTENDED, None, After(1.0, 1))
     assert [lease and lease._deadline for lease in played.outcome] == [clock() - 1 + 10, None]
     played = run_steps(clock, many(clock, 1), [error("ERR no")], CONTENDED, None, 1)
     assert [lease._raw_token for lease in played.outcome] == [MINE]
 
 
-def test_a_batch_given_up_in_doubt_is_undone_behind_all_that_broke(clock: Clock) -> None:
+def test_a_batch_given_up_with_its_outcome_unknown_is_undone(clock: Clock) -> None:
     played = run_steps(clock, many(clock, 2), lost(session="one"), lost(session="two", final=True))
     assert [set(undo.stale) for undo in played.undos] == [{"one", "two"}]
     played = run_steps(clock, many(clock, 2), [None, 5], lost(session="three"), lost(session="four", final=True))
@@ -109,7 +108,7 @@ def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> N
     answer, second = [[1] * 100, [0] * 100, [1] * 50], [0] * 99 + [1]
     played = run_steps(clock, releasing(clock, held(clock, 250)), SESSION, answer, second)
     assert played.outcome == [True] * 100 + [False] * 99 + [True] * 51
-    assert [ask.calls for ask in played.requests[1:]] == [handed_over(100, 100)], (
+    assert [request.calls for request in played.requests[1:]] == [handed_over(100, 100)], (
         "one flush for those that others wait for"
     )
     assert [call[2] for call in played.requests[0].calls] == [b"100", b"100", b"50"]
@@ -120,18 +119,18 @@ def test_releasing_many_by_script_goes_in_chunks_of_a_hundred(clock: Clock) -> N
 @pytest.mark.parametrize(
     "answer", [lost(), [[1, 1], error("NOSCRIPT x")], [error("ERR")] * 2, 5, [[1] * 99], [b"\1" * 120]]
 )
-def test_what_the_flush_did_not_settle_is_asked_in_a_second_one(clock: Clock, answer: Any) -> None:
+def test_what_the_flush_left_open_is_handed_over_in_a_second_flush(clock: Clock, answer: Any) -> None:
     played = run_steps(clock, releasing(clock, held(clock, 120)), SESSION, answer, [1] * 119 + [0])
     assert played.outcome == [True] * 119 + [isinstance(answer, steps.ConnectionLost)]
-    assert [ask.calls for ask in played.requests[1:]] == [handed_over(120)]
+    assert [request.calls for request in played.requests[1:]] == [handed_over(120)]
 
 
 @pytest.mark.parametrize("second", [lost(), [1], 5, [b"1", error("ERR x"), None]])
-def test_what_neither_settled_is_asked_one_by_one(clock: Clock, second: Any) -> None:
-    """What is gone after a flush that was lost was let go by that, as with the first one."""
+def test_what_both_flushes_left_open_is_handed_over_name_by_name(clock: Clock, second: Any) -> None:
+    """A key that is gone after a lost flush was released by that flush, as with the first one."""
     played = run_steps(clock, releasing(clock, held(clock, 3)), NATIVE, [0, 0, 0], second, [1], [0], [1])
     assert played.outcome == [True, isinstance(second, steps.ConnectionLost), True]
-    assert [ask.calls for ask in played.requests[2:]] == [[call] for call in handed_over(3)]
+    assert [request.calls for request in played.requests[2:]] == [[call] for call in handed_over(3)]
 
 
 def test_a_lost_flush_releases_what_is_gone(clock: Clock) -> None:
@@ -146,8 +145,8 @@ def test_a_flush_that_was_never_sent_releases_nothing(clock: Clock) -> None:
     assert second.outcome == [False, True]
 
 
-def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None:
-    """As long as what stands there is not its own: else somebody waits, and it lets go of what is marked."""
+def test_a_user_who_may_not_hand_over_gets_the_outcome_of_the_flush(clock: Clock) -> None:
+    """As long as the value is not its own token: a contended one is released as it is stored."""
     played = run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], OTHER)
     assert played.outcome == [False, True]
     played = run_steps(clock, releasing(clock, held(clock, 2)), NATIVE, [0, 1], [FORBIDDEN], [FORBIDDEN], CONTENDED, 1)
@@ -159,8 +158,8 @@ def test_who_may_not_hand_over_is_told_what_the_flush_said(clock: Clock) -> None
     assert type(played.raised) is type(errors.from_reply(FORBIDDEN))
 
 
-def test_a_batch_passes_to_those_who_wait_in_this_process(clock: Clock) -> None:
-    """Without a word to the server; what goes round among them is not let go of twice."""
+def test_a_batch_hands_over_locally(clock: Clock) -> None:
+    """Without a command; a lease that circulates is not released twice."""
     queues = LocalQueues(contextlib.nullcontext())
     first, second = (joined(queues, "n1", b"n1", 10_000, False, None) for _ in range(2))
     assert queues.may_enter_now(first, clock())
@@ -170,5 +169,5 @@ def test_a_batch_passes_to_those_who_wait_in_this_process(clock: Clock) -> None:
     assert played.outcome == [True] * 3 and played.requests[0].names == [b"n0", b"n2"]
     assert second.woken and second.lease is not None and second.lease._raw_token == lease._raw_token
     played = run_steps(clock, release_many([lease, second.lease], queues, clock), NATIVE, [1])
-    assert played.requests[0].tokens == [lease._raw_token], "once: it is the other one's"
-    assert played.outcome == [None, True] and not queues.by_key, "None: it was let go of before, which is no loss"
+    assert played.requests[0].tokens == [lease._raw_token], "once: the lease is the other waiter's"
+    assert played.outcome == [None, True] and not queues.by_key, "None: it was released before, which is no loss"

@@ -11,7 +11,7 @@ from support.handover import MISTAKES, STRICT, begin, explore
 
 HOLDS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "three clients": ((1, 1, 1), {}),
-    "crowds": ((2, 3), {}),
+    "cohorts": ((2, 3), {}),
     "strict order": ((STRICT, STRICT, 2), {}),
     "crash": ((1, 1, 1), {"crash": 1}),
     "cut": ((1, 1, 1), {"cut": 1}),
@@ -19,19 +19,19 @@ HOLDS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "cancel": ((2, 1, 1), {"cancel": 2}),
     "cut and cancel": ((1, STRICT, 1), {"cut": 1, "cancel": 1}),
     "lapse": ((1, 1, 1), {"lapse": 1}),
-    "lapse in a crowd": ((3, 1), {"lapse": 2}),
+    "lapse in a cohort": ((3, 1), {"lapse": 2}),
     "lapse in strict order": ((STRICT, STRICT), {"lapse": 2, "cut": 1}),
-    "passed and over": ((4, 1), {"lapse": 1, "cut": 1}),
-    "passed and left": ((3, 1), {"lapse": 1, "cancel": 2}),
+    "handed over and expired": ((4, 1), {"lapse": 1, "cut": 1}),
+    "handed over and left": ((3, 1), {"lapse": 1, "cancel": 2}),
     "another library": ((1, 1), {"take": 2}),
     "ahead": ((2, 1), {"come": 2}),
-    "ahead in a crowd": ((3, 2), {"come": 1, "cancel": 1}),
+    "ahead in a cohort": ((3, 2), {"come": 1, "cancel": 1}),
     "ahead of a lapse": ((2, 1), {"come": 1, "lapse": 1, "cut": 1}),
     "ahead of an end": ((2, 1), {"come": 1, "crash": 1, "cut": 1, "cancel": 1}),
     "fences": ((3, 1), {"fences": True, "cancel": 2}),
     "fences and a cut": ((3, 1), {"fences": True, "cancel": 1, "cut": 1}),
     "fences and a lapse": ((3, 1), {"fences": True, "cancel": 1, "lapse": 1}),
-    "everything in a crowd": ((2, 1), {"crash": 1, "cut": 1, "lapse": 1, "take": 1}),
+    "everything in a cohort": ((2, 1), {"crash": 1, "cut": 1, "lapse": 1, "take": 1}),
     "everything": ((1, 1), {"crash": 1, "cut": 1, "cancel": 1, "lapse": 1, "take": 1}),
 }
 FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {

@@ -1,4 +1,4 @@
-"""The law, by canned replies: what each operation asks, and what it makes of every answer. No I/O, a clock by hand.
+"""Operations by canned replies: what each one sends, and what it makes of every answer. No I/O, a clock by hand.
 
 How an acquire waits: test_acquire_waiting.py. The same operations against a server that loses, delays and reorders at
 random: test_operations_model.py.
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 # ------------------------------------------------------------------------------------------------------------- acquire
 
 
-def test_free_is_granted_from_the_time_it_was_sent(clock: Clock) -> None:
+def test_a_lease_counts_from_the_time_its_command_was_sent(clock: Clock) -> None:
     sent = clock()
     played = run_steps(clock, acquire(), After(3.0, None))
     assert played.outcome._deadline == sent + 10
@@ -61,20 +61,20 @@ def test_free_is_granted_from_the_time_it_was_sent(clock: Clock) -> None:
     assert [type(step) for step in played.steps] == [PlainAcquire]
 
 
-def test_without_end_there_is_no_deadline(clock: Clock) -> None:
+def test_a_lease_without_end_has_no_deadline(clock: Clock) -> None:
     played = run_steps(clock, acquire(ms=0), After(1e9, None))
     assert played.outcome._deadline == math.inf
     assert opcodes(played) == [Opcode.ACQUIRE_ENDLESS]
 
 
 @pytest.mark.parametrize("holder", [OTHER, MINE, b""])
-def test_held_is_not_granted(clock: Clock, holder: bytes) -> None:
+def test_a_held_name_is_not_granted(clock: Clock, holder: bytes) -> None:
     """Its own token, where no reply was lost, is somebody else's use of the same token."""
     played = run_steps(clock, acquire(), holder)
     assert (played.outcome, played.raised, played.undos, len(played.requests)) == (None, None, [], 1)
 
 
-def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(clock: Clock) -> None:
+def test_a_grant_that_comes_after_its_lease_is_released_before_the_retry(clock: Clock) -> None:
     played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 1, None)
     assert opcodes(played) == [Opcode.ACQUIRE, Opcode.RELEASE, Opcode.ACQUIRE]
     assert played.outcome._deadline == clock() + 0.05
@@ -83,14 +83,14 @@ def test_a_grant_that_comes_after_its_lease_is_let_go_before_it_is_tried_again(c
 
 
 @pytest.mark.parametrize("reply", [0, 1])
-def test_a_grant_that_comes_after_its_lease_is_handed_over_where_somebody_waits(clock: Clock, reply: int) -> None:
+def test_a_grant_that_comes_after_its_lease_is_handed_over_to_a_waiter(clock: Clock, reply: int) -> None:
     played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
     assert played.requests[2].calls == [commands.hand_over(b"name", MINE)] and type(played.requests[1]) is PlainRelease
     assert played.outcome._deadline == clock() + 0.05 and played.undos == []
 
 
 @pytest.mark.parametrize("problem", [lost(final=True), lost(sent=False, final=True), error("ERR"), Raise(SystemExit())])
-def test_a_late_grant_that_cannot_be_let_go_leaves_an_undo(clock: Clock, problem: Any) -> None:
+def test_a_late_grant_that_cannot_be_released_leaves_an_undo(clock: Clock, problem: Any) -> None:
     played = run_steps(clock, acquire(ms=50), After(0.06, None), problem)
     assert played.raised is not None
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
@@ -99,12 +99,12 @@ def test_a_late_grant_that_cannot_be_let_go_leaves_an_undo(clock: Clock, problem
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("fenced", [False, True])
 def test_after_a_late_grant_the_next_try_has_another_token(clock: Clock, given: bool, fenced: bool) -> None:
-    """The release of the first, or where nobody may end a broken connection its SET, may still be on its way."""
+    """The release of the first may still be on its way, or its SET, where a broken connection may not be ended."""
     tokens: list[bytes] = []
 
     def note(seconds: float) -> Any:
-        def answer(ask: Any) -> Any:
-            tokens.append(ask.calls[0][5] if fenced else ask.token)
+        def answer(request: Any) -> Any:
+            tokens.append(request.calls[0][5] if fenced else request.token)
             return After(seconds, [[None, 7]] if fenced else None)
 
         return answer
@@ -115,20 +115,20 @@ def test_after_a_late_grant_the_next_try_has_another_token(clock: Clock, given: 
     assert played.undos == [] and commands.can_be_marked(op.token)
 
 
-def test_the_wires_late_is_no_lease(clock: Clock) -> None:
+def test_an_answer_of_deadline_exceeded_gives_no_lease(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
     played = run_steps(clock, op, After(1.0, Answer.DEADLINE_EXCEEDED))
-    assert (played.outcome, played.undos, played.raised) == (None, [], None)  # the wire undoes what it gave up on
+    assert (played.outcome, played.undos, played.raised) == (None, [], None)  # the transport undoes what it gave up on
 
 
-def test_after_a_lost_reply_free_means_granted_from_the_second_send(clock: Clock) -> None:
+def test_after_a_lost_reply_a_grant_counts_from_the_second_send(clock: Clock) -> None:
     played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(1.0, None))
     assert played.outcome._deadline == clock() - 1 + 10
     assert played.stales == [(), ("one",)]
     assert played.undos == []
 
 
-def test_after_a_lost_reply_the_own_token_is_extended_and_counts_from_then(clock: Clock) -> None:
+def test_after_a_lost_reply_the_own_token_is_extended(clock: Clock) -> None:
     played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
     assert opcodes(played) == [Opcode.ACQUIRE, Opcode.ACQUIRE, Opcode.EXTEND]
     assert (played.requests[2].key, played.requests[2].token, played.requests[2].ms) == (b"name", MINE, 10_000)
@@ -142,7 +142,7 @@ def test_after_a_lost_reply_the_own_token_that_cannot_be_extended_is_not_held(cl
     assert played.outcome is None
 
 
-def test_after_a_lost_reply_the_own_token_is_known_though_somebody_waits(clock: Clock) -> None:
+def test_after_a_lost_reply_the_own_token_is_known_though_it_is_contended(clock: Clock) -> None:
     played = run_steps(clock, acquire(), lost(session="one"), CONTENDED, None, After(1.0, 1))
     assert opcodes(played)[2:] == [Opcode.EXTEND_SCRIPT] * 2 and played.outcome._deadline == clock() - 1 + 10
     assert played.outcome.token == MINE and played.undos == []
@@ -150,22 +150,22 @@ def test_after_a_lost_reply_the_own_token_is_known_though_somebody_waits(clock: 
     assert run_steps(clock, acquire(), CONTENDED).outcome is None
     op = acquire()
     op.token = GIVEN
-    assert run_steps(clock, op, lost(), b"fl+" + GIVEN[3:]).outcome is None, "nobody can mark what is not of our form"
+    assert run_steps(clock, op, lost(), b"fl+" + GIVEN[3:]).outcome is None, "a given token is never contended"
 
 
-def test_without_end_the_own_token_is_enough(clock: Clock) -> None:
+def test_a_lease_without_end_needs_no_extension_after_a_lost_reply(clock: Clock) -> None:
     played = run_steps(clock, acquire(ms=0), lost(), MINE)
     assert played.outcome._deadline == math.inf
 
 
-def test_after_a_lost_reply_another_holder_ends_no_doubt(clock: Clock) -> None:
-    """What was lost may still be executed, where the server would not end the connection: an undo stays behind."""
+def test_after_a_lost_reply_another_holder_does_not_make_the_outcome_known(clock: Clock) -> None:
+    """The lost command may still be executed, where the server would not end the connection: an undo is left."""
     played = run_steps(clock, acquire(), lost(), OTHER)
     assert played.outcome is None
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
 
-def test_nothing_sent_is_nothing_doubted(clock: Clock) -> None:
+def test_a_command_that_was_not_sent_leaves_no_outcome_unknown(clock: Clock) -> None:
     played = run_steps(clock, acquire(), lost(sent=False), MINE)
     assert (played.outcome, played.undos) == (None, [])
     played = run_steps(clock, acquire(), lost(sent=False, final=True))
@@ -173,7 +173,7 @@ def test_nothing_sent_is_nothing_doubted(clock: Clock) -> None:
     assert played.undos == []
 
 
-def test_who_gives_up_in_doubt_leaves_an_undo_and_every_broken_session(clock: Clock) -> None:
+def test_giving_up_with_the_outcome_unknown_leaves_an_undo(clock: Clock) -> None:
     played = run_steps(clock, acquire(), lost(session="one"), lost(session="two"), After(6.0, lost(sent=False)))
     assert isinstance(played.raised, errors.ConnectionError)
     assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
@@ -183,17 +183,17 @@ def test_who_gives_up_in_doubt_leaves_an_undo_and_every_broken_session(clock: Cl
 
 
 @pytest.mark.parametrize("gone", [KeyboardInterrupt(), SystemExit(), ValueError("cancelled")])
-def test_who_is_gone_in_doubt_leaves_an_undo(clock: Clock, gone: BaseException) -> None:
+def test_an_interrupt_with_the_outcome_unknown_leaves_an_undo(clock: Clock, gone: BaseException) -> None:
     played = run_steps(clock, acquire(), lost(session="one"), Raise(gone))
     assert played.raised is gone
     assert [(undone(undo), undo.stale) for undo in played.undos] == [(([b"name"], [MINE]), ("one",))]
 
 
-def test_who_runs_out_of_time_in_doubt_leaves_an_undo(clock: Clock) -> None:
+def test_running_out_of_time_with_the_outcome_unknown_leaves_an_undo(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
     played = run_steps(clock, op, After(1.5, lost(session="one")))
     assert played.outcome is None
-    assert isinstance(played.raised, errors.ConnectionError)  # and not None: nobody said that another one holds it
+    assert isinstance(played.raised, errors.ConnectionError)  # and not None: no reply said that another holds it
     assert [undo.stale for undo in played.undos] == [("one",)]
     op = acquire(blocking=True, until=clock() + 1)
     played = run_steps(clock, op, lost(session="one"), After(2.0, Answer.DEADLINE_EXCEEDED))
@@ -216,33 +216,33 @@ def test_an_extension_that_is_given_up_leaves_an_undo(clock: Clock) -> None:
 # ---------------------------------------------------------------------------------------------------- errors and shapes
 
 
-def test_forgotten_scripts_are_loaded_and_the_command_asked_again(clock: Clock) -> None:
+def test_forgotten_scripts_are_loaded_and_the_command_sent_again(clock: Clock) -> None:
     played = run_steps(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 7, None)
     assert played.outcome is not None
     assert played.requests[1].calls == [script.load for script in commands.SCRIPTS]
     assert opcodes(played)[0] == opcodes(played)[2]
 
 
-def test_scripts_that_do_not_stay_are_not_loaded_for_ever(clock: Clock) -> None:
+def test_scripts_that_do_not_stay_are_loaded_a_few_times_only(clock: Clock) -> None:
     again = [error("NOSCRIPT No matching script."), [b"sha"] * 7]
     played = run_steps(clock, acquire(), *again * RELOADS, error("NOSCRIPT No matching script."))
     assert isinstance(played.raised, errors.ResponseError)
     assert len(played.requests) == 1 + 2 * RELOADS
 
 
-def test_scripts_that_must_not_be_loaded_are_the_error_that_is_raised(clock: Clock) -> None:
+def test_a_refusal_to_load_scripts_is_raised(clock: Clock) -> None:
     played = run_steps(clock, acquire(), error("NOSCRIPT x"), [error("NOPERM this user has no permissions")])
     assert isinstance(played.raised, errors.from_reply(error("NOPERM x")).__class__)
 
 
-def test_a_connection_that_breaks_while_scripts_are_loaded_is_healed_too(clock: Clock) -> None:
+def test_a_connection_that_breaks_while_scripts_are_loaded_is_retried_too(clock: Clock) -> None:
     played = run_steps(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 7, None)
     assert played.outcome is not None
 
 
 @pytest.mark.parametrize("text", ["ERR unknown command 'X', with args", "ERR syntax error", "NOPERM no permissions"])
 @pytest.mark.parametrize("opcode", sorted(commands.SCRIPTED))
-def test_a_native_form_that_is_refused_is_said_by_script(clock: Clock, opcode: int, text: str) -> None:
+def test_a_refused_native_command_is_replaced_by_a_script(clock: Clock, opcode: int, text: str) -> None:
     operation: Any = {
         Opcode.ACQUIRE: lambda: acquire(),
         Opcode.ACQUIRE_ENDLESS: lambda: acquire(ms=0),
@@ -250,65 +250,65 @@ def test_a_native_form_that_is_refused_is_said_by_script(clock: Clock, opcode: i
         Opcode.EXTEND: lambda: extension.set_expiry(b"name", MINE, 5, clock),
     }[opcode]()
     reply = None if opcode in (Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS) else 1
-    asked: list[int] = []
+    sent: list[int] = []
 
     def note(answer: Any) -> Any:
-        return lambda ask: asked.append(ask.opcode) or answer
+        return lambda request: sent.append(request.opcode) or answer
 
     played = run_steps(clock, operation, note(error(text)), note(reply))
     assert played.raised is None
     assert played.outcome
-    assert asked == [opcode, commands.SCRIPTED[opcode]]
+    assert sent == [opcode, commands.SCRIPTED[opcode]]
 
 
-def test_a_full_server_extends_by_script(clock: Clock) -> None:
+def test_a_server_without_memory_extends_by_script(clock: Clock) -> None:
     played = run_steps(clock, extension.set_expiry(b"n", MINE, 5, clock), error("OOM command not allowed"), After(1, 1))
     assert played.outcome == clock() - 1
-    assert opcodes(played) == [Opcode.EXTEND_SCRIPT] * 2  # one object, asked twice
+    assert opcodes(played) == [Opcode.EXTEND_SCRIPT] * 2  # one object, sent twice
     played = run_steps(clock, acquire(), error("OOM command not allowed when used memory > 'maxmemory'."))
     assert isinstance(played.raised, errors.ResponseError)
 
 
 @pytest.mark.parametrize("text", ["ERR something else", "MISCONF x", "", "WRONGTYPE x", "MOVED 1"])
-def test_an_error_without_a_cure_is_raised_at_once(clock: Clock, text: str) -> None:
+def test_an_error_without_a_remedy_is_raised_at_once(clock: Clock, text: str) -> None:
     played = run_steps(clock, acquire(), error(text))
     assert isinstance(played.raised, errors.RedisError)
     assert (len(played.requests), played.undos) == (1, [])
 
 
-PASSING = {
+TEMPORARY = {
     "LOADING Redis is loading the dataset in memory": exceptions.BusyLoadingError,
     "MASTERDOWN Link with MASTER is down": exceptions.MasterDownError,
     "TRYAGAIN Multiple keys request during rehashing of slot": exceptions.TryAgainError,
     "CLUSTERDOWN The cluster is down": exceptions.ClusterDownError,
 }
-BORNE: dict[str, tuple[Callable[[Clock], Any], list[Any]]] = {  # and what is answered at last
+OPERATIONS: dict[str, tuple[Callable[[Clock], Any], list[Any]]] = {  # with the replies at last
     "acquire": (lambda clock: acquire(), [None]),
     "acquire, in the queue": (lambda clock: acquire(blocking=True, alone=True), [[[1, 0, 0]]]),
     "acquire with a fence": (lambda clock: Acquire("name", b"name", MINE, 10_000, fenced=True), [[[None, 7]]]),
     "release": (lambda clock: Release(lease_of(clock)), [1]),
     "extend": (lambda clock: extension.set_expiry(b"name", MINE, 5, clock), [1]),
-    "look": (lambda clock: extension.inspect(Opcode.EXISTS, b"name", clock), [1]),
+    "inspect": (lambda clock: extension.inspect(Opcode.EXISTS, b"name", clock), [1]),
 }
 
 
-@pytest.mark.parametrize("text", PASSING)
-@pytest.mark.parametrize("what", BORNE)
-def test_a_server_that_can_do_nothing_now_is_waited_for(clock: Clock, what: str, text: str) -> None:
-    """Nothing was executed: no doubt, nothing to undo. As long as for one that is away."""
-    make, last = BORNE[what]
+@pytest.mark.parametrize("text", TEMPORARY)
+@pytest.mark.parametrize("what", OPERATIONS)
+def test_a_server_that_is_loading_or_failing_over_is_waited_for(clock: Clock, what: str, text: str) -> None:
+    """Nothing was executed: no outcome is unknown, there is nothing to undo. As long as for a server that is away."""
+    make, last = OPERATIONS[what]
     refused = error(text) if not isinstance(last[0], list) else [error(text)]
     start = clock()
     played = run_steps(clock, make(clock), *[refused] * 9, *last)
     assert played.raised is None and played.outcome and len(played.requests) == 10
     assert played.undos == [] and clock() - start == pytest.approx(sum(played.sleeps)) and 0 < clock() - start < 5
     played = run_steps(clock, make(clock), refused, ...)
-    assert type(played.raised) is PASSING[text] and played.undos == []
+    assert type(played.raised) is TEMPORARY[text] and played.undos == []
     assert len(played.requests) > 5 and max(played.sleeps) < 1
 
 
 def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) -> None:
-    loading = error(next(iter(PASSING)))
+    loading = error(next(iter(TEMPORARY)))
     played = run_steps(
         clock, acquire(blocking=True, alone=True), [error("NOSCRIPT x")], [loading] * 8, [loading], [[1, 0, 0]]
     )
@@ -318,7 +318,7 @@ def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) ->
 @pytest.mark.parametrize("reply", [0, 1, True, False, 1.5, [], {}, [None], "OK", (None,)])
 def test_a_reply_of_the_wrong_shape_is_never_a_grant(clock: Clock, reply: Any) -> None:
     played = run_steps(clock, acquire(), reply, None)
-    assert played.outcome is not None  # asked again over another connection
+    assert played.outcome is not None  # sent again over another connection
     assert [(type(step.request), step.reply) for step in played.of(steps.ProtocolViolation)] == [(PlainAcquire, reply)]
     assert played.stales[1] == ("distrusted",)
     played = run_steps(clock, acquire(), reply, reply)
@@ -346,7 +346,7 @@ def test_replies_of_the_wrong_shape_are_distrusted(clock: Clock, made: Any, repl
         assert len(played.of(steps.ProtocolViolation)) == 2, reply
 
 
-def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
+def test_a_fenced_grant_has_its_fence(clock: Clock) -> None:
     played = run_steps(clock, acquire(fenced=True), [[None, 77]])
     assert (played.outcome.fence, played.outcome._deadline) == (77, clock() + 10)
     assert played.requests[0].calls == [commands.acquire_fenced(b"name", MINE, 10_000)]
@@ -363,7 +363,7 @@ def test_a_fenced_grant_carries_its_fence(clock: Clock) -> None:
 # ------------------------------------------------------------------------------------------------------------- release
 
 
-def test_release_says_whether_it_was_ours(clock: Clock) -> None:
+def test_release_tells_whether_the_lease_was_held(clock: Clock) -> None:
     assert run_steps(clock, Release(lease_of(clock)), 1).outcome is True
     assert run_steps(clock, Release(lease_of(clock)), 0, [0]).outcome is False
 
@@ -371,35 +371,35 @@ def test_release_says_whether_it_was_ours(clock: Clock) -> None:
 HAND_OVER = commands.hand_over(b"name", MINE)
 
 
-def asked_for(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tuple[Any, list[Any], Ran]:
-    """The outcome of a release, and what it asked for: verbs, or calls."""
-    asked: list[Any] = []
+def release_with(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tuple[Any, list[Any], Ran]:
+    """The outcome of a release, and what it sent: opcodes, or calls of scripts."""
+    sent: list[Any] = []
 
     def note(answer: Any) -> Any:
-        def tell(ask: Any) -> Any:
-            asked.append(ask.calls[0] if isinstance(ask, steps.RawCommands) else ask.opcode)
+        def tell(request: Any) -> Any:
+            sent.append(request.calls[0] if isinstance(request, steps.RawCommands) else request.opcode)
             return answer
 
         return tell
 
     played = run_steps(clock, Release(lease), *[note(answer) for answer in answers], **terms)
-    return played.outcome, asked, played
+    return played.outcome, sent, played
 
 
 @pytest.mark.parametrize("outcome", [1, 0])
 def test_a_release_that_finds_another_value_hands_over(clock: Clock, outcome: int) -> None:
-    """It may be its own, in the form which says that somebody waits."""
-    assert asked_for(clock, lease_of(clock), 0, [outcome])[:2] == (bool(outcome), [Opcode.RELEASE, HAND_OVER])
-    assert run_steps(clock, Release(lease_of(clock, token=GIVEN)), 0).outcome is False, "nobody can mark it"
+    """The value may be its own token, contended."""
+    assert release_with(clock, lease_of(clock), 0, [outcome])[:2] == (bool(outcome), [Opcode.RELEASE, HAND_OVER])
+    assert run_steps(clock, Release(lease_of(clock, token=GIVEN)), 0).outcome is False, "it cannot become contended"
 
 
 def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
     lease = lease_of(clock)
     lease._contended = True
-    assert asked_for(clock, lease, [1])[:2] == (True, [HAND_OVER])
-    assert asked_for(clock, lease, [0])[:2] == (False, [HAND_OVER])
-    outcome, asked, played = asked_for(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
-    assert outcome is True and [call[0] for call in asked] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
+    assert release_with(clock, lease, [1])[:2] == (True, [HAND_OVER])
+    assert release_with(clock, lease, [0])[:2] == (False, [HAND_OVER])
+    outcome, sent, played = release_with(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
+    assert outcome is True and [call[0] for call in sent] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
     assert commands.HAND_OVER_LUA.load in played.requests[1].calls
 
 
@@ -415,42 +415,42 @@ FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' comm
 
 
 @pytest.mark.parametrize("held", [None, OTHER])
-def test_who_may_not_hand_over_asks_whether_there_is_anything_to_hand_over(clock: Clock, held: bytes | None) -> None:
-    outcome, asked, _ = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held)
-    assert (outcome, asked) == (False, [Opcode.RELEASE, HAND_OVER, Opcode.GET])
+def test_a_user_who_may_not_run_the_hand_over_script_reads_the_token(clock: Clock, held: bytes | None) -> None:
+    outcome, sent, _ = release_with(clock, lease_of(clock), 0, [FORBIDDEN], held)
+    assert (outcome, sent) == (False, [Opcode.RELEASE, HAND_OVER, Opcode.GET])
 
 
 @pytest.mark.parametrize("held", [MINE, CONTENDED])
-def test_who_may_not_hand_over_lets_go_of_what_is_marked(clock: Clock, held: bytes) -> None:
-    """Who waits comes to look by itself; nobody would, were it held until the lease ends."""
-    outcome, asked, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], held, 1)
-    assert (outcome, asked) == (True, [Opcode.RELEASE, HAND_OVER, Opcode.GET, Opcode.RELEASE])
+def test_a_user_who_may_not_run_the_hand_over_script_releases_a_contended_token(clock: Clock, held: bytes) -> None:
+    """Waiters recheck by themselves; none would acquire, were the name held until the lease ends."""
+    outcome, sent, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], held, 1)
+    assert (outcome, sent) == (True, [Opcode.RELEASE, HAND_OVER, Opcode.GET, Opcode.RELEASE])
     assert played.requests[-1].token == held
 
 
-def test_who_may_not_hand_over_may_be_waited_for_while_it_asks(clock: Clock) -> None:
-    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, CONTENDED, 1)
-    assert outcome is True and [ask.token for ask in played.requests[-3::2]] == [MINE, CONTENDED]
-    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, OTHER)
+def test_the_token_may_become_contended_while_it_is_read(clock: Clock) -> None:
+    outcome, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, CONTENDED, 1)
+    assert outcome is True and [request.token for request in played.requests[-3::2]] == [MINE, CONTENDED]
+    outcome, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, OTHER)
     assert outcome is False
 
 
-def test_who_may_not_let_go_at_all_is_told_so(clock: Clock) -> None:
-    outcome, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, FORBIDDEN, FORBIDDEN)
+def test_a_user_who_may_not_release_gets_an_error(clock: Clock) -> None:
+    outcome, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, FORBIDDEN, FORBIDDEN)
     assert outcome is None and type(played.raised) is type(errors.from_reply(FORBIDDEN))
 
 
-def test_what_broke_under_a_release_without_rights_is_ended_with_its_undo(clock: Clock) -> None:
-    _, _, played = asked_for(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, lost(session="it"), *[FORBIDDEN] * 2)
+def test_the_undo_of_a_refused_release_ends_its_broken_connection(clock: Clock) -> None:
+    _, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, lost(session="it"), *[FORBIDDEN] * 2)
     assert played.raised is not None and played.undos[-1].stale == ("it",)
 
 
 def test_an_error_of_a_hand_over_is_raised(clock: Clock) -> None:
-    _, asked, played = asked_for(clock, lease_of(clock), 0, [error("ERR broken")])
-    assert isinstance(played.raised, errors.ResponseError) and asked == [Opcode.RELEASE, HAND_OVER]
+    _, sent, played = release_with(clock, lease_of(clock), 0, [error("ERR broken")])
+    assert isinstance(played.raised, errors.ResponseError) and sent == [Opcode.RELEASE, HAND_OVER]
 
 
-def test_a_lease_that_passes_to_another_of_the_client_needs_no_command(clock: Clock) -> None:
+def test_a_local_handover_needs_no_command(clock: Clock) -> None:
     queues = Ran().queues
     one, two = (joined(queues, "name", b"name", 10_000, False, None) for _ in range(2))
     queues.may_enter_now(one, clock())
@@ -461,21 +461,21 @@ def test_a_lease_that_passes_to_another_of_the_client_needs_no_command(clock: Cl
     played = run_steps(clock, op, queues=queues)
     assert (played.outcome, played.steps, lease._deadline) == (True, [], -math.inf)
     assert two.lease is not None and two.lease._raw_token == lease._raw_token
-    assert op.undo().names == [], "who is interrupted now must not undo what another has"
+    assert op.undo().names == [], "a caller interrupted now must not undo the lease of another"
     assert not lease._release_unknown
 
 
-def test_a_release_is_handed_over_to_those_who_wait_here(clock: Clock) -> None:
+def test_a_release_hands_over_where_a_waiter_of_the_client_wants_a_fence(clock: Clock) -> None:
     queues = Ran().queues
     waiter = joined(queues, "name", b"name", 10_000, True, None)
-    assert asked_for(clock, lease_of(clock), [1], queues=queues)[:2] == (True, [HAND_OVER])
+    assert release_with(clock, lease_of(clock), [1], queues=queues)[:2] == (True, [HAND_OVER])
     assert waiter.lease is None
     other = Ran().queues
     joined(other, "x", b"x", 10_000, False, None)
-    assert asked_for(clock, lease_of(clock), 1, queues=other)[:2] == (True, [Opcode.RELEASE])
+    assert release_with(clock, lease_of(clock), 1, queues=other)[:2] == (True, [Opcode.RELEASE])
 
 
-def test_gone_after_a_lost_reply_is_the_work_of_the_lost_command(clock: Clock) -> None:
+def test_a_key_gone_after_a_lost_reply_was_released_by_the_lost_command(clock: Clock) -> None:
     played = run_steps(clock, Release(lease_of(clock)), lost(session="one"), 0, [0])
     assert (played.outcome, played.stales[1], played.undos) == (True, ("one",), [])
     assert run_steps(clock, Release(lease_of(clock)), lost(), 1).outcome is True
@@ -484,7 +484,7 @@ def test_gone_after_a_lost_reply_is_the_work_of_the_lost_command(clock: Clock) -
     assert (played.outcome, played.stales[2], played.undos) == (True, ("two",), [])
 
 
-def test_gone_after_a_lost_reply_is_not_ours_if_the_lease_was_over(clock: Clock) -> None:
+def test_a_key_gone_after_a_lost_reply_is_a_loss_if_the_lease_had_expired(clock: Clock) -> None:
     assert run_steps(clock, Release(lease_of(clock, -0.001)), lost(), 0, [0]).outcome is False
     played = run_steps(clock, Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0, [0])
     assert played.outcome is False  # nothing left before the lease had ended
@@ -500,23 +500,23 @@ def test_a_release_given_up_is_undone_and_may_be_repeated(clock: Clock) -> None:
 
 
 def test_a_release_interrupted_while_scripts_are_loaded_is_finished(clock: Clock) -> None:
-    """Nobody is left to repeat it, and the server has not let go yet."""
+    """Nobody is left to repeat it, and the key is still there."""
     for gone in (KeyboardInterrupt(), asyncio.CancelledError()):
         operation = Release(lease_of(clock))
         played = run_steps(clock, operation, error("NOSCRIPT No matching script."), Raise(gone))
         assert played.raised is gone and [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
 
 
-def test_a_release_interrupted_in_flight_may_be_repeated(clock: Clock) -> None:
+def test_an_interrupted_release_may_be_repeated(clock: Clock) -> None:
     lease = lease_of(clock)
     op = Release(lease)
     played = run_steps(clock, op, Raise(KeyboardInterrupt()))
     assert isinstance(played.raised, KeyboardInterrupt)
-    assert undone(op.undo()) == ([b"name"], [MINE])  # as the wire asks for
+    assert undone(op.undo()) == ([b"name"], [MINE])  # which the transport asks for
     assert run_steps(clock, Release(lease), 0, [0]).outcome is True
 
 
-def test_a_release_that_never_left_changes_nothing(clock: Clock) -> None:
+def test_a_release_that_was_never_sent_changes_nothing(clock: Clock) -> None:
     lease = lease_of(clock)
     played = run_steps(clock, Release(lease), lost(sent=False, final=True))
     assert isinstance(played.raised, errors.ConnectionError)
@@ -529,31 +529,31 @@ def test_a_release_that_never_left_changes_nothing(clock: Clock) -> None:
 MOVED = Outcome.MOVED
 
 
-def test_replacing_counts_from_the_send(clock: Clock) -> None:
+def test_a_replaced_end_counts_from_the_time_its_command_was_sent(clock: Clock) -> None:
     lease, sent = lease_of(clock), clock()
     played = run_steps(clock, extension.extend(lease, 30_000, True, clock), After(2.0, b"OK"))
     assert (played.outcome, lease._deadline) == (MOVED, sent + 30)
     assert opcodes(played) == [Opcode.EXTEND]
 
 
-def test_adding_is_sent_as_an_end_so_that_asking_twice_adds_once(clock: Clock) -> None:
+def test_additional_time_is_sent_as_an_end_so_that_a_retry_adds_it_once(clock: Clock) -> None:
     lease = lease_of(clock, 10)
     played = run_steps(clock, extension.extend(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
-    assert [ask.ms for ask in played.requests] == [15_000, 15_000]
+    assert [request.ms for request in played.requests] == [15_000, 15_000]
     assert (played.outcome, lease._deadline) == (MOVED, clock() - 1 + 15)
 
 
 @pytest.mark.parametrize(("left", "ms"), [(700, 5_700), (-1, 5_000), (-2, 5_000), (0, 5_000)])
-def test_adding_to_a_lease_that_ended_here_asks_the_server_what_is_left(clock: Clock, left: int, ms: int) -> None:
+def test_adding_time_to_an_expired_lease_reads_what_is_left_on_the_server(clock: Clock, left: int, ms: int) -> None:
     lease = lease_of(clock, -1)
     played = run_steps(clock, extension.extend(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
     assert opcodes(played) == [Opcode.PTTL, Opcode.EXTEND, Opcode.EXTEND]
-    assert [ask.ms for ask in played.requests[1:]] == [ms, ms]
+    assert [request.ms for request in played.requests[1:]] == [ms, ms]
     assert lease._deadline == clock() - 1 + ms / 1000
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock: Clock, replace: bool) -> None:
+def test_a_lease_without_end_is_not_extended_unless_its_key_has_an_end(clock: Clock, replace: bool) -> None:
     lease = lease_of(clock, math.inf)
     played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), -1)
     assert (played.outcome, lease._deadline, opcodes(played)) == (Outcome.ENDLESS, math.inf, [Opcode.PTTL])
@@ -562,27 +562,27 @@ def test_a_lease_without_end_is_none_to_extend_unless_the_server_knows_one(clock
     assert (played.outcome, played.requests[1].ms, lease._deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
 
 
-def test_a_lease_without_end_that_gets_one_passes_to_nobody(clock: Clock) -> None:
-    """Before the server answered, the key may have none, and nobody had the name again, should the next one die."""
+def test_a_lease_without_end_that_gets_one_is_not_handed_over_locally(clock: Clock) -> None:
+    """Before the server answered, the key may have no end: nobody would get the name, should the next holder die."""
     lease, start = lease_of(clock, math.inf), clock()
     played = run_steps(clock, extension.extend(lease, 5_000, True, clock, anew=True), Raise(KeyboardInterrupt()))
     assert isinstance(played.raised, KeyboardInterrupt) and opcodes(played) == [Opcode.EXTEND]
     assert (lease._deadline, lease._token_read) == (start + 5, True)
 
 
-def test_what_was_let_go_of_while_the_server_was_asked_is_not_extended(clock: Clock) -> None:
+def test_a_lease_released_during_its_extension_is_not_extended(clock: Clock) -> None:
     lease = lease_of(clock, -1)
 
-    def let_go(ask: Any) -> Any:
+    def release_it(request: Any) -> Any:
         lease._deadline = ENDED
         return 700
 
-    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), let_go)
+    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), release_it)
     assert (played.outcome, lease._deadline, opcodes(played)) == (Outcome.GONE, ENDED, [Opcode.PTTL])
 
 
-def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
-    """Else it may be carried out after the next extension, and shorten what that one promised."""
+def test_an_extension_given_up_ends_the_connections_it_was_sent_on(clock: Clock) -> None:
+    """Otherwise the server may execute it after the next extension, and shorten what that one promised."""
     for last in (lost(final=True, session="two"), Raise(KeyboardInterrupt()), error("ERR no")):
         played = run_steps(clock, extension.extend(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
         assert played.raised is not None
@@ -594,7 +594,7 @@ def test_an_extension_given_up_ends_what_was_sent(clock: Clock) -> None:
 def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, replace: bool, held: float) -> None:
     lease, start, seen = lease_of(clock, 10), clock(), []
 
-    def note(ask: Any) -> Any:
+    def note(request: Any) -> Any:
         seen.append(lease._deadline - start)
         return lost()
 
@@ -607,18 +607,18 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
 @pytest.mark.parametrize(
     ("token", "replies"), [(MINE, [None, 0]), (MINE, [0]), (GIVEN, [None])], ids=["native", "script", "given"]
 )
-def test_what_is_not_ours_is_not_extended(clock: Clock, token: bytes, replies: list[Any]) -> None:
+def test_a_lost_lease_is_not_extended(clock: Clock, token: bytes, replies: list[Any]) -> None:
     lease = lease_of(clock, 10, token=token)
     played = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
     assert (played.outcome, lease.valid, lease.remaining) == (Outcome.LOST, False, 0.0)
 
 
-def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
-    """Its value is not the token any more, which the native form compares with."""
-    lease, asked = lease_of(clock, 10), list[int]()
+def test_a_contended_lease_is_extended_by_script(clock: Clock) -> None:
+    """The value of its key is not the token any more, with which the native command compares."""
+    lease, sent = lease_of(clock, 10), list[int]()
 
     def note(answer: Any) -> Any:
-        return lambda ask: asked.append(ask.opcode) or answer
+        return lambda request: sent.append(request.opcode) or answer
 
     played = run_steps(clock, extension.extend(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
     assert (played.outcome, lease._deadline) == (MOVED, clock() - 1 + 60)
@@ -626,10 +626,10 @@ def test_what_somebody_waits_for_is_extended_by_script(clock: Clock) -> None:
         clock, extension.extend(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1)
     )
     assert played.outcome is MOVED and played.stales == [(), (), ("one",)]
-    assert asked == [Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND_SCRIPT]
+    assert sent == [Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND_SCRIPT]
 
 
-def test_who_may_run_no_scripts_extends_the_token_as_it_stands(clock: Clock) -> None:
+def test_a_user_who_may_run_no_scripts_extends_the_token_as_it_is_stored(clock: Clock) -> None:
     for held, last, outcome in (
         (CONTENDED, b"OK", True),
         (CONTENDED, None, False),
@@ -644,7 +644,7 @@ def test_who_may_run_no_scripts_extends_the_token_as_it_stands(clock: Clock) -> 
         assert last is ... or (played.requests[0].opcode, played.requests[0].token) == (Opcode.EXTEND, CONTENDED)
 
 
-# ------------------------------------------------------------------------------------------------------------ patience
+# ------------------------------------------------------------------------------------------------------------- retries
 
 
 def test_the_first_retry_is_at_once_and_later_ones_back_off_up_to_a_second(clock: Clock) -> None:
@@ -663,7 +663,7 @@ def test_the_first_retry_is_at_once_and_later_ones_back_off_up_to_a_second(clock
     assert RetryState(clock).pause(lost()) == 0.0
 
 
-def test_patience_ends_when_its_seconds_are_over(clock: Clock) -> None:
+def test_retries_end_after_retry_for_seconds(clock: Clock) -> None:
     start = clock()
     played = run_steps(
         clock, extension.inspect(Opcode.GET, b"n", clock), After(0.5, lost(sent=False, retry_for=5.0)), ...
@@ -673,12 +673,12 @@ def test_patience_ends_when_its_seconds_are_over(clock: Clock) -> None:
     assert len(played.requests) >= 5
 
 
-def test_a_failure_that_took_longer_than_patience_is_tried_once_more(clock: Clock) -> None:
+def test_a_failure_that_took_longer_than_retry_for_is_retried_once(clock: Clock) -> None:
     played = run_steps(clock, extension.inspect(Opcode.GET, b"n", clock), After(60.0, lost(retry_for=5.0)), b"x")
     assert played.outcome == b"x"
 
 
-def test_who_was_never_connected_gives_up_at_once(clock: Clock) -> None:
+def test_a_client_that_was_never_connected_gives_up_at_once(clock: Clock) -> None:
     for operation in (
         acquire(),
         Release(lease_of(clock)),
@@ -690,6 +690,6 @@ def test_who_was_never_connected_gives_up_at_once(clock: Clock) -> None:
         assert played.sleeps == []
 
 
-def test_look_waits_for_a_session(clock: Clock) -> None:
+def test_get_session_waits_for_a_session(clock: Clock) -> None:
     session = Session({}, frozenset(), b"1", b"a", "")
     assert run_steps(clock, get_session(clock), lost(sent=False), lost(sent=False), session).outcome is session

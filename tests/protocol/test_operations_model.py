@@ -1,7 +1,7 @@
-"""The law against a world that loses, delays and reorders: thousands of seeded runs, each with what must never happen.
+"""Operations against a server that loses, delays and reorders: thousands of seeded runs with what must never happen.
 
-A lease must never end later than the server's key; who does not hold must leave no key behind; who held and let go must
-not be told that he did not. The world is support/world.py; a failing seed is a test of its own.
+A lease must never end later than the server's key; an acquire that failed must leave no key behind; a release must not
+deny a lease that was held. The server is support/server_simulator.py; a failing seed is a test of its own.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ LITTLE = 1e-6
 
 
 @pytest.fixture
-def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[ServerSimulator]]:
-    """Worlds of all seeds; the leases live by each one's clock. A failure tells the seed and what was said."""
+def simulators(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[ServerSimulator]]:
+    """A server for each seed; the leases live by its clock. A failure tells the seed and what was sent."""
     current: list[ServerSimulator] = []
     monkeypatch.setattr(leases, "now", lambda: current[-1].clock())
 
-    def all_of_them() -> Iterator[ServerSimulator]:
+    def one_of_each_seed() -> Iterator[ServerSimulator]:
         for seed in range(RUNS):
             current.append(ServerSimulator(seed))
             yield current[-1]
 
     try:
-        yield all_of_them()
+        yield one_of_each_seed()
     finally:
-        print(f"world {len(current) - 1}:", *current[-1].trace, sep="\n  ")
+        print(f"seed {len(current) - 1}:", *current[-1].trace, sep="\n  ")
 
 
 def attempt(server: ServerSimulator, operation: Any, keys: list[bytes]) -> tuple[Any, bool]:
@@ -59,10 +59,10 @@ def check_lease(server: ServerSimulator, lease: Lease) -> None:
 
 
 def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease(
-    worlds: Iterator[ServerSimulator],
+    simulators: Iterator[ServerSimulator],
 ) -> None:
     granted = refused = raised = waited = 0
-    for server in worlds:
+    for server in simulators:
         dice = server.dice
         ms = dice.choice((50, 1000, 10_000, 0))
         op = Acquire("k", b"k", MINE, ms, fenced=ms > 0 and dice.random() < 0.2)
@@ -84,14 +84,14 @@ def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease
             refused, raised = refused + ended, raised + (not ended)
             server.settle_down()
             assert not server.is_ours(b"k"), f"ended={ended}"
-            assert not server.ours & set(server.server_queues.get(b"k", [])), "it stands in the way of others"
+            assert not server.ours & set(server.server_queues.get(b"k", [])), "its entry stands in the way of others"
             assert not server.queues.by_key and not server.queues.by_entry
-    assert min(granted, refused, raised) > RUNS / 20 and waited > RUNS / 100  # else the world is too kind, or too cruel
+    assert min(granted, refused, raised) > RUNS / 20 and waited > RUNS / 100  # else too little is lost, or too much
 
 
-def test_a_batch_holds_what_it_says_and_nothing_else(worlds: Iterator[ServerSimulator]) -> None:
+def test_a_batch_holds_what_it_says_and_nothing_else(simulators: Iterator[ServerSimulator]) -> None:
     outcomes = set()
-    for server in worlds:
+    for server in simulators:
         keys, ms = [b"a", b"b", b"c"], server.dice.choice((50, 1000, 0))
         server.others_come(keys)
         found, ended = attempt(server, AcquireMany(keys, keys, MINE, ms, Stats()), keys)
@@ -116,12 +116,12 @@ def check_release(server: ServerSimulator, lease: Lease, outcome: Any) -> None:
     if outcome:
         assert not server.is_ours(lease._key)
     elif server.released_at is not None:
-        assert server.released_at >= lease._deadline  # else it was ours, and let go by us
+        assert server.released_at >= lease._deadline  # else it was held, and released by us
 
 
-def test_who_held_and_let_go_is_never_told_otherwise(worlds: Iterator[ServerSimulator]) -> None:
+def test_a_release_never_denies_a_lease_that_was_held(simulators: Iterator[ServerSimulator]) -> None:
     seen = set()
-    for server in worlds:
+    for server in simulators:
         lease = held(server)
         for _ in range(3):
             outcome, ended = attempt(server, Release(lease), [b"k"])
@@ -135,8 +135,8 @@ def test_who_held_and_let_go_is_never_told_otherwise(worlds: Iterator[ServerSimu
     assert seen == {(True, True), (True, False), (False, None)}
 
 
-def test_a_batch_of_releases_tells_the_truth_of_each(worlds: Iterator[ServerSimulator]) -> None:
-    for server in worlds:
+def test_a_batch_of_releases_tells_the_truth_of_each(simulators: Iterator[ServerSimulator]) -> None:
+    for server in simulators:
         keys = [b"a", b"b"]
         mine = [held(server, key) for key in keys]
         gone = {key: server.dice.random() < 0.2 for key in keys}
@@ -151,28 +151,28 @@ def test_a_batch_of_releases_tells_the_truth_of_each(worlds: Iterator[ServerSimu
                     assert gone[lease._key] or server.clock() >= lease._deadline
 
 
-def test_an_extended_lease_never_ends_after_its_key(worlds: Iterator[ServerSimulator]) -> None:
+def test_an_extended_lease_never_ends_after_its_key(simulators: Iterator[ServerSimulator]) -> None:
     """At every moment, also while an extension is under way, after it failed, and after the next one."""
     done = 0
-    for server in worlds:
+    for server in simulators:
         lease = held(server)
         if lease._deadline == math.inf:
             continue
 
-        def look(server: ServerSimulator = server, lease: Lease = lease) -> None:
+        def check(server: ServerSimulator = server, lease: Lease = lease) -> None:
             if commands.token_matches(server.holder(b"k"), MINE):
                 assert server.end(b"k") >= lease._deadline - LITTLE
             else:
                 assert server.clock() >= lease._deadline - LITTLE
 
-        server.watch = look
+        server.watch = check
         for _ in range(4):
             ms, replace = server.dice.choice((20, 500, 3000, 60_000)), server.dice.random() < 0.6
             if server.holder(b"k") is not None and server.dice.random() < 0.3:
                 server.mark(b"k")
             outcome, _ = attempt(server, extension.extend(lease, ms, replace, server.clock), [])
             done += outcome is extension.Outcome.MOVED
-            look()
+            check()
             server.wander()
         server.settle_down()
     assert done > RUNS
