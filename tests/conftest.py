@@ -290,7 +290,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters do not recheck every second: without a message or a lease that ends they never find out."""
     for module in (local_queue, waiting, aio):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 3600.0)

@@ -199,7 +199,7 @@ frames = st.recursive(
     max_leaves=8,
 ).filter(lambda frame: depth(frame) <= 8)
 pushes = st.lists(scalars, min_size=1, max_size=3).map(lambda items: b">%d\r\n" % len(items) + b"".join(items))
-subscribed = st.sampled_from([bulk(b"inbox"), b"+inbox\r\n"]).map(
+subscribed = st.sampled_from([bulk(b"channel"), b"+channel\r\n"]).map(
     lambda channel: b">3\r\n$9\r\nsubscribe\r\n%b:1\r\n" % channel
 )
 

@@ -56,9 +56,9 @@ def test_a_string_longer_than_any_token_becomes_an_empty_one(
 small = st.sampled_from([
     *(bulk(b""), bulk(b"\r\n$70000\r\n"), bulk(b"x" * 65536), b":7\r\n", b"_\r\n", b"$-1\r\n", b"+OK\r\n", b"#t\r\n"),
     *(b"-ERR no\r\n", b"*2\r\n:1\r\n$3\r\nabc\r\n", b"=8\r\ntxt:*123\r\n", b"%1\r\n+k\r\n*1\r\n_\r\n", b"*0\r\n"),
-    *(b">3\r\n+message\r\n+inbox\r\n$3\r\nabc\r\n", b">2\r\n+invalidate\r\n*1\r\n+name\r\n", b"#f\r\n"),
+    *(b">3\r\n+message\r\n+channel\r\n$3\r\nabc\r\n", b">2\r\n+invalidate\r\n*1\r\n+name\r\n", b"#f\r\n"),
 ])  # fmt: skip
-nested = st.sampled_from([b"*2\r\n%b:1\r\n", b"*1\r\n*2\r\n_\r\n%b", b">3\r\n+message\r\n+inbox\r\n%b", b"%b"])
+nested = st.sampled_from([b"*2\r\n%b:1\r\n", b"*1\r\n*2\r\n_\r\n%b", b">3\r\n+message\r\n+channel\r\n%b", b"%b"])
 
 
 @settings(derandomize=True, deadline=None, max_examples=80)

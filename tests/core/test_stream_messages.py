@@ -14,17 +14,17 @@ import hiredis
 import pytest
 from support.pending import Slot, packed, shown
 
-MESSAGE = b">3\r\n+message\r\n+inbox\r\n+%b\r\n"
-SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$5\r\ninbox\r\n:1\r\n"
+MESSAGE = b">3\r\n+message\r\n+channel\r\n+%b\r\n"
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n"
 
 
 def test_the_reply_to_subscribe_is_delivered_as_a_reply(layer: ModuleType) -> None:
     log, received, stream, pending_reply = list[Any](), list[Any](), layer.Stream(), layer.PendingReply()
     stream.on_push = received.append
-    stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"inbox"))
+    stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"channel"))
     stream.put_command(pending_reply, (b"PING",))
     stream.feed(MESSAGE % b"early" + SUBSCRIBED + MESSAGE % b"late" + b"+PONG\r\n")
-    assert [number for number, _ in log] == [0] and log[0][1][1] == [shown(b"subscribe"), shown(b"inbox"), shown(1)]
+    assert [number for number, _ in log] == [0] and log[0][1][1] == [shown(b"subscribe"), shown(b"channel"), shown(1)]
     assert [push[2] for push in received] == [b"early", b"late"]
     assert (pending_reply.reply, stream.pending) == (b"PONG", 0)
 
@@ -32,7 +32,7 @@ def test_the_reply_to_subscribe_is_delivered_as_a_reply(layer: ModuleType) -> No
 def test_a_subscribe_that_is_refused_is_answered_with_the_error(layer: ModuleType) -> None:
     log, received, stream = list[Any](), list[Any](), layer.Stream()
     stream.on_push = received.append
-    stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"inbox"))
+    stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"channel"))
     stream.feed(b"-NOPERM this user has no permissions\r\n")
     assert log == [(0, ("ReplyError", "NOPERM this user has no permissions"))]
     assert (received, stream.pending) == ([], 0)

@@ -224,7 +224,7 @@ def test_a_reading_message_waiter_keeps_the_stream_shared(layer: ModuleType, end
 
 
 def message(word: bytes) -> bytes:
-    return b">3\r\n+message\r\n+inbox\r\n$%d\r\n%b\r\n" % (len(word), word)
+    return b">3\r\n+message\r\n+channel\r\n$%d\r\n%b\r\n" % (len(word), word)
 
 
 def test_round_trip_times_out_and_keeps_its_pending_reply(layer: ModuleType, ends: Any) -> None:
@@ -387,12 +387,12 @@ def test_an_interrupted_round_trip_leaves_no_reader(replied: bool) -> None:
         with ours, theirs:
             stream = layer.SocketStream(ours)
 
-            def ask(stream: Any = stream) -> None:
+            def round_trip(stream: Any = stream) -> None:
                 with contextlib.suppress(TimeoutError):
                     stream.round_trip(get(layer), b"a", b"", 0, LONG if replied else 0.0, 0.0)
 
             with Echo(theirs) if replied else contextlib.nullcontext():
-                interrupted = raise_at(step, FILES, ask)
+                interrupted = raise_at(step, FILES, round_trip)
                 assert nobody_reads(layer, stream), f"point {step}"
             if not interrupted:
                 assert step > 5

@@ -186,7 +186,7 @@ def test_usable_notices_unrequested_bytes(layer: ModuleType, ends: Any) -> None:
     assert stream.usable() is False
 
 
-MESSAGE = b">3\r\n+message\r\n+inbox\r\n$1\r\n%b\r\n"
+MESSAGE = b">3\r\n+message\r\n+channel\r\n$1\r\n%b\r\n"
 
 
 def test_messages_leave_an_idle_connection_usable(layer: ModuleType, ends: Any) -> None:

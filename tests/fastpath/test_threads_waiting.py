@@ -68,7 +68,7 @@ async def subscribed(face: Face, proxy: FaultProxy, other: Any, probe: redis.Red
 
 
 async def test_a_waiter_is_granted_after_two_enters(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, requests: list[Any]
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, requests: list[Any]
 ) -> None:
     other = face.client(server.unix_url)
     client = await subscribed(face, proxy, other, probe)
@@ -88,7 +88,7 @@ async def test_a_waiter_is_granted_after_two_enters(
 @pytest.mark.parametrize("enter", ["first", "second"])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_an_enter_that_meets_a_fault_is_left_to_the_slow_path(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, fault: str, enter: str
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, fault: str, enter: str
 ) -> None:
     other = face.client(server.unix_url)
     client = await subscribed(face, proxy, other, probe)
@@ -125,7 +125,7 @@ async def test_an_enter_that_meets_a_fault_is_left_to_the_slow_path(
 
 
 async def test_an_enter_answered_after_the_callers_time_leaves_the_queue(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     other = face.client(server.unix_url)
     client = await subscribed(face, proxy, other, probe)
@@ -140,7 +140,7 @@ async def test_an_enter_answered_after_the_callers_time_leaves_the_queue(
 
 
 async def test_a_grant_answered_after_its_lease_is_entered_for_again(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     other = face.client(server.unix_url)
     client = await subscribed(face, proxy, other, probe)
@@ -164,7 +164,7 @@ class Struck(Exception):
 
 
 async def test_a_signal_reaches_the_main_thread_parked_behind_another(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """Its handler runs at once; where that raises, the thread leaves the local queue."""
     holder, client = await held(face, face.client(server.unix_url)), face.client(server.unix_url)
@@ -295,7 +295,7 @@ async def test_there_is_one_holder_at_a_time_however_threads_are_woken(
     face: Face,
     server: Server,
     no_leaks: Any,
-    no_look: None,
+    no_recheck: None,
     prewakes: Any,
     monkeypatch: pytest.MonkeyPatch,
     rapid_seconds: float,
@@ -335,7 +335,7 @@ async def test_a_thread_woken_early_sleeps_on_until_the_holder_releases(
     face: Face,
     server: Server,
     probe: redis.Redis,
-    no_look: None,
+    no_recheck: None,
     prewakes: Any,
     monkeypatch: pytest.MonkeyPatch,
     limit: float | None,
@@ -395,7 +395,7 @@ async def both_held(face: Face, client: Any) -> dict[str, Any]:
 
 
 async def test_a_waiter_on_a_shared_push_connection_reads_on_after_another(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     draw, other, client = random.Random(5), face.client(server.unix_url), face.client(server.unix_url)
     before = 0
@@ -413,7 +413,7 @@ async def test_a_waiter_on_a_shared_push_connection_reads_on_after_another(
 
 
 async def test_a_waiter_on_a_shared_push_connection_gives_up_in_time(
-    face: Face, server: Server, proxy: FaultProxy, probe: redis.Redis, no_look: None
+    face: Face, server: Server, proxy: FaultProxy, probe: redis.Redis, no_recheck: None
 ) -> None:
     other = face.client(server.unix_url)
     client = await subscribed(face, proxy, other, probe)

@@ -43,7 +43,7 @@ async def served(face: Face, *waiting: tuple[Any, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------ killed processes
 
-CROWD = """
+OTHER_KEYS = """
 for i = 1, 20000 do
   if ARGV[1] == 'SET' then
     redis.call('SET', 'other:' .. i, 'x', 'PX', 500 + i % 5000)
@@ -56,24 +56,24 @@ end
 
 @two_servers
 async def test_a_waiter_follows_a_killed_holder_when_its_lease_ends(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """However late the server expires that key, among many others."""
     with ChildClient(face, server.unix_url, timeout=1.0) as child:
         await child.hears("ready")
-        probe.eval(CROWD, 0, "SET")
+        probe.eval(OTHER_KEYS, 0, "SET")
         token = (await child.ask("acquire", "got")).split()[1]
         lock, job = wait_with(face, face.client(server.unix_url))
         await until(face, lambda: probe.zcard(QUEUE) or job.finished.is_set(), "a waiter")
         assert job.finished.is_set() or token_matches(probe.get(NAME), token.encode())
         child.kill()
         await served(face, (lock, job))
-    probe.eval(CROWD, 0, "DEL")
+    probe.eval(OTHER_KEYS, 0, "DEL")
 
 
 @two_servers
 async def test_a_waiter_is_served_though_earlier_ones_were_killed(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The server knows which clients are still connected, and passes over the others."""
     with ChildClient(face, server.unix_url) as first, ChildClient(face, server.unix_url) as second:
@@ -94,7 +94,7 @@ async def test_a_waiter_is_served_though_earlier_ones_were_killed(
 
 @two_servers
 async def test_a_new_waiter_is_served_after_all_were_killed(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """Where no waiter comes, the queue expires by itself."""
     with ChildClient(face, server.unix_url, timeout=1.0) as holder, ChildClient(face, server.unix_url) as waiter:
@@ -144,7 +144,7 @@ async def test_a_frozen_waiter_delays_others_only_for_a_moment(face: Face, serve
 @two_servers
 @pytest.mark.parametrize("kinds", [["pubsub"], ["pubsub", "normal"]], ids=["messages", "all"])
 async def test_a_waiter_keeps_its_entry_when_connections_are_killed(
-    face: Face, server: Server, probe: redis.Redis, no_look: None, kinds: list[str]
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None, kinds: list[str]
 ) -> None:
     one, two = (face.client(server.unix_url) for _ in range(2))
     holder = await held(face, face.client(server.unix_url))
@@ -165,7 +165,7 @@ async def test_a_waiter_keeps_its_entry_when_connections_are_killed(
 
 @pytest.mark.parametrize("server", ["valkey", "redis", "floor"], indirect=True)
 async def test_a_waiter_is_served_by_a_server_out_of_memory(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The server refuses commands that may need memory, but no script that has begun to write: each begins with a
     command that frees memory."""
@@ -189,7 +189,7 @@ def subscribers(probe: redis.Redis) -> set[str]:
 
 @two_servers
 async def test_a_grant_message_lost_with_its_connection(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     holder = await held(face, face.client(server.unix_url))
     waiting = [wait_with(face, face.client(proxy.url))]
@@ -221,7 +221,7 @@ async def test_a_lost_grant_message_is_found_by_a_recheck(
 
 @pytest.mark.parametrize(("server", "kind"), [("valkey", "valkey"), ("floor", "floor")], indirect=["server"])
 async def test_all_waiters_find_a_server_that_comes_back_empty(
-    face: Face, server: Server, start_server: Callable[..., Server], no_look: None, kind: str
+    face: Face, server: Server, start_server: Callable[..., Server], no_recheck: None, kind: str
 ) -> None:
     """The waiters come to it by themselves, and one of them at a time gets the lock. The former holder believes that
     it holds until its lease ends, as nobody can tell it; but its release raises that the lock was lost."""
@@ -251,7 +251,7 @@ async def test_all_waiters_find_a_server_that_comes_back_empty(
 
 
 async def test_waiters_survive_forgotten_scripts(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """At every point: while they wait, before a lock is handed over, and while its message is on its way."""
     holder = await held(face, face.client(server.unix_url))
@@ -305,7 +305,7 @@ def user_url(server: Server, probe: redis.Redis) -> Iterator[UserUrl]:
 
 @pytest.mark.parametrize(("server", "missing"), UNTOLD, indirect=["server"])
 async def test_a_waiter_without_rights_gets_the_lock_by_polling(
-    face: Face, server: Server, probe: redis.Redis, user_url: UserUrl, no_look: None, missing: str
+    face: Face, server: Server, probe: redis.Redis, user_url: UserUrl, no_recheck: None, missing: str
 ) -> None:
     """It polls every `sleep` seconds, whichever right it lacks."""
     holder = await held(face, face.client(server.unix_url))

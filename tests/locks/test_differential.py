@@ -395,13 +395,13 @@ async def body_first(on: Scene) -> Any:
 async def no_token_elsewhere(on: Scene) -> Any:
     lock, seen = on.lock(timeout=5), []
 
-    def look() -> None:
+    def read_token() -> None:
         try:
             seen.append(lock.local.token)
         except AttributeError as error:
             seen.append(type(error).__name__)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read_token)
     thread.start()
     thread.join()
     return seen[0]

@@ -46,7 +46,7 @@ async def holder_and_waiter(face: Face, server: Server, probe: redis.Redis, **se
 
 
 async def test_release_in_a_batch_leaves_nothing_to_release(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The next holder has the same raw token."""
     first, second, job = await holder_and_waiter(face, server, probe)
@@ -65,7 +65,7 @@ async def test_release_in_a_batch_leaves_nothing_to_release(
 
 
 async def test_pending_extension_does_not_revive_a_released_lease(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     first, second, job = await holder_and_waiter(face, server, probe)
     lease = first.lease
@@ -82,7 +82,7 @@ async def test_pending_extension_does_not_revive_a_released_lease(
 
 @pytest.mark.parametrize("read", [lambda lock: LocalToken(lock).token, lambda lock: lock.lease.token])
 async def test_lease_whose_token_was_read_is_not_handed_over_locally(
-    face: Face, server: Server, probe: redis.Redis, no_look: None, read: Any
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None, read: Any
 ) -> None:
     first, second, job = await holder_and_waiter(face, server, probe)
     token = read(first)
@@ -115,7 +115,7 @@ async def test_waiter_behind_a_lease_without_end_notices_that_it_is_gone(
 
 
 async def test_waiter_behind_a_short_lease_acquires_when_it_ends(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The lease is not released, and no waiter asks the server every second."""
     first, second, job = await holder_and_waiter(face, server, probe, timeout=0.3)
@@ -127,7 +127,7 @@ async def test_waiter_behind_a_short_lease_acquires_when_it_ends(
 
 @threads_only
 async def test_waiter_interrupted_right_after_its_grant_hands_it_over(
-    face: Face, server: Server, probe: redis.Redis, no_look: None, monkeypatch: pytest.MonkeyPatch
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = await held(face, face.client(server.unix_url))
     client = face.client(server.unix_url)

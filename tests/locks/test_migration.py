@@ -84,7 +84,7 @@ async def test_released_lock_is_free_for_redis_py(
     client = lock._client
     before = polls(probe)
     waiting, job = wait_with(face, client, queue=False)
-    await until(face, lambda: polls(probe) > before, "a look")
+    await until(face, lambda: polls(probe) > before, "a poll")
     await face.get(lock.release())
     assert not probe.exists(NAME)
     with redis.Redis(unix_socket_path=server.path) as raw, raw.lock(NAME, timeout=LONG, blocking=False):

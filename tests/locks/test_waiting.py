@@ -46,7 +46,7 @@ PUSH = b"$7\r\nmessage\r\n"  # in each message to a waiter
 
 
 async def test_strict_order_across_clients_and_processes(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """Fair waiters are served in order of arrival, whichever process they are in."""
     with ChildClient(face, server.unix_url, fair=True) as one, ChildClient(face, server.unix_url, fair=True) as two:
@@ -83,7 +83,7 @@ async def use(face: Face, client: Any, probe: redis.Redis, number: int, **settin
 
 
 async def test_waiters_of_one_process_are_served_in_order_of_arrival(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """Also if the lease is handed over locally, and if two clients alternate."""
     clients = [face.client(server.unix_url) for _ in range(2)]
@@ -105,7 +105,7 @@ async def test_waiters_of_one_process_are_served_in_order_of_arrival(
 
 
 async def test_caller_that_returns_waits_behind_other_processes(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """A process whose callers acquire again and again does not shut out other processes."""
     busy, other = face.client(server.unix_url), face.client(server.unix_url)
@@ -130,7 +130,7 @@ async def test_caller_that_returns_waits_behind_other_processes(
 
 
 async def test_newcomer_to_a_free_lock_leaves_it_to_the_first_waiter(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The key was deleted, so no release woke a waiter: the next acquire makes the server grant to the first waiter."""
     await held(face, face.client(server.unix_url))
@@ -248,7 +248,14 @@ WAYS = [("timeout", "threads"), ("timeout", "asyncio"), ("cancel", "asyncio")]
 @pytest.mark.parametrize("late", ["message", "reply"])
 @pytest.mark.parametrize(("way", "face"), WAYS, indirect=["face"], ids=["-".join(way) for way in WAYS])
 async def test_waiter_that_leaves_during_its_grant_hands_it_over(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, way: str, late: str, behind: str
+    face: Face,
+    proxy: FaultProxy,
+    server: Server,
+    probe: redis.Redis,
+    no_recheck: None,
+    way: str,
+    late: str,
+    behind: str,
 ) -> None:
     """The server has granted the lock, but the grant message or the confirming reply comes when the waiter has left."""
     going = face.client(proxy.url, reply_timeout=LONG)
@@ -294,7 +301,7 @@ async def is_gone(job: Any, way: str) -> None:
 @two_servers
 @pytest.mark.parametrize("late", ["message", "reply"])
 async def test_waiter_interrupted_during_its_grant_hands_it_over(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None, late: str
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, late: str
 ) -> None:
     """The interrupt is Ctrl-C, in the main thread of a process."""
     with ChildClient(face, proxy.url, timeout=LONG) as child:
@@ -318,7 +325,7 @@ async def test_waiter_interrupted_during_its_grant_hands_it_over(
 @two_servers
 @pytest.mark.parametrize("fair", [False, True], ids=["any", "fair"])
 async def test_no_waiter_is_forgotten_whenever_others_leave(
-    face: Face, server: Server, probe: redis.Redis, no_look: None, fair: bool
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None, fair: bool
 ) -> None:
     """Callers of three clients time out, are cancelled, and hold for no time or for a while, at random."""
     clients = [face.client(server.unix_url) for _ in range(3)]
@@ -367,7 +374,7 @@ async def test_client_that_closes_leaves_the_queue(
     proxy: FaultProxy,
     server: Server,
     probe: redis.Redis,
-    no_look: None,
+    no_recheck: None,
     monkeypatch: pytest.MonkeyPatch,
     granted: bool,
     strict: int,
@@ -399,7 +406,7 @@ async def test_client_that_closes_leaves_the_queue(
 
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
 async def test_two_waiters_at_once_share_the_push_connection(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_look: None
+    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """One of them still connects when the other has found a connection: only one becomes the push connection."""
     client = face.client(proxy.url)
@@ -427,8 +434,8 @@ async def test_two_waiters_at_once_share_the_push_connection(
 
 @two_servers
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
-async def test_woken_waiter_asks_at_once_unless_another_reads_there(
-    face: Face, server: Server, probe: redis.Redis, no_look: None, monkeypatch: pytest.MonkeyPatch
+async def test_woken_waiter_enters_at_once_unless_another_reads_its_connection(
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two names share a push connection, read by the thread that came first: the other cannot use it directly."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
@@ -459,7 +466,7 @@ def asleep(transport: Any, key: bytes) -> bool:
 
 
 async def test_lock_without_timeout_goes_from_waiter_to_waiter(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """Waiters with and without timeout, of the same and of another client: each gets the lease it asked for."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
@@ -485,7 +492,7 @@ async def test_lock_without_timeout_goes_from_waiter_to_waiter(
 
 @pytest.mark.parametrize("token", ["mine", "fl:" + 32 * "0"], ids=["plain", "like fastlock's"])
 async def test_locks_with_given_tokens_wait_and_are_waited_for(
-    face: Face, server: Server, probe: redis.Redis, no_look: None, token: str
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None, token: str
 ) -> None:
     """The token may not be marked as contended: then a waiter asks the server every `sleep` seconds."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
@@ -505,7 +512,7 @@ async def test_locks_with_given_tokens_wait_and_are_waited_for(
 
 
 async def test_short_blocking_timeout_ends_in_time_and_leaves_nothing(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """No recheck is due before the timeout, so the waiter has to leave by itself; a grant that comes in time counts."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
@@ -526,7 +533,7 @@ async def test_short_blocking_timeout_ends_in_time_and_leaves_nothing(
 
 
 async def test_release_of_a_batch_wakes_all_waiters(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """Waiters of the same client and of others, fair or not."""
     client, other = face.client(server.unix_url), face.client(server.unix_url)
@@ -556,7 +563,7 @@ async def test_release_of_a_batch_wakes_all_waiters(
 
 
 async def test_lease_handed_over_locally_may_be_released_in_a_batch(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The next waiter of the client gets it, as after any release."""
     client = face.client(server.unix_url)
@@ -590,7 +597,7 @@ class Theirs:
 
 
 async def test_waiters_follow_a_redis_py_holder_that_wakes_nobody(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """A holder of redis-py cannot be told that a waiter waits, so waiters ask the server every `sleep` seconds."""
     with Theirs(server) as theirs:
@@ -611,7 +618,7 @@ async def test_waiters_follow_a_redis_py_holder_that_wakes_nobody(
 
 
 async def test_lost_lock_of_redis_py_releases_nothing_of_fastlock(
-    face: Face, server: Server, probe: redis.Redis, no_look: None
+    face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     with Theirs(server) as theirs:
         assert theirs.acquire(blocking=False)

@@ -113,7 +113,7 @@ def test_lease_with_a_waiter_keeps_its_local_queue(queues: LocalQueues, clock: C
 # ----------------------------------------------------------------------------------------------------- on a real server
 
 
-async def test_zero_sleep_makes_no_busy_loop(face: Face, server: Server, probe: redis.Redis, no_look: None) -> None:
+async def test_zero_sleep_makes_no_busy_loop(face: Face, server: Server, probe: redis.Redis, no_recheck: None) -> None:
     """However short `sleep` is, a waiter asks at most once per millisecond, with every other command counted."""
     client = face.client(server.unix_url)
     await face.get(client.server_info())

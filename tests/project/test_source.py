@@ -181,7 +181,7 @@ def size_faults(path: str, text: str) -> list[str]:
 
 
 def header_faults(path: str, text: str) -> list[str]:
-    """A file opens with its law: a docstring, or comments where there is none, short enough to be read."""
+    """A file opens with its rule: a docstring, or comments where there is none, short enough to be read."""
     docstring, comments = r'(?:#.*\n|\s)*r?"""(.+?)"""', r"((?:#[^\n]*\n)+)"
     found = re.match(comments if path.endswith((".pxi", ".pxd")) else docstring, text, re.DOTALL)
     if not found:
@@ -533,7 +533,7 @@ def core() -> types.ModuleType:
 
 
 @pytest.fixture
-def hot() -> tuple[types.ModuleType, types.ModuleType]:
+def fast_path() -> tuple[types.ModuleType, types.ModuleType]:
     """The fast path of tasks, compiled and in Python: the latter by another name, where the process uses the former."""
     if fastlock.IMPLEMENTATION != "cython":
         pytest.skip("what is not compiled is not used here")
@@ -571,12 +571,12 @@ def test_core_and_fallback_have_the_same_methods(core: types.ModuleType, ends: A
         assert implementation_faults(compiled, plain) == [], name
 
 
-def test_the_fast_path_of_tasks_is_the_same_in_both(hot: tuple[types.ModuleType, types.ModuleType]) -> None:
+def test_the_fast_path_of_tasks_is_the_same_in_both(fast_path: tuple[types.ModuleType, types.ModuleType]) -> None:
     """What a task awaits is a class when it is compiled, and the parameters of that cannot be read."""
-    compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in hot)
+    compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in fast_path)
     faces = {"task_owner", "aio_enter_lease", "aio_exit_lock"}
     assert compiled.keys() == plain.keys() == faces | {"aio_acquire", "aio_release"}
-    assert hot[0].__spec__.origin != hot[1].__spec__.origin == str(PACKAGE / "_fastpath" / "tasks.py")  # type: ignore[union-attr]
+    assert fast_path[0].__spec__.origin != fast_path[1].__spec__.origin == str(PACKAGE / "_fastpath" / "tasks.py")  # type: ignore[union-attr]
     functions = {name for name, value in compiled.items() if not isinstance(value, type)}
     assert functions == faces
     for name in functions:
@@ -585,9 +585,9 @@ def test_the_fast_path_of_tasks_is_the_same_in_both(hot: tuple[types.ModuleType,
 
 @pytest.mark.parametrize("name", ["aio_acquire", "aio_release"])
 def test_what_tasks_await_takes_the_same_arguments_in_both(
-    hot: tuple[types.ModuleType, types.ModuleType], name: str
+    fast_path: tuple[types.ModuleType, types.ModuleType], name: str
 ) -> None:
-    compiled, plain = (getattr(module, name) for module in hot)
+    compiled, plain = (getattr(module, name) for module in fast_path)
     lock = fastlock.asyncio.Client().lock("a")
     values = {"lock": lock, "required": True, "leaving": False, "error": None, "owner": None, "noted": None}
     parameters = inspect.signature(plain).parameters

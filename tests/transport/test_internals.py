@@ -19,7 +19,7 @@ from fastlock._transport.internals import TRIED, VARIABLE, may_use
 from fastlock.embedded import Server
 from tests import matrix
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BUILD = "3.13.0 (main, Oct  7 2024, 10:00:00) [GCC 13.2.0]"
 FREE_THREADED = "3.13.0 experimental free-threading build (main, Oct  7 2024, 10:00:00) [GCC 13.2.0]"
 
@@ -48,9 +48,10 @@ LIES = {
 }
 
 # What waits in tasks, is cancelled, interrupted, or goes from loop to loop; with a server, in asyncio's own loop only.
-FILES = [f"tests/test_{name}.py" for name in ("turns", "hot_tasks", "loops", "waiting", "interrupted_loops")]
+WHOLE = ("transport/test_wakeups.py", "transport/test_loops.py", "fastpath/test_tasks.py")
+FILES = [f"tests/{name}" for name in (*WHOLE, "locks/test_waiting.py", "interrupts/test_interrupted_loops.py")]
 CHOSEN = (
-    "test_turns or not (uvloop or threads or any_point) and (test_hot_tasks or test_loops or cancelled or woken"
+    "test_wakeups or not (uvloop or threads or any_point) and (fastpath or test_loops or cancelled or woken"
     " or dropped or replies_lost or cancellable or leave_no_key and crowd)"
 )
 
@@ -84,7 +85,7 @@ def test_tried_is_what_the_matrix_runs_and_what_is_promised() -> None:
     assert versions == {label.partition(" ")[0] for label in matrix.WANTED}
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     assert versions == {each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)}
-    assert {"turns", "hot_tasks", "loops"} <= set(matrix.TESTS)
+    assert set(WHOLE) <= set(matrix.TESTS)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
