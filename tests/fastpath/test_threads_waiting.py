@@ -47,12 +47,12 @@ FAULTS = {
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests that any client sent by the slow path."""
-    steps: list[Any] = []
-    ask = sync.SyncTransport._execute
+    sent: list[Any] = []
+    execute = sync.SyncTransport._execute
     monkeypatch.setattr(
-        sync.SyncTransport, "_execute", lambda transport, step: steps.append(step) or ask(transport, step)
+        sync.SyncTransport, "_execute", lambda transport, request: sent.append(request) or execute(transport, request)
     )
-    return steps
+    return sent
 
 
 async def subscribed(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redis, **terms: Any) -> Any:
