@@ -1,4 +1,4 @@
-"""CPU cost of the hot path: an acquire and its release as a thread makes them, on a connection that answers at once."""
+"""CPU cost of the fast path: acquire and release as a thread makes them, on a connection that answers at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stream:
         return 1 if template == Opcode.RELEASE else None
 
 
-def test_take_and_give(benchmark: BenchmarkFixture) -> None:
+def test_acquire_and_release(benchmark: BenchmarkFixture) -> None:
     connection = SimpleNamespace(stream=Stream(), reply_timeout=5.0, error=None, busy=object())
     transport: Any = Transport()
     transport.pending_undos, transport.push_connection_lent = [], 0

@@ -1,4 +1,4 @@
-"""CPU cost of the law: tokens, checks, whole operations fed with canned replies. Parts of it are compiled."""
+"""CPU cost of the protocol: tokens, checks, whole operations fed with canned replies. Parts of it are compiled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.usefixtures("implementation")
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
-def play(ask: AcquireMany, answer: Any) -> Any:
-    """Run a batch that asks once, as a wire would, and return its outcome."""
-    ask.sent = now()
-    steps: Steps = ask.rest(answer, now)
+def play(operation: AcquireMany, answer: Any) -> Any:
+    """Run a batch that sends one request, as a transport would, and return its outcome."""
+    operation.sent = now()
+    steps: Steps = operation.rest(answer, now)
     try:
         next(steps)
     except StopIteration as end:
         return end.value
-    raise AssertionError("the operation asks for more")
+    raise AssertionError("the operation sends more")
 
 
 def test_token(benchmark: BenchmarkFixture) -> None:
@@ -45,7 +45,7 @@ def test_check_timeout(benchmark: BenchmarkFixture, timeout: float, ms: int) -> 
 
 
 def test_release(benchmark: BenchmarkFixture) -> None:
-    """The long way, through the generator: the hot path makes none."""
+    """By the slow path, through the generator: the fast path makes none."""
     lease = Lease("order:4711", b"order:4711", TOKEN, math.inf)
 
     def release() -> object:
