@@ -1,6 +1,7 @@
 """Builds what is compiled, and nothing else: metadata lives in pyproject.toml, choices in the environment.
 
 FASTLOCK_NO_EXTENSIONS=1  pure Python, nothing is compiled
+FASTLOCK_NO_FASTPATH=1    compiled without the fast path: the same, slower
 FASTLOCK_DEBUG=1          -O0 -g3, assertions and bounds checks on
 FASTLOCK_TRACE=1          line tracing for coverage and profilers
 
@@ -20,7 +21,12 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
-SWITCHES = {"FASTLOCK_NO_EXTENSIONS": "pure", "FASTLOCK_DEBUG": "debug", "FASTLOCK_TRACE": "trace"}
+SWITCHES = {
+    "FASTLOCK_NO_EXTENSIONS": "pure",
+    "FASTLOCK_NO_FASTPATH": "plain",
+    "FASTLOCK_DEBUG": "debug",
+    "FASTLOCK_TRACE": "trace",
+}
 asked = [switch for switch in SWITCHES if os.environ.get(switch, "0") not in ("", "0")]
 if len(asked) > 1:
     raise SystemExit(f"fastlock: one build mode at a time, not {' and '.join(asked)}")
@@ -71,16 +77,18 @@ def named(ext: Extension) -> Iterator[None]:
         raise SystemExit(f"{ext.name} was not compiled: {error}\n{WAY_ROUND}") from error
 
 
-def extension(name: str, suffix: str, **directives: bool) -> Extension:
-    """A compiled module of the package, with this suffix of its source."""
+def extension(name: str) -> Extension:
+    """A compiled module of the package: from its .pyx, or from its .py where there is none."""
+    cython, python = (f"fastlock/{name.replace('.', '/')}{suffix}" for suffix in (".pyx", ".py"))
+    twin = os.path.exists(cython)
     made = Extension(
         f"fastlock.{name}",
-        [f"fastlock/{name.replace('.', '/')}{suffix}"],
+        [cython if twin else python],
         define_macros=[("FASTLOCK_BUILD", f'"{MODE}"'), ("FASTLOCK_SOURCES", f'"{SOURCES["digest"]()}"'), *TRACED],
         extra_compile_args=FLAGS,
         extra_link_args=["-Wl,-z,relro,-z,now"] if LINUX else [],
     )
-    made.cython_directives = {"boundscheck": MODE == "debug", "linetrace": MODE == "trace", **directives}
+    made.cython_directives = {"boundscheck": MODE == "debug", "linetrace": MODE == "trace"} | ({} if twin else PYTHON)
     return made
 
 
@@ -94,10 +102,8 @@ PYTHON = {
     "boundscheck": True,
     "nonecheck": True,
 }
-modules = [
-    *(extension(name, ".pyx") for name in SOURCES["TWINS"]),
-    *(extension(name, ".py", **PYTHON) for name in SOURCES["PYTHON"]),
-]
+FAST = [] if MODE == "plain" or not os.path.exists("fastlock/_fastpath") else SOURCES["FAST_PATH"]
+modules = [extension(name) for name in (*SOURCES["TWINS"], *SOURCES["PYTHON"], *FAST)]
 
 print("fastlock:", "pure Python, nothing is compiled" if PURE else f"{MODE} build", file=sys.stderr)
 setup(ext_modules=[] if PURE else modules, cmdclass={"build_ext": BuildCore})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from fastlock._fastpath import threads
 from fastlock._locks.lock import ClientLock
+from fastlock._locks.paths import threads
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.stats import Stats
 from fastlock._transport.base import Transport

@@ -9,13 +9,15 @@ import hashlib
 from pathlib import Path
 
 # From a .pyx; beside it lies the same in Python (of `_core`: `_fallback`).
-TWINS = ("_core", "_fork", "_transport.parker", "_fastpath.tasks")
+TWINS = ("_core", "_fork", "_transport.parker")
 # From their .py; a .pxd names the types.
 PYTHON = (
     *("_protocol.arguments", "_protocol.lease", "_protocol.stats", "_protocol.local_queue", "_protocol.batch"),
-    *("_protocol.base_lock", "_transport.internals", "_transport.wakeups", "_transport.base", "_transport.waiting"),
-    "_fastpath.threads",
+    *("_protocol.base_lock", "_transport.internals", "_transport.wakeups", "_transport.base", "_transport.owners"),
+    "_transport.waiting",
 )
+# The fast path, which may be left out: its folder, or its compilation (FASTLOCK_NO_FASTPATH=1).
+FAST_PATH = ("_fastpath.threads", "_fastpath.tasks")
 
 
 def sources() -> list[Path]:
@@ -24,7 +26,8 @@ def sources() -> list[Path]:
     if not (here / "_core.pyx").exists():
         return []
     cython = [path for suffix in ("pyx", "pxi", "pxd") for path in here.rglob(f"*.{suffix}")]
-    return sorted([*cython, *(here.joinpath(*module.split(".")).with_suffix(".py") for module in PYTHON)])
+    python = [here.joinpath(*module.split(".")).with_suffix(".py") for module in (*PYTHON, *FAST_PATH)]
+    return sorted([*cython, *filter(Path.exists, python)])
 
 
 def digest() -> str | None:

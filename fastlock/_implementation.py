@@ -2,8 +2,8 @@
 
 Without FASTLOCK_IMPL the compiled modules are used, and Python only where nothing was compiled. With it ("cython" or
 "python") that one is used, or an error raised. A build whose sources have changed since is refused. The core is two
-texts (`_core`, `_fallback`); of the modules in COMPILED the Python version is a source file of the same name. Never
-here: what is compiled (`_build.py`).
+texts (`_core`, `_fallback`); of the modules in COMPILED the Python version is a source file of the same name. The fast
+path may be missing. Never here: what is compiled (`_build.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fastlock import _fallback
-from fastlock._build import PYTHON, TWINS, digest
+from fastlock._build import FAST_PATH, PYTHON, TWINS, digest
 
 COMPILED = (*PYTHON, *TWINS[1:])
 _NAMES = ("cython", "python")
@@ -29,9 +29,9 @@ class _Plain:
     @staticmethod
     def find_spec(name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         package, _, module = name.partition(".")
-        if package != __package__ or module not in COMPILED:
+        if package != __package__ or module not in (*COMPILED, *FAST_PATH):
             return None
-        return importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{module.replace('.', '/')}.py")
+        return importlib.util.spec_from_file_location(name, _source(module))
 
 
 def choose(name: str | None) -> ModuleType:
@@ -50,10 +50,27 @@ def choose(name: str | None) -> ModuleType:
     return _fallback
 
 
+def fast_path(name: str) -> ModuleType | None:
+    """A module of the fast path, `threads` or `tasks`. None: it was left out, or Python has none; all works without."""
+    module = f"_fastpath.{name}"
+    there = _source(module).exists() if default is _fallback else default.BUILD != "plain" and _is_compiled(module)
+    return importlib.import_module(f"{__package__}.{module}") if there else None
+
+
+def _source(module: str) -> Path:
+    return Path(__file__).parent / f"{module.replace('.', '/')}.py"
+
+
+def _is_compiled(module: str) -> bool:
+    name = f"{__package__}.{module}"
+    spec = importlib.util.find_spec(name) if importlib.util.find_spec(name.rpartition(".")[0]) else None
+    return spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
+
+
 def _compiled() -> ModuleType:
-    for module in COMPILED:
-        spec = importlib.util.find_spec(f"{__package__}.{module}")
-        if spec is None or not isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+    fast = FAST_PATH if any(map(_is_compiled, FAST_PATH)) else ()  # all of it, or nothing
+    for module in (*COMPILED, *fast):
+        if not _is_compiled(module):
             raise ModuleNotFoundError(f"fastlock.{module} is not compiled")
     core = importlib.import_module("fastlock._core")
     if (sources := digest()) is not None and sources != core.SOURCES:

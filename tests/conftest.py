@@ -35,6 +35,7 @@ from support.servers import KINDS, Servers, leftovers
 from support.streams import LONG
 
 import fastlock
+from fastlock._locks import paths, plain
 from fastlock._protocol import lease, local_queue
 from fastlock._transport import aio, waiting
 from fastlock.embedded import Server, ServerBinary
@@ -87,6 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
     servers = config.stash[SERVERS] = Servers()
     missing = config.stash[MISSING] = {}
     config.stash[CELLS] = {}
+    config.addinivalue_line("markers", "fastpath(name): about the fast path of `threads` or `tasks`, skipped without")
     for kind in _wanted(config, "server"):
         if isinstance(reason := servers.binaries[kind], str):
             missing[kind] = reason
@@ -157,6 +159,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cell = {axis: str(parameters[axis]) for axis in AXES if axis in parameters}
         config.stash[CELLS][item.nodeid] = tuple(cell.values())
         out = any(value.partition("+")[0] not in wanted[axis] for axis, value in cell.items())
+        for mark in item.iter_markers("fastpath"):
+            if getattr(paths, mark.args[0]) is plain:
+                item.add_marker(pytest.mark.skip(reason=f"the fast path of {mark.args[0]} is not there"))
         elsewhere = "impl" not in cell and config.getoption("--only-impl")
         (dropped if out or elsewhere else chosen).append(item)
     if dropped:

@@ -11,7 +11,7 @@ from asyncio import current_task
 from typing import Any
 
 from fastlock._errors import is_own
-from fastlock._fastpath.threads import finish_interrupted_release, new_release, not_releasable
+from fastlock._fastpath.threads import new_release, not_releasable
 from fastlock._fork import check
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import BaseLock, LockRelease
@@ -30,20 +30,6 @@ def _as_sent(op: Any, connection: Any, sent: float) -> Any:
 def _until(lock: BaseLock, start: float) -> float | None:
     """When an acquire that began at `start` tries for the last time; None: it has no deadline."""
     return None if lock.blocking_timeout is None else start + lock.blocking_timeout - LAST_TRY_SECONDS
-
-
-def task_owner(self: Any) -> Any:
-    """The owner of a lease that is acquired now: the running task. None: the lock is shared by all tasks, or no loop
-    runs, as where a lock is logged."""
-    if not self.thread_local:
-        return None
-    stream = self._transport.open_stream
-    # With the loop given: to look the running one up asks the system for the process id, until Python 3.12
-    loop = stream.wakeups.loop if stream is not None and stream.thread == threading.get_ident() else None
-    try:
-        return current_task(loop)
-    except RuntimeError:
-        return None
 
 
 def _open_stream(lock: BaseLock) -> Any:
@@ -161,7 +147,7 @@ async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace
     try:
         await aio_release(self, True, error)
     except BaseException as struck:  # also raised as `aio_release` is entered
-        finish_interrupted_release(self, self._owner(), None, None, struck)
+        self._transport.finish_release(self, self._owner(), None, None, struck)
         raise
 
 
@@ -211,8 +197,8 @@ async def aio_release(
 def _undo_struck(
     lock: BaseLock, owner: Any, lease: Any, op: Any, error: BaseException, stream: Any, sent: float
 ) -> None:
-    """As `finish_interrupted_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
+    """As `Transport.finish_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
     if sent:
         stream.connection.cancel(LockRelease(lock, lease).request, sent)
     else:
-        finish_interrupted_release(lock, owner or task_owner(lock), lease, op, error)
+        lock._transport.finish_release(lock, owner or lock._owner(), lease, op, error)

@@ -5,7 +5,6 @@
 microsecond counts twice.
 """
 
-from asyncio import current_task
 from collections import OrderedDict
 
 from fastlock._errors import is_own
@@ -22,7 +21,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.math cimport INFINITY
 
 from fastlock._core cimport TaskStream, Template
-from fastlock._fastpath.threads cimport finish_interrupted_release, new_release, not_releasable
+from fastlock._fastpath.threads cimport new_release, not_releasable
 from fastlock._fork cimport check
 from fastlock._protocol.base_lock cimport BaseLock
 from fastlock._protocol.lease cimport Lease, new_token
@@ -52,20 +51,6 @@ cdef _as_sent(op, connection, double sent):
     op.request.connection = connection
     op.request.sent = sent
     return op
-
-
-def task_owner(BaseLock self not None):
-    """The owner of a lease that is acquired now: the running task. None: the lock is shared by all tasks, or no loop
-    runs, as where a lock is logged."""
-    if not self.thread_local:
-        return None
-    cdef TaskStream stream = (<Transport>self._transport).open_stream
-    if stream is not None and stream.thread == PyThread_get_thread_ident():
-        return running_task((<Waker>stream.wakeups).loop)
-    try:
-        return current_task()
-    except RuntimeError:
-        return None
 
 
 cdef class _Awaitable(Wakeup):
@@ -506,7 +491,7 @@ cdef class _Release(_Awaitable):
             self._leave()
         else:
             owner = self.lock._owner() if self.owner is None else self.owner
-            finish_interrupted_release(self.lock, owner, self.lease, self.op, error)
+            self.lock._transport.finish_release(self.lock, owner, self.lease, self.op, error)
 
 
 # How the interpreter resumes an _Awaitable, where `resume_by` may set it.

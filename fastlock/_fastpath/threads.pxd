@@ -7,6 +7,7 @@ from fastlock._protocol.base_lock cimport BaseLock
 from fastlock._protocol.lease cimport Lease, is_inherited, new_token
 from fastlock._protocol.local_queue cimport LocalQueue, Waiter
 from fastlock._transport.base cimport Transport
+from fastlock._transport.owners cimport thread_owner
 from fastlock._transport.parker cimport Parker, check_signals, clock, popped
 from fastlock._transport.waiting cimport (
     park, push_connection_of, send_command, send_enter, send_hand_over, spin_seconds, wait,
@@ -15,8 +16,6 @@ from fastlock._transport.waiting cimport (
 cdef double _ENDED, _LAST_TRY_SECONDS
 cdef Py_ssize_t _ACQUIRE, _ACQUIRE_ENDLESS, _RELEASE
 cdef int _LOCAL, _SCRIPT, _NOT_HELD
-
-cpdef thread_owner()
 
 
 @cython.locals(transport=Transport, sent=double, waiter=Waiter, token=bytes, opcode=cython.Py_ssize_t, lease=Lease)
@@ -48,4 +47,3 @@ cpdef release(BaseLock lock)
 
 cpdef bint not_releasable(Lease lease) except -1
 cpdef new_release(BaseLock lock, Lease lease, bint contended)
-cpdef finish_interrupted_release(BaseLock lock, owner, Lease lease, op, error)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from typing import Any
 
-from fastlock._errors import RedisError, is_own
 from fastlock._fork import check
 from fastlock._native import EVENTLET, GEVENT, refuse_greenlet
 from fastlock._protocol.acquire import LAST_TRY_SECONDS, is_enter_reply
@@ -24,6 +22,7 @@ from fastlock._protocol.local_queue import ReleaseRoute, Waiter
 from fastlock._protocol.steps import Answer, Enter, Operation, RawCommands
 from fastlock._stream_errors import by_handler
 from fastlock._transport.base import Transport
+from fastlock._transport.owners import thread_owner
 from fastlock._transport.parker import Parker, check_signals, clock, popped
 from fastlock._transport.sync_connection import STREAM_ERRORS
 from fastlock._transport.waiting import (
@@ -36,7 +35,6 @@ from fastlock._transport.waiting import (
     wait,
 )
 
-_thread = threading.local()
 _MODULES = sys.modules
 _NOTHING = RawCommands([])  # a request that needs no undo
 # Typed, where this is compiled
@@ -48,15 +46,6 @@ _RELEASE: int = Opcode.RELEASE
 _LOCAL: int = ReleaseRoute.LOCAL
 _SCRIPT: int = ReleaseRoute.SCRIPT
 _NOT_HELD: int = ReleaseRoute.NOT_HELD
-
-
-def thread_owner() -> Any:
-    """An object that stands for the calling thread. Its number would not do: a later thread may get it again."""
-    try:
-        return _thread.owner
-    except AttributeError:
-        _thread.owner = owner = object()
-        return owner
 
 
 # What `with` calls. Where they are compiled, no signal handler runs between the grant and the body of the `with`, nor
@@ -80,11 +69,7 @@ def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> 
     try:
         release(self)
     except BaseException as problem:
-        if isinstance(problem, RedisError) and not by_handler(problem):
-            self._report_release_error(error, problem)
-            return
-        finish_interrupted_release(self, self._owner(), None, None, problem)  # also if raised as `release` is entered
-        raise
+        self._exit_failed(error, problem)
 
 
 def acquire(lock: BaseLock, required: bool) -> Any:
@@ -299,9 +284,9 @@ def release(lock: BaseLock) -> None:
             transport.run(op, answer)
     except BaseException as error:  # a signal handler may raise anywhere, and a `with` is left only once
         try:
-            finish_interrupted_release(lock, lock._owner(), lease, op, error)
+            transport.finish_release(lock, lock._owner(), lease, op, error)
         except BaseException as again:
-            finish_interrupted_release(lock, lock._owner(), lease, op, again)
+            transport.finish_release(lock, lock._owner(), lease, op, again)
             raise
         raise
 
@@ -316,13 +301,3 @@ def new_release(lock: BaseLock, lease: Lease, contended: bool) -> LockRelease:
     if contended:
         op.hand_over()
     return op
-
-
-def finish_interrupted_release(
-    lock: BaseLock, owner: Any, lease: Lease | None, op: LockRelease | None, error: BaseException
-) -> None:
-    """Carry out a release that was interrupted by an error that is not its own: a signal handler's, or the end of its
-    task."""
-    lease = lease or lock._lease_of(owner)
-    if lease is not None and not is_inherited(lease) and not is_own(error):
-        lock._transport.undo_interrupted(op or LockRelease(lock, lease), error)

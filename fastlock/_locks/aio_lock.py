@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlock._fastpath import tasks
+from fastlock._locks.paths import tasks
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock, MutableSettings
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._transport.internals import coroutine_function, running_loop
+from fastlock._transport.owners import task_owner
 
 _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
@@ -20,7 +21,7 @@ class AsyncLock(BaseLock):
 
     __slots__ = ()  # there may be many locks, one for each caller that waits
 
-    _owner = tasks.task_owner
+    _owner = task_owner
 
     def _orphaned_lease(self) -> Lease | None:
         # Needed after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; and where

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlock._fastpath import threads
+from fastlock._errors import RedisError
+from fastlock._locks.paths import threads
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock, MutableSettings
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
+from fastlock._stream_errors import by_handler
+from fastlock._transport.owners import thread_owner
 
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
@@ -19,7 +22,7 @@ class SyncLock(BaseLock):
     __slots__ = ()  # there may be many locks, one for each caller that waits
 
     def _owner(self) -> Any:
-        return threads.thread_owner() if self.thread_local else None
+        return thread_owner() if self.thread_local else None
 
     def acquire(
         self,
@@ -78,6 +81,19 @@ class SyncLock(BaseLock):
         return commands.token_matches(token, lease._raw_token)
 
     __exit__ = threads.exit_lock
+
+    def _exit_failed(self, error: BaseException | None, problem: BaseException) -> None:
+        """`__exit__` met `problem`: report an error of the release, beside the error that ended the body of the `with`.
+        Anything else has interrupted the release, also before it had begun: carry it out, and raise that."""
+        if isinstance(problem, RedisError) and not by_handler(problem):
+            self._report_release_error(error, problem)
+            return
+        try:
+            self._transport.finish_release(self, self._owner(), None, None, problem)
+        except BaseException as again:
+            self._transport.finish_release(self, self._owner(), None, None, again)
+            raise
+        raise problem
 
     if not TYPE_CHECKING:  # a type checker refuses these by itself
 

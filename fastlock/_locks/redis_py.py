@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fastlock import _native as native
 from fastlock._errors import LockError, LockNotOwnedError, RedisError
-from fastlock._fastpath import tasks, threads
 from fastlock._fork import at_fork, check
 from fastlock._locks.aio_client import Client as AsyncClient
 from fastlock._locks.aio_lock import AsyncLock
 from fastlock._locks.client import Client
 from fastlock._locks.lock import SyncLock
+from fastlock._locks.paths import tasks, threads
 from fastlock._protocol import arguments, extension
 from fastlock._protocol.base_lock import DEFAULT_SLEEP, BaseLock, LocalToken, mutable_setting
 from fastlock._protocol.lease import ENDED, Lease, now

@@ -11,8 +11,9 @@ from typing import Any
 
 from fastlock._errors import is_own
 from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
-from fastlock._protocol.lease import Lease, now
+from fastlock._protocol.lease import Lease, is_inherited, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Operation
@@ -75,6 +76,15 @@ class Transport:
         except BaseException as again:
             self.undo_interrupted(op, again)
             raise
+
+    def finish_release(
+        self, lock: BaseLock, owner: Any, lease: Lease | None, op: LockRelease | None, error: BaseException
+    ) -> None:
+        """Carry out a release that was interrupted, as by `undo_interrupted`: who leaves a `with` does not try again.
+        Without `lease` it is that of the owner; without `op` it had not begun."""
+        lease = lease or lock._lease_of(owner)
+        if lease is not None and not is_inherited(lease) and not is_own(error):
+            self.undo_interrupted(op or LockRelease(lock, lease), error)
 
     def cancel_wait(self, op: Acquire, waiter: Waiter, error: BaseException | None = None) -> None:
         """The waiter slept and was interrupted or cancelled, or the client was closed: a lease that was handed to it

@@ -19,10 +19,10 @@ import pytest
 import redis
 
 import fastlock
-from fastlock._build import PYTHON
+from fastlock._build import FAST_PATH, PYTHON
 
 PACKAGE = Path(fastlock.__file__).resolve().parent
-CHOSEN = (*PYTHON, "_fastpath.tasks", "_transport.parker")  # compiled, or run as Python
+CHOSEN = (*PYTHON, *FAST_PATH, "_transport.parker")  # compiled, or run as Python
 EXTENSIONS = (*CHOSEN, "_core")
 REPORT = """
 import json, sys
@@ -134,6 +134,17 @@ def test_installation_without_sources_trusts_its_build(copy: Path) -> None:
     for source in [*copy.rglob("*.pyx"), *copy.rglob("*.px?")]:
         source.unlink()
     assert_whole(imported("cython", copy.parent)[0], "cython")
+
+
+@pytest.mark.parametrize("asked", ["cython", "python"])
+def test_fast_path_may_be_missing(copy: Path, asked: str) -> None:
+    """Its folder was deleted from an installation. In a checkout that changes the sources of a build."""
+    for source in [*copy.rglob("*.pyx"), *copy.rglob("*.px?")]:
+        source.unlink()
+    shutil.rmtree(copy / "_fastpath")
+    found, stderr = imported(asked, copy.parent)
+    assert found, stderr
+    assert found["implementation"] == asked and not {*FAST_PATH} & found["files"].keys()
 
 
 def test_child_processes_get_the_implementation_of_their_parent(impl: str) -> None:

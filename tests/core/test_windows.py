@@ -30,7 +30,7 @@ def test_threads_and_asyncio_work_without_posix_functions(server: Server) -> Non
 
 
 def test_nothing_is_compiled_on_windows() -> None:
-    modes = ("FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_NO_EXTENSIONS")
+    modes = ("FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_NO_EXTENSIONS", "FASTLOCK_NO_FASTPATH")
     env = {name: value for name, value in os.environ.items() if name not in modes}
     done = subprocess.run([sys.executable, "-c", SETUP], cwd=ROOT, env=env, text=True, capture_output=True, timeout=50)
     assert (done.returncode, done.stdout.split()) == (0, ["modules", "0"]), done.stderr

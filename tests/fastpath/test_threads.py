@@ -12,9 +12,9 @@ import pytest
 from support.run_steps import joined
 
 from fastlock._errors import ClientClosedError, LockError
-from fastlock._fastpath import threads
 from fastlock._implementation import default
 from fastlock._locks.lock import ClientLock
+from fastlock._locks.paths import threads
 from fastlock._protocol import commands
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.commands import Opcode
@@ -25,10 +25,11 @@ from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Answer, Enqueue, ProtocolViolation
 from fastlock._stream_errors import Broken
 from fastlock._transport.base import Transport
+from fastlock._transport.owners import thread_owner
 
 NAME = "sku"
 BUSY = object()
-pytestmark = pytest.mark.usefixtures("impl")
+pytestmark = [pytest.mark.fastpath("threads"), pytest.mark.usefixtures("impl")]
 
 
 class FakeTransport(Transport):
@@ -100,7 +101,7 @@ def test_a_lease_counts_from_before_its_command_was_sent() -> None:
     lock = transport.lock(timeout=10)
     lease = threads.acquire(lock, True)
     ((template, name, token, ms, sent),) = transport.sent
-    assert lease is not None and lock._leases == {threads.thread_owner(): lease} and transport.idle == [transport]
+    assert lease is not None and lock._leases == {thread_owner(): lease} and transport.idle == [transport]
     assert (template, name, ms) == (Opcode.ACQUIRE, b"sku", 10_000)
     assert (lease.name, lease._key, lease._raw_token, lease.fence) == (NAME, b"sku", token, None)
     assert before + 10 <= lease._deadline <= sent + 10
@@ -224,7 +225,7 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
     transport = FakeTransport(None)
     lock = transport.lock()
     other = threads.acquire(lock, True)
-    lock._leases[object()] = lock._leases.pop(threads.thread_owner())
+    lock._leases[object()] = lock._leases.pop(thread_owner())
     mine = threads.acquire(lock, True)
     transport.answer = 1
     threads.release(lock)

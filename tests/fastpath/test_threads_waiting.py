@@ -219,6 +219,7 @@ class CountedSeconds:
         return time + float(self)
 
 
+@pytest.mark.fastpath("threads")
 async def test_a_waiter_that_is_not_first_sends_no_prepared_enter(
     face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

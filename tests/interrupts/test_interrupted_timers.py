@@ -35,11 +35,11 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("method", ["call_soon", "call_later"])
+@pytest.mark.parametrize("method", ["call_soon", pytest.param("call_later", marks=pytest.mark.fastpath("tasks"))])
 def test_expired_waiters_are_woken_though_a_wakeup_is_interrupted(
     server: Server, probe: redis.Redis, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """The compiled implementation has one timer for all waiters with the same blocking_timeout."""
+    """The compiled fast path has one timer for all waiters with the same blocking_timeout."""
     if (impl, method) == ("python", "call_later"):
         pytest.skip("in pure Python each waiter has a timer of its own")
 

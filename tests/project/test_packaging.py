@@ -19,19 +19,25 @@ import hiredis
 import pytest
 import redis
 
-from fastlock._build import PYTHON, TWINS
+from fastlock._build import FAST_PATH, PYTHON, TWINS
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE_BY_RUNS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so")
-MODES = ("FASTLOCK_NO_EXTENSIONS", "FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_IMPL")
+MODES = ("FASTLOCK_NO_EXTENSIONS", "FASTLOCK_NO_FASTPATH", "FASTLOCK_DEBUG", "FASTLOCK_TRACE", "FASTLOCK_IMPL")
 BUILD_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-COMPILED = {*TWINS, *PYTHON}
+COMPILED = {*TWINS, *PYTHON, *FAST_PATH}
 SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian 12's 3.11.2 has it not
 CYTHON = (".pyx", ".pxi", ".pxd")
 REPORT = """
 import fastlock, fastlock.asyncio, sys
 print(fastlock.__file__, fastlock.IMPLEMENTATION, fastlock.__version__)
 print(*(name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).endswith(".so")))
+"""
+
+ASKED = """
+import runpy, setuptools
+setuptools.setup = lambda ext_modules, **more: print(*(each.name.partition(".")[2] for each in ext_modules))
+runpy.run_path("setup.py")
 """
 
 pytestmark = pytest.mark.timeout(300)  # a C compiler at work on a busy machine, not a hang
@@ -53,10 +59,11 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
-def imported_from(wheel: Path, folder: Path, **env: str) -> tuple[list[str], set[str]]:
-    """Unpack a wheel and import it in a new process: its file, implementation and version; and its compiled modules."""
+def imported_from(wheel: Path, folder: Path, leave_out: str = "-", **env: str) -> tuple[list[str], set[str]]:
+    """Unpack a wheel, but for a folder, and import it in a new process: its file, implementation and version; and its
+    compiled modules."""
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+        archive.extractall(folder, [name for name in archive.namelist() if not name.startswith(leave_out)])
     # -S: the hook of an editable install would give the wheel the checkout's core. Dependencies come by PYTHONPATH.
     path = os.pathsep.join([str(folder), *(str(Path(module.__path__[0]).parent) for module in (redis, hiredis))])
     done = run(sys.executable, "-S", "-P", "-c", REPORT, cwd=folder, PYTHONPATH=path, **env)
@@ -126,6 +133,15 @@ def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_pat
     (_, implementation, _), compiled = imported_from(wheel, tmp_path / "installed", FASTLOCK_IMPL="python")
     assert (implementation, compiled) == ("python", set())
     assert wheel.name.startswith(f"fastlock-{version}-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-")
+    (_, implementation, _), compiled = imported_from(wheel, tmp_path / "without", leave_out="fastlock/_fastpath/")
+    assert (implementation, compiled) == ("cython", COMPILED - {*FAST_PATH})
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters compile nothing")
+def test_fast_path_is_left_out_of_a_build_where_asked_for() -> None:
+    done = run(sys.executable, "-c", ASKED, cwd=ROOT, FASTLOCK_NO_FASTPATH="1")
+    mode, modules = done.stdout.splitlines()
+    assert mode == "fastlock: plain build" and {*modules.split()} == COMPILED - {*FAST_PATH}
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters compile nothing")

@@ -574,7 +574,7 @@ def test_core_and_fallback_have_the_same_methods(core: types.ModuleType, ends: A
 def test_the_fast_path_of_tasks_is_the_same_in_both(fast_path: tuple[types.ModuleType, types.ModuleType]) -> None:
     """What a task awaits is a class when it is compiled, and the parameters of that cannot be read."""
     compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in fast_path)
-    faces = {"task_owner", "aio_enter_lease", "aio_exit_lock"}
+    faces = {"aio_enter_lease", "aio_exit_lock"}
     assert compiled.keys() == plain.keys() == faces | {"aio_acquire", "aio_release"}
     assert fast_path[0].__spec__.origin != fast_path[1].__spec__.origin == str(PACKAGE / "_fastpath" / "tasks.py")  # type: ignore[union-attr]
     functions = {name for name, value in compiled.items() if not isinstance(value, type)}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import inspect
 import itertools
 import json
 import random
@@ -43,6 +44,8 @@ class Hard(BaseException):
     """Like an exception that ends a worker."""
 
 
+# Whether a `with` is left by a function of Python, which a signal can interrupt at its entry: that lease runs out.
+EXIT_IS_PYTHON = inspect.isfunction(fastlock.ClientLock.__exit__)
 # Also what a lock raises, as a handler may use a lock; and what fastlock expects of its own calls.
 KINDS = (
     *(Soft, OSError, KeyboardInterrupt, TimeoutError, BlockingIOError, Hard, InterruptedError),

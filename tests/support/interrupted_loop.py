@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dis
 import faulthandler
+import inspect
 import json
 import logging
 import random
@@ -29,7 +30,6 @@ import redis
 
 import fastlock
 import fastlock.asyncio
-from fastlock._fastpath import tasks
 from support.interrupted import KINDS, LEASE, LONGEST, Handler
 
 # which asyncio takes for its socket's errors: it sends the same bytes again
@@ -136,8 +136,9 @@ MODES: dict[str, Callable[[Any, str], Awaitable[None]]] = {
 
 
 GAPS = {fastlock.asyncio.Client.release_many.__code__: "RESUME"}  # the coroutine has not begun
-if fastlock.IMPLEMENTATION == "python":  # at the end of a block: `__aexit__` is not awaited yet, or has not begun
-    GAPS |= {use.__code__: "CALL", tasks.aio_exit_lock.__code__: "RESUME"}
+LEAVES = fastlock.asyncio.ClientLock.__aexit__
+if inspect.iscoroutinefunction(LEAVES):  # at the end of a block: `__aexit__` is not awaited yet, or has not begun
+    GAPS |= {use.__code__: "CALL", LEAVES.__code__: "RESUME"}
 
 
 class Run:

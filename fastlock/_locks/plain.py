@@ -1,0 +1,77 @@
+"""The plain path: acquires and releases as the protocol has them, carried out by a transport.
+
+All locks work by it; the fast path (`_fastpath/`) has the same functions, and takes short cuts. Never here: decisions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastlock._protocol.base_lock import BaseLock
+from fastlock._protocol.lease import Lease
+
+
+def acquire(lock: BaseLock, required: bool) -> Any:
+    """Acquire with the lock's own settings, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
+    return lock._transport.run(lock._new_acquire(None, required))
+
+
+def enter_lease(self: Any) -> Any:
+    """Acquire, and return the lease. Raises LockError when it was not granted within the lock's blocking_timeout."""
+    return acquire(self, True)
+
+
+def enter_lock(self: Any) -> Any:
+    """Acquire, and return the lock. Raises LockError when it was not granted within the lock's blocking_timeout."""
+    acquire(self, True)
+    return self
+
+
+def release(lock: BaseLock) -> None:
+    """Release the lease of the calling thread. Errors are those of `BaseLock._new_release`."""
+    lock._transport.run(lock._new_release())
+
+
+def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
+    the body of the `with`."""
+    try:
+        release(self)
+    except BaseException as problem:
+        self._exit_failed(error, problem)
+
+
+async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
+    """Acquire with the lock's own settings, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
+    lease: Lease | None = await lock._transport.run(lock._new_acquire(None, required))
+    return lease
+
+
+def aio_enter_lease(self: Any) -> Any:
+    """Acquire, and return the lease. Raises LockError when it was not granted within the lock's blocking_timeout."""
+    return aio_acquire(self, True)
+
+
+async def aio_release(
+    lock: BaseLock, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
+) -> None:
+    """Release the lease of an owner (None: of the task that awaits this), if that is the `noted` one or none was noted.
+    Errors are those of `BaseLock._new_release`. Where this is `leaving` a `with`, they go where
+    `BaseLock._report_release_error` puts them, beside the `error` that ended its body."""
+    if noted is not None and lock._leases.get(owner, noted) is not noted:  # the owner has another now, which stays
+        raise lock._not_held("release")
+    await lock._transport.release(lock, owner, None, None, leaving, error)
+
+
+async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
+    the body of the `with`."""
+    try:
+        await aio_release(self, True, error)
+    except BaseException as interrupt:
+        try:
+            self._transport.finish_release(self, self._owner(), None, None, interrupt)
+        except BaseException as again:
+            self._transport.finish_release(self, self._owner(), None, None, again)
+            raise
+        raise
