@@ -3,8 +3,9 @@
     python -m tests.matrix [--only 3.12] [--list]
 
 For each interpreter that is found: a copy of the tree, a virtualenv and a compiled core of its own, in a temporary
-folder; then its share of the versions of redis-py and hiredis, and with each the tests below. Runs as an unprivileged
-user in an empty home: as `nobody` when started by root, on a copy of an interpreter that lies where only root may go.
+folder; then its share of the versions of redis-py and hiredis, and with each the tests below. One more cell runs all
+tests of behaviour without the fast path. Runs as an unprivileged user in an empty home: as `nobody` when started by
+root, on a copy of an interpreter that lies where only root may go.
 `make test` runs all tests on all servers, with one interpreter. Prints a table of its cells; exits with 1 if a cell
 failed, or none could run. Standard library only.
 """
@@ -24,7 +25,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,7 @@ TESTS = (
 )
 PURE = ("locks/test_dropin.py", "locks/test_lock.py")
 PATIENCE = 600  # seconds for one command
+LONG_PATIENCE = 3600  # seconds for all tests of behaviour
 FACTS = """
 import ensurepip, pathlib, platform, sys, sysconfig, venv
 if platform.python_implementation() != "CPython" or sysconfig.get_config_var("Py_GIL_DISABLED"): sys.exit(2)
@@ -69,13 +71,14 @@ class Interpreter:
     path: str
     user: str | None  # None: the current user
     hidden: bool = False  # whether that user may not read the folder of the interpreter
+    fast_path: bool = True
     folder: Path = field(default_factory=Path)
 
     @property
     def python(self) -> str:
         return str(self.folder / "venv" / "bin" / "python")
 
-    def run(self, *command: str, **env: str) -> str:
+    def run(self, *command: str, patience: int = PATIENCE, **env: str) -> str:
         """Run a command in the tree, as the user, in an empty home; returns its output. Raises Failed if the command
         fails."""
         given = {"HOME": str(self.folder / "home"), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", **passed_on(), **env}
@@ -91,12 +94,12 @@ class Interpreter:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=PATIENCE,
+                timeout=patience,
                 **options,
             )
         except subprocess.TimeoutExpired as late:
             output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-            raise Failed(f"{tail(output)}\nnot done within {PATIENCE} s: {' '.join(command)}") from None
+            raise Failed(f"{tail(output)}\nnot done within {patience} s: {' '.join(command)}") from None
         if done.returncode:
             raise Failed(f"{tail(done.stdout)}\nexit code {done.returncode}: {' '.join(command)}")
         return done.stdout
@@ -195,7 +198,8 @@ def prepare(each: Interpreter, folder: Path, files: Sequence[str]) -> str:
     try:
         each.run(each.path, "-m", "venv", str(folder / "venv"))
         each.run(each.python, *PIP, "-e", ".[test]", FASTLOCK_NO_EXTENSIONS="1")
-        each.run(each.python, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2")
+        mode = {} if each.fast_path else {"FASTLOCK_NO_FASTPATH": "1"}
+        each.run(each.python, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2", **mode)
     except Failed as failure:
         return str(failure)
     return ""
@@ -219,6 +223,8 @@ def run_cell(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
     show = "from importlib.metadata import version as v; print('redis-py', v('redis') + ', hiredis', v('hiredis'))"
     versions = each.run(each.python, "-c", show).strip()
     each.run(each.python, "-m", "pip", "check", "--disable-pip-version-check")
+    if not each.fast_path:
+        return versions, behaviour(each)
     passed = []
     for impl, names in (("cython", TESTS), ("python", PURE)):
         tests = [f"tests/{name}" for name in names]
@@ -227,11 +233,32 @@ def run_cell(each: Interpreter, beside: tuple[str, str]) -> tuple[str, str]:
     return versions, "; ".join(passed)
 
 
+def behaviour(each: Interpreter) -> str:
+    """Run all tests of behaviour without the fast path: compiled, left out of the build; in Python, its folder deleted.
+    Returns how many passed. Raises Failed with the reason."""
+    passed = []
+    for impl in ("cython", "python"):
+        if impl == "python":
+            shutil.rmtree(each.folder / "tree" / "fastlock" / "_fastpath")
+        command = ("-m", "pytest", "-q", "tests", "--only-impl", "--servers=valkey")
+        output = each.run(each.python, *command, patience=LONG_PATIENCE, FASTLOCK_IMPL=impl)
+        passed.append(f"{impl}: {tail(output, 1)}")
+    return "; ".join(passed)
+
+
 def plan(interpreters: Sequence[Interpreter]) -> list[tuple[Interpreter, tuple[str, str]]]:
     """Each interpreter and each set of versions at least once."""
     count = max(len(interpreters), len(BESIDE)) if interpreters else 0
     cells = [(interpreters[i % len(interpreters)], BESIDE[i % len(BESIDE)]) for i in range(count)]
     return sorted(cells, key=lambda cell: cell[0].label)
+
+
+def without_fast_path(interpreters: Sequence[Interpreter]) -> list[tuple[Interpreter, tuple[str, str]]]:
+    """The cell of the newest interpreter that leaves the fast path out, if there is any interpreter."""
+    newest = max(interpreters, key=lambda each: key(each.version), default=None)
+    if newest is None:
+        return []
+    return [(replace(newest, label=f"{newest.label}, no fast path", fast_path=False), (NEWEST, NEWEST))]
 
 
 def tracked() -> list[str]:
@@ -271,7 +298,8 @@ def main() -> int:
     args = parser.parse_args()
     user = "nobody" if os.geteuid() == 0 else None
     interpreters = {label: found(label, user) for label in WANTED if label.startswith(args.only)}
-    cells = plan([each for each in interpreters.values() if isinstance(each, Interpreter)])
+    there = [each for each in interpreters.values() if isinstance(each, Interpreter)]
+    cells = plan(there) + without_fast_path(there)
     skipped = [f"{label:<28} SKIPPED: {why}" for label, why in interpreters.items() if isinstance(why, str)]
     if args.list:
         print("\n".join([row(*cell) for cell in cells] + skipped))

@@ -29,6 +29,15 @@ def test_every_interpreter_and_every_set_of_versions_has_a_cell(count: int) -> N
     assert len(cells) == len(matrix.BESIDE), "no more cells than needed"
 
 
+def test_one_cell_is_without_the_fast_path() -> None:
+    found = interpreters(3)
+    found[1].version = "3.12.1"
+    ((each, beside),) = matrix.without_fast_path(found)
+    assert each.version == "3.12.1" and not each.fast_path and beside == (matrix.NEWEST, matrix.NEWEST)
+    assert each.label not in matrix.WANTED, "it has a folder and a build of its own"
+    assert matrix.without_fast_path([]) == []
+
+
 def test_oldest_and_newest_allowed_versions_are_in_the_matrix() -> None:
     redis_py, hiredis = (set(column) for column in zip(*matrix.BESIDE, strict=True))
     assert redis_py == {"5.0.*", "6.4.*", "7.*", "8.0.*", matrix.NEWEST} and hiredis == {"3.5.*", matrix.NEWEST}
