@@ -13,6 +13,7 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 from fastlock import _implementation
 from fastlock._fork import check
 from fastlock._locks.aio_lock import ClientLock
+from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import name_maker
 from fastlock._protocol import arguments, base_lock, batch, handshake
 from fastlock._protocol.batch_operations import AcquireMany, release_many
@@ -25,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Client:
+class Client(Uncopyable):
     """Locks on one Redis or Valkey server, for asyncio.
 
     One client serves all tasks of one event loop over one connection; make one and keep it. Options are
@@ -198,9 +199,6 @@ class Client:
         raise TypeError("this client is for asyncio: use `async with`, or fastlock.Client")
 
     def __exit__(self, *exc: object) -> None: ...
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise base_lock.refuse_copy(self)
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         transport = getattr(self, "_transport", None)

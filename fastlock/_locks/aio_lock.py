@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal
 
+from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import tasks
+from fastlock._locks.settings import MutableSettings
 from fastlock._protocol import commands, extension
-from fastlock._protocol.base_lock import BaseLock, MutableSettings
+from fastlock._protocol.base_lock import BaseLock
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._transport.internals import coroutine_function, running_loop
@@ -16,7 +18,7 @@ from fastlock._transport.owners import task_owner
 _WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
 
-class AsyncLock(BaseLock):
+class AsyncLock(Uncopyable, BaseLock):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered. Owners are tasks."""
 
     __slots__ = ()  # there may be many locks, one for each caller that waits

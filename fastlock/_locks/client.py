@@ -11,6 +11,7 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 from fastlock import _implementation
 from fastlock._fork import check
+from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import name_maker
 from fastlock._locks.lock import ClientLock
 from fastlock._protocol import arguments, base_lock, batch, handshake
@@ -24,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Client:
+class Client(Uncopyable):
     """Locks on one Redis or Valkey server, for threads.
 
     One client serves all threads of a process over at most `max_connections` connections; make one and keep it. Options
@@ -194,9 +195,6 @@ class Client:
         raise TypeError("this client is for threads: use `with`, or fastlock.asyncio.Client")
 
     async def __aexit__(self, *exc: object) -> None: ...
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise base_lock.refuse_copy(self)
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         transport = getattr(self, "_transport", None)

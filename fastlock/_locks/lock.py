@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock._errors import RedisError
+from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import threads
+from fastlock._locks.settings import MutableSettings
 from fastlock._protocol import commands, extension
-from fastlock._protocol.base_lock import BaseLock, MutableSettings
+from fastlock._protocol.base_lock import BaseLock
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._stream_errors import by_handler
@@ -16,7 +18,7 @@ from fastlock._transport.owners import thread_owner
 _WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
 
-class SyncLock(BaseLock):
+class SyncLock(Uncopyable, BaseLock):
     """What `Lock` and `ClientLock` have in common: everything but how they are made and entered."""
 
     __slots__ = ()  # there may be many locks, one for each caller that waits

@@ -23,8 +23,9 @@ from fastlock._locks.aio_lock import AsyncLock
 from fastlock._locks.client import Client
 from fastlock._locks.lock import SyncLock
 from fastlock._locks.paths import tasks, threads
+from fastlock._locks.settings import mutable_setting
 from fastlock._protocol import arguments, extension
-from fastlock._protocol.base_lock import DEFAULT_SLEEP, BaseLock, LocalToken, mutable_setting
+from fastlock._protocol.base_lock import DEFAULT_SLEEP, BaseLock
 from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._protocol.steps import Clock, Steps
 from fastlock._stream_errors import by_handler
@@ -183,6 +184,33 @@ class _Whole(type):
         if name in _INNARDS:
             raise AttributeError(_foreign(name))
         super().__setattr__(name, value)
+
+
+class LocalToken:
+    """`lock.local` as redis-py has it: the caller's token, to be read, or set to one that was acquired elsewhere."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: BaseLock) -> None:
+        self._lock = lock
+
+    @property
+    def token(self) -> bytes | None:
+        lease = self._lock.lease
+        return None if lease is None else lease.token
+
+    @token.setter
+    def token(self, token: Any) -> None:
+        lock = self._lock
+        if token is None:
+            if lock.lease is not None:
+                lock._drop_lease(lock.lease)
+        else:
+            raw_token = lock._as_token(token)
+            end = now() if lock._ms else math.inf  # only the server knows when the lease ends
+            lease = Lease(lock.name, lock._key, raw_token, end)
+            lease._token_read = lease._expiry_unknown = True
+            lock._keep_lease(lock._owner(), lease)
 
 
 class DropIn(BaseLock, metaclass=_Whole):

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal
 
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._protocol import arguments, extension
@@ -282,60 +280,8 @@ class BaseLock:
         else:
             raise problem
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise refuse_copy(self)
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
-
-
-def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
-    """A descriptor for a setting of a lock that can be changed after the lock was made. changed: returns the value to
-    keep, and updates on the lock what depends on it."""
-    if name in vars(BaseLock):  # BaseLock is compiled
-        read, write = vars(BaseLock)[name].__get__, vars(BaseLock)[name].__set__
-    else:
-        place = f"_{name}"
-        read = operator.attrgetter(place)
-
-        def write(lock: Any, value: Any) -> None:
-            lock.__dict__[place] = value
-
-    return property(read, lambda lock, value: write(lock, changed(lock, value)))
-
-
-def _named(lock: Any, value: Any) -> Any:
-    lock._key = as_name(value, lock._encoding)
-    return value
-
-
-def _timed(lock: Any, value: Any) -> Any:
-    lock._ms = 0 if value is None else as_ms(value)
-    return value
-
-
-class MutableSettings:
-    """The settings of a client's lock that can be changed later, for the acquires from then on."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-        name = mutable_setting("name", _named)
-        timeout = mutable_setting("timeout", _timed)
-        sleep = mutable_setting("sleep", lambda lock, value: as_wait(value, "sleep"))
-        blocking_timeout = mutable_setting(
-            "blocking_timeout", lambda lock, value: value if value is None else as_wait(value, "blocking_timeout")
-        )
-
-
-def refuse_copy(thing: object) -> TypeError:
-    """The error for a caller that copies or pickles a client or a lock."""
-    kind = type(thing)
-    return TypeError(
-        f"a {kind.__module__}.{kind.__qualname__} cannot be copied or pickled, as its connections and leases cannot: "
-        "share the client between the threads or tasks of a process, and make another, from the same URL, in each "
-        "other process or loop. A lock is made anew there by its name; what can be sent is a Lease"
-    )
 
 
 def abbreviated(name: object) -> str:
@@ -426,30 +372,3 @@ class LockRelease(Release):
         if not was_mine:
             raise lock._lost("release", found=not known)
         return True
-
-
-class LocalToken:
-    """`lock.local` as redis-py has it: the caller's token, to be read, or set to one that was acquired elsewhere."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self, lock: BaseLock) -> None:
-        self._lock = lock
-
-    @property
-    def token(self) -> bytes | None:
-        lease = self._lock.lease
-        return None if lease is None else lease.token
-
-    @token.setter
-    def token(self, token: Any) -> None:
-        lock = self._lock
-        if token is None:
-            if lock.lease is not None:
-                lock._drop_lease(lock.lease)
-        else:
-            raw_token = lock._as_token(token)
-            end = now() if lock._ms else math.inf  # only the server knows when the lease ends
-            lease = Lease(lock.name, lock._key, raw_token, end)
-            lease._token_read = lease._expiry_unknown = True
-            lock._keep_lease(lock._owner(), lease)

@@ -14,8 +14,8 @@ from support.child_client import NAME, SOON, held, queued, wait_with, waits
 from support.faces import Face, Job
 
 import fastlock
+from fastlock._locks.redis_py import LocalToken
 from fastlock._protocol import base_lock, commands, local_queue
-from fastlock._protocol.base_lock import LocalToken
 from fastlock._protocol.extension import Outcome
 from fastlock._protocol.lease import now
 from fastlock.embedded import Server
