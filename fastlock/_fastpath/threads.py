@@ -143,7 +143,8 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
     """Sleep until a lease is handed to this waiter, or it is the first and is granted one, or its time is over."""
     if GEVENT in _MODULES or EVENTLET in _MODULES:
         refuse_greenlet(f"{lock.name!r} is held")
-    transport, op, parker = lock._transport, None, Parker()
+    transport, op = lock._transport, None
+    parker = transport.parking.parker()
     queue: Any = None
     owner = thread_owner() if lock.thread_local else None
     until = math.inf if lock.blocking_timeout is None else start + lock.blocking_timeout - _LAST_TRY_SECONDS

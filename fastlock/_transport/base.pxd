@@ -2,6 +2,7 @@
 
 from fastlock._protocol.local_queue cimport LocalQueues
 from fastlock._protocol.stats cimport Stats
+from fastlock._transport.parker cimport Parking
 
 cdef class Transport:
     cdef public bint closed
@@ -11,3 +12,4 @@ cdef class Transport:
     cdef public list pending_undos, connections, idle
     cdef public int push_connection_lent
     cdef public object push_connection, open_stream, sweep_timer
+    cdef public Parking parking

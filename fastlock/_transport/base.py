@@ -18,6 +18,7 @@ from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Operation
 from fastlock._protocol.undo import Undo
+from fastlock._transport.parker import Parking
 from fastlock._transport.undo_delivery import UndoDelivery
 
 
@@ -26,7 +27,7 @@ class Transport:
 
     __slots__ = (
         *("closed", "queued_keys", "pending_undos", "queues", "stats"),
-        *("push_connection_lent", "connections", "push_connection", "idle"),  # of threads
+        *("push_connection_lent", "connections", "push_connection", "idle", "parking"),  # of threads
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
 
@@ -40,6 +41,7 @@ class Transport:
     idle: list[Any]
     push_connection: Any
     push_connection_lent: int
+    parking: Parking
     # of tasks
     open_stream: Any
     shared_timeouts: dict[float, Any]

@@ -3,7 +3,19 @@
 from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t
 
+cdef class Parker
+
+
+cdef class Parking:
+    cdef readonly long long woken, pause
+    cdef int64_t early_from, sound_from  # when threads are woken early again; from when on a stall counts as the first
+    cdef Parker prewoken  # was woken early and is unparked now; its thread waits for the GIL
+    cpdef Parker parker(self)
+    cpdef void note_delay(self, int64_t delay) noexcept
+
+
 cdef class Parker:
+    cdef Parking parking
     cdef PyThread_type_lock lock
     cdef int stage
     cdef bint free, awake  # whether the unparking thread has released the GIL; whether its own thread has it again

@@ -15,6 +15,15 @@ from fastlock._stream_errors import by_handler
 clock = now
 
 
+class Parking:
+    """Makes the parkers of one client's threads."""
+
+    __slots__ = ()
+
+    def parker(self) -> Parker:
+        return Parker()
+
+
 class Parker:
     """Parks one thread that has nothing to read; it is used once."""
 

@@ -38,14 +38,37 @@ cdef enum:
 # Nanoseconds: what it takes to wake up, or to hold a lease, if nothing is in the way; from which on a delay counts as a
 # stall; for how long no thread is woken early after a stall.
 cdef int64_t SHORT = 50_000, STALL = 500_000, FIRST_PAUSE = 10_000_000, LONGEST_PAUSE = 10_000_000_000
-cdef int64_t _pause, _early_from, _sound_from, _woken
-cdef Parker _prewoken = None  # was woken early and is unparked now; its thread waits for the GIL
+
+
+@cython.final
+cdef class Parking:
+    """Makes the parkers of one client's threads, and knows whether it pays to wake them early.
+
+    A thread that was woken early yields the processor, and may come late where other programs want it: that is a stall.
+    After a stall no thread is woken early for a while (`pause`, in nanoseconds), which doubles as long as stalls go on.
+    `woken` counts the threads that were woken early.
+    """
+
+    cpdef Parker parker(self):
+        cdef Parker made = Parker.__new__(Parker)
+        made.parking = self
+        return made
+
+    cpdef void note_delay(self, int64_t delay) noexcept:
+        """Note how many nanoseconds after it was unparked a thread ran that had been woken early."""
+        cdef int64_t time
+        if delay > STALL:
+            time = nanoseconds()
+            self.pause = min(2 * self.pause, LONGEST_PAUSE) if time < self.sound_from else FIRST_PAUSE
+            self.early_from = time + self.pause
+            self.sound_from = self.early_from + 10 * self.pause
 
 
 @cython.final
 @cython.freelist(64)
+@cython.no_gc  # no cycle lasts: `Parking.prewoken` is cleared as the thread of that parker wakes
 cdef class Parker:
-    """Parks one thread that has nothing to read; it is used once.
+    """Parks one thread that has nothing to read; it is used once. Made by a `Parking`.
 
     The caller releases the GIL to unpark a thread: one that the system runs at once, in place of the caller, would else
     only wait again until the caller releases it. Where threads do nothing else than hand a lease on, each has the lease
@@ -59,6 +82,9 @@ cdef class Parker:
             raise MemoryError
         PyThread_acquire_lock_timed(self.lock, 0, 0)
 
+    def __init__(self):
+        raise TypeError("parkers are made by a Parking")
+
     def __dealloc__(self):
         if self.lock is not NULL:
             PyThread_free_lock(self.lock)
@@ -69,18 +95,17 @@ cdef class Parker:
 
     cpdef prewake(self):
         """Wake the thread early: it will be unparked soon."""
-        global _woken
-        if nanoseconds() >= _early_from and fastlock_swap(&self.stage, PARKED, PREWOKEN):
-            _woken += 1
+        cdef Parking parking = self.parking
+        if nanoseconds() >= parking.early_from and fastlock_swap(&self.stage, PARKED, PREWOKEN):
+            parking.woken += 1
             PyThread_release_lock(self.lock)
 
     cdef unpark(self, bint yield_to):
         """Let the thread go on. yield_to: before the caller, which else keeps the GIL until it sleeps."""
-        global _prewoken
         cdef int64_t time = nanoseconds(), limit = time + SHORT
         if fastlock_exchange(&self.stage, UNPARKED) == PREWOKEN:
             self.ended = time
-            _prewoken = self
+            self.parking.prewoken = self
             return
         self.free = True
         with nogil:
@@ -91,26 +116,30 @@ cdef class Parker:
     cpdef int park(self, double until) except -1:
         """Sleep until unparked, or until that time (in seconds, on the clock of leases). Signal handlers run, and may
         raise."""
-        global _prewoken
-        cdef Parker successor = _prewoken
+        cdef Parking parking = self.parking
+        cdef Parker successor = parking.prewoken
         cdef bint *free = NULL if successor is None else &successor.free
         cdef long long left
         cdef int how = PY_LOCK_INTR
-        _prewoken = None
-        while self.stage != UNPARKED and how != PY_LOCK_FAILURE:
-            PyErr_CheckSignals()  # nothing else would run the handler of a signal that came before this thread sleeps
-            left = <long long>(max(0.0, until - clock()) * 1e6)
-            with nogil:
-                if free != NULL:
-                    free[0] = True
-                how = PyThread_acquire_lock_timed(self.lock, left, 1)
-                if how == PY_LOCK_ACQUIRED:
-                    self._back_off()
+        parking.prewoken = None
+        try:
+            while self.stage != UNPARKED and how != PY_LOCK_FAILURE:
+                PyErr_CheckSignals()  # nothing else would run the handler of a signal that came before this sleep
+                left = <long long>(max(0.0, until - clock()) * 1e6)
+                with nogil:
+                    if free != NULL:
+                        free[0] = True
+                    how = PyThread_acquire_lock_timed(self.lock, left, 1)
+                    if how == PY_LOCK_ACQUIRED:
+                        self._back_off()
+        finally:
+            if parking.prewoken is self:
+                parking.prewoken = None
         if free != NULL:
             free[0] = True
         self.awake = True
         if self.ended:
-            _stalled(nanoseconds() - self.ended)
+            parking.note_delay(nanoseconds() - self.ended)
         return 0
 
     cdef void _back_off(self) noexcept nogil:
@@ -123,29 +152,6 @@ cdef class Parker:
             limit = nanoseconds() + SHORT
             while not self.free and nanoseconds() < limit:
                 sched_yield()
-
-
-def _prewakes():
-    """For tests: how many threads were woken early, and the seconds of the latest pause."""
-    return _woken, _pause / 1e9
-
-
-def _forget_stalls():
-    """For tests: as if there had been no stall."""
-    global _pause, _early_from, _sound_from
-    _pause = _early_from = _sound_from = 0
-
-
-cpdef void _stalled(int64_t since) noexcept:
-    """Note the delay of a thread that was woken early. One that yields the processor may come late where other programs
-    want it: then no thread is woken early for a while, which doubles as long as stalls go on."""
-    global _early_from, _pause, _sound_from
-    cdef int64_t time
-    if since > STALL:
-        time = nanoseconds()
-        _pause = min(2 * _pause, LONGEST_PAUSE) if time < _sound_from else FIRST_PAUSE
-        _early_from = time + _pause
-        _sound_from = _early_from + 10 * _pause
 
 
 cpdef double clock() except -1:

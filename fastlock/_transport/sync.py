@@ -41,6 +41,7 @@ from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken, NoReply, by_handler
 from fastlock._transport import waiting
 from fastlock._transport.base import Transport
+from fastlock._transport.parker import Parking
 from fastlock._transport.settings import Settings
 from fastlock._transport.sync_connection import (
     CLOSE_SECONDS,
@@ -91,6 +92,7 @@ class SyncTransport(Transport):
         self.queues = LocalQueues(self._queue_mutex, self.stats)
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
         self.push_connection: Connection | None = None  # on which push messages come
+        self.parking = Parking()
         self.push_connection_lent = 0  # 1: the push connection is not in `idle`, as somebody waits
 
     def begin(self) -> None:

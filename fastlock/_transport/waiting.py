@@ -42,7 +42,7 @@ def wait(transport: Transport, waiter: Waiter, until: float) -> None:
             pending.wake = wake
             waiter.on_wake = pending.set_result
         else:
-            parker = Parker()
+            parker = transport.parking.parker()
             waiter.on_wake = parker
         at = min(at, queue.recheck_time(waiter))
     try:

@@ -26,6 +26,7 @@ from fastlock._protocol.steps import Answer, Enqueue, ProtocolViolation
 from fastlock._stream_errors import Broken
 from fastlock._transport.base import Transport
 from fastlock._transport.owners import thread_owner
+from fastlock._transport.parker import Parking
 
 NAME = "sku"
 BUSY = object()
@@ -41,6 +42,7 @@ class FakeTransport(Transport):
         self.slow_path: list[tuple[Any, ...]] = []
         self.pending_undos: list[Any] = []
         self.push_connection_lent = 0
+        self.parking = Parking()
         self.stats = Stats()
         self.queues = LocalQueues(default.Mutex(), self.stats)
         self.queued_keys = self.queues.by_key
