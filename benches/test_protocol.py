@@ -22,7 +22,7 @@ TOKEN = b"0123456789abcdef0123456789abcdef"
 def play(operation: AcquireMany, answer: Any) -> Any:
     """Run a batch that sends one request, as a transport would, and return its outcome."""
     operation.request.sent = now()
-    steps: Steps = operation.rest(answer, now)
+    steps: Steps[Any] = operation.rest(answer, now)
     try:
         next(steps)
     except StopIteration as end:
