@@ -16,12 +16,12 @@ import pytest
 from support.faces import Face
 from support.mutants import MISTAKES, build
 from support.servers import KINDS
-from test_handover_replay import EVENTS, PLANTED
 
 import fastlock
 from fastlock.embedded import Server
+from tests.protocol.test_handover_replay import EVENTS, PLANTED
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 WALKS = 350
 MANY_WALKS = 700  # among which one must find a planted mistake
 pytestmark = pytest.mark.usefixtures("impl")

@@ -1,7 +1,7 @@
 """The model of handing over and the code that hands over: random walks over the one, replayed on the other.
 
 How a walk is replayed and what is compared: support/replay.py. A failing walk tells its seed and what was done so far.
-That the comparison sees is shown by mistakes planted in the scripts, the law and the gates.
+That the comparison sees is shown by mistakes planted in scripts, operations and local queues.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def in_code(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
     return lambda monkeypatch: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
 
 
-def passing_what_lapsed(release: Any) -> Any:
+def handing_over_what_ended(release: Any) -> Any:
     def mistaken(self: local_queue.LocalQueue, lease: Any, now: float) -> int:
         if self.circulating is lease and self.waiters and lease._deadline <= now:
             lease._deadline = now + 1000
@@ -62,7 +62,7 @@ def passing_what_lapsed(release: Any) -> Any:
     return mistaken
 
 
-def undoing_what_is_unmarked_first(undo: Any) -> Any:
+def undoing_plain_tokens_first(undo: Any) -> Any:
     def mistaken(*args: Any) -> list[commands.RawCommand]:
         calls = undo(*args)
         return [call for pair in zip(calls[1::2], calls[::2], strict=True) for call in pair]
@@ -70,7 +70,7 @@ def undoing_what_is_unmarked_first(undo: Any) -> Any:
     return mistaken
 
 
-def not_seeing_that_it_has_asked(successor_for: Any) -> Any:
+def not_seeing_that_it_has_entered(successor_for: Any) -> Any:
     def mistaken(self: local_queue.LocalQueue, *args: Any) -> Any:
         before, self.entry_sent = self.entry_sent, False
         try:
@@ -92,60 +92,62 @@ PLANTED: dict[str, Plant] = {
     "enter does not mark that more wait": in_scripts("waiting > 0 and markable(value)", "false", ENTER),
     "enter does not say that more wait": in_scripts("return {1, waiting, fence}", "return {1, 0, fence}", ENTER),
     "enter forgets who else waits": in_scripts("redis.call('ZREM', KEYS[2], me)", "redis.call('DEL', KEYS[2])", ENTER),
-    "enter gives the last place anew": in_scripts(
+    "enter puts a queued entry last again": in_scripts(
         "if not redis.call('ZSCORE', KEYS[2], me) then", "if true then", ENTER
     ),
     "enter grants to itself": in_scripts("not grant(me)", "not grant()", ENTER),
     "enter overtakes": in_scripts("not held and not grant(me)", "not held", ENTER),
-    "grant does not ask who is there": in_scripts("subscribers == 0", "subscribers == -1", *GRANTING),
-    "grant does not say so": in_scripts("redis.pcall('PUBLISH', channel, entry)", "1", *GRANTING),
+    "grant does not ask which clients are there": in_scripts("subscribers == 0", "subscribers == -1", *GRANTING),
+    "grant sends no message": in_scripts("redis.pcall('PUBLISH', channel, entry)", "1", *GRANTING),
     "grant takes the last": in_scripts("ZPOPMIN", "ZPOPMAX", *GRANTING),
     "grant is for long": in_scripts("local MOMENT = 1000", "local MOMENT = 10000000", *GRANTING),
     "hand_over deletes": in_scripts("if not grant() then", "if true then", HAND_OVER),
-    "hand_over lets go of anybody's": in_scripts("if not mine(held, ARGV[1]) then", "if not held then", HAND_OVER),
+    "hand_over releases anybody's": in_scripts("if not mine(held, ARGV[1]) then", "if not held then", HAND_OVER),
     "hand_over does not know a marked token": in_scripts("not mine(held, ARGV[1])", "held ~= ARGV[1]", HAND_OVER),
-    "leave keeps the place": in_scripts("redis.call('ZREM', KEYS[2], ARGV[2] .. ARGV[1])", "", LEAVE),
+    "leave keeps the entry": in_scripts("redis.call('ZREM', KEYS[2], ARGV[2] .. ARGV[1])", "", LEAVE),
     "leave keeps the grant": in_scripts("or not mine(held, ARGV[1])", "or true", LEAVE),
     "leave deletes": in_scripts("if not grant() then", "if true then", LEAVE),
-    "an undo deletes first": in_code(commands, "undo_commands", undoing_what_is_unmarked_first),
-    "the law does not leave": in_code(Acquire, "leave", doing(None)),
-    "the law undoes nothing": in_code(Acquire, "undo", lambda _: lambda self: Undo([self.key], [b"fl:" + b"0" * 32])),
-    "a SET in doubt waits by another place": in_code(
+    "an undo deletes first": in_code(commands, "undo_commands", undoing_plain_tokens_first),
+    "an acquire does not leave the queue": in_code(Acquire, "leave", doing(None)),
+    "an acquire undoes nothing": in_code(
+        Acquire, "undo", lambda _: lambda self: Undo([self.key], [b"fl:" + b"0" * 32])
+    ),
+    "an acquire of unknown outcome waits by another entry": in_code(
         Acquire, "waiter", lambda _: lambda self: local_queue.Waiter(self.name, self.key, self.ms, False)
     ),
     "a release does not hand over": in_code(Release, "hand_over", doing(None)),
 }
-IN_GATES: dict[str, Plant] = {
-    "a lease that lapsed is passed on": in_code(local_queue.LocalQueue, "release", passing_what_lapsed),
-    "a lease that is over when its taker runs counts": in_code(
+IN_QUEUES: dict[str, Plant] = {
+    "a lease that ended is handed over": in_code(local_queue.LocalQueue, "release", handing_over_what_ended),
+    "a lease that ended before its new holder ran counts": in_code(
         local_queue.LocalQueues, "take_back_expired", doing(None)
     ),
-    "who comes back asks for the place for which another asks": in_code(
+    "a waiter that comes back enters by the entry of another": in_code(
         local_queue.WaiterList, "insert", lambda insert: lambda self, waiter, before: insert(self, waiter, None)
     ),
-    "a lease passes though its first has asked": in_code(
-        local_queue.LocalQueue, "successor_for", not_seeing_that_it_has_asked
+    "a lease is handed over though the first waiter has entered": in_code(
+        local_queue.LocalQueue, "successor_for", not_seeing_that_it_has_entered
     ),
-    "a gate lets those behind it sleep": in_code(local_queue.Waiter, "wake", doing(None)),
-    "a gate keeps its place": in_code(local_queue.LocalQueue, "new_entry", doing(None)),
-    "a gate believes in a lease that is over": in_code(
+    "a queue wakes no waiter": in_code(local_queue.Waiter, "wake", doing(None)),
+    "a queue keeps its entry": in_code(local_queue.LocalQueue, "new_entry", doing(None)),
+    "a queue believes in a lease that has ended": in_code(
         local_queue.LocalQueue,
         "may_enter",
         lambda _: lambda self, waiter, now: self.circulating is None and self.first() is waiter,
     ),
-    "gates do not hear": in_code(local_queue.LocalQueues, "on_grant_message", doing(None)),
-    "gates do not look after a cut": in_code(local_queue.LocalQueues, "on_reconnect", doing(None)),
+    "queues ignore messages": in_code(local_queue.LocalQueues, "on_grant_message", doing(None)),
+    "queues do not enter again after a cut": in_code(local_queue.LocalQueues, "on_reconnect", doing(None)),
 }
 COMPILED = not isinstance(local_queue.LocalQueue.release, FunctionType)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("mistake", PLANTED | IN_GATES)
+@pytest.mark.parametrize("mistake", PLANTED | IN_QUEUES)
 def test_drift_is_found(server: Server, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     assert server.path is not None
-    if COMPILED and mistake in IN_GATES:
+    if COMPILED and mistake in IN_QUEUES:
         pytest.skip("what is compiled cannot be changed")
-    (PLANTED | IN_GATES)[mistake](monkeypatch)
+    (PLANTED | IN_QUEUES)[mistake](monkeypatch)
     for seed in range(MANY_WALKS):
         try:
             Walk(server.path, seed, LENGTH).go(monkeypatch)
