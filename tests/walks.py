@@ -86,8 +86,8 @@ def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
 def find_mistakes(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
     """Plant each mistake, and walk until one is found. Returns the exit code."""
     import pytest
-    from support.mutants import MISTAKES
     from protocol.test_handover_replay import PLANTED
+    from support.mutants import MISTAKES
 
     missed = 0
     for name in [name for name, mistake in MISTAKES.items() if asked.face in mistake.faces]:
