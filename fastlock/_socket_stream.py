@@ -12,13 +12,16 @@ import ssl
 import struct
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hiredis import ProtocolError
 
 from fastlock._native import allocate_lock, poll
 from fastlock._stream import PendingReply, Stream, Template
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, broken, by_handler
+
+if TYPE_CHECKING:
+    from _thread import LockType
 
 BUSY = object()  # answer of `SocketStream.round_trip`: other threads use the stream, nothing was done
 
@@ -206,7 +209,7 @@ class SocketStream(Stream):
 
     # who reads
 
-    def lead(self, pending_reply: PendingReply, wake: Any) -> bool:
+    def lead(self, pending_reply: PendingReply, wake: LockType) -> bool:
         """Make the caller the leader, which reads, if there is none; else it is to sleep on `wake`, a held lock."""
         with self._mutex:
             if self._leader is None:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from hiredis import ProtocolError, PushNotification, Reader
 
@@ -63,14 +63,14 @@ class PendingReply:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()  # the thread that waits for the reply
-        self.reply: Any = None
+        self.reply: object = None
         self.wake: Any = None
         self.ready = self.abandoned = False
 
     def done(self) -> bool:
         return self.ready
 
-    def set_result(self, reply: Any) -> None:
+    def set_result(self, reply: object) -> None:
         self.reply = reply
         self.ready = True
         wake, self.wake = self.wake, None
@@ -85,10 +85,20 @@ class PendingReply:
 class _Many:
     __slots__ = ("missing", "pending_reply", "replies")
 
-    def __init__(self, pending_reply: Any, count: int) -> None:
+    def __init__(self, pending_reply: Pending | None, count: int) -> None:
         self.pending_reply = pending_reply
         self.replies: list[Any] = []
         self.missing = count
+
+
+class Pending(Protocol):
+    """What waits for a reply."""
+
+    def done(self) -> bool:
+        """Whether it waits no longer."""
+
+    def set_result(self, reply: Any, /) -> object:
+        """Take the reply."""
 
 
 class Stream:
@@ -116,13 +126,13 @@ class Stream:
 
     # encode
 
-    def put(self, template: Template, pending_reply: Any, name: bytes, token: bytes, ms: int) -> None:
+    def put(self, template: Template, pending_reply: Pending | None, name: bytes, token: bytes, ms: int) -> None:
         """Queue one command; its reply goes to `pending_reply`."""
         data = template._encode(name, token, ms)
         self._queue(data, pending_reply, 1)
 
     def put_many(
-        self, template: Template, pending_reply: Any, names: list[bytes], tokens: list[bytes], ms: int
+        self, template: Template, pending_reply: Pending | None, names: list[bytes], tokens: list[bytes], ms: int
     ) -> None:
         """Queue one command per name; `pending_reply` gets the list of replies, in order."""
         if not names:
@@ -133,23 +143,23 @@ class Stream:
         data = b"".join([encode(name, token, ms) for name, token in zip(names, tokens, strict=True)])
         self._queue(data, _Many(pending_reply, len(names)), len(names))
 
-    def put_command(self, pending_reply: Any, args: tuple[bytes, ...]) -> None:
+    def put_command(self, pending_reply: Pending | None, args: tuple[bytes, ...]) -> None:
         """Queue any command, given as bytes; its reply goes to `pending_reply`."""
         data = _packed(args)
         self._queue(data, pending_reply, 1)
 
-    def put_calls(self, pending_reply: Any, calls: list[tuple[bytes, ...]]) -> None:
+    def put_calls(self, pending_reply: Pending | None, calls: list[tuple[bytes, ...]]) -> None:
         """Queue any commands; `pending_reply` gets the list of replies, in order."""
         if not calls:
             raise ValueError("no calls")
         data = b"".join([_packed(args) for args in calls])
         self._queue(data, _Many(pending_reply, len(calls)), len(calls))
 
-    def _queue(self, data: bytes, pending_reply: Any, replies: int) -> None:
+    def _queue(self, data: bytes, pending_reply: Pending | _Many | None, replies: int) -> None:
         with self._mutex:
             self._append(data, pending_reply, replies)
 
-    def _append(self, data: bytes, pending_reply: Any, replies: int) -> None:
+    def _append(self, data: bytes, pending_reply: Pending | _Many | None, replies: int) -> None:
         try:
             self._pending_replies.append(pending_reply)
             self._missing += replies
@@ -249,7 +259,7 @@ class Stream:
         except TypeError as error:  # a map whose key is a list or a map
             raise ProtocolError(f"a reply that makes no sense: {error}") from None
 
-    def _deliver(self, reply: Any) -> None:
+    def _deliver(self, reply: object) -> None:
         with self._mutex:
             if not self._pending_replies:  # drained, as the connection failed meanwhile
                 return
@@ -272,15 +282,15 @@ def _packed(args: tuple[bytes, ...]) -> bytes:
     return b"*%d\r\n" % len(args) + b"".join([b"$%d\r\n%b\r\n" % (len(_bytes(arg)), arg) for arg in args])
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"bytes expected, not {type(value).__name__}")
     return value
 
 
-def _check_depth(reply: Any, left: int) -> None:
+def _check_depth(reply: list[Any] | dict[Any, Any], left: int) -> None:
     if not left:
         raise ProtocolError("a reply nested too deeply")
-    for item in reply.values() if type(reply) is dict else reply:
+    for item in reply.values() if isinstance(reply, dict) else reply:
         if type(item) is list or type(item) is dict:
             _check_depth(item, left - 1)

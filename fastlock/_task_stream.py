@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastlock._stream import Stream, Template
+from fastlock._stream import Pending, Stream, Template
 
 
 class TaskStream(Stream):
@@ -27,7 +27,7 @@ class TaskStream(Stream):
         self._flush_soon = flush_soon
         self._flushing = False
 
-    def request(self, template: Template, pending_reply: Any, name: bytes, token: bytes, ms: int) -> None:
+    def request(self, template: Template, pending_reply: Pending, name: bytes, token: bytes, ms: int) -> None:
         """Queue one command, and schedule a flush; its reply goes to `pending_reply`."""
         self.put(template, pending_reply, name, token, ms)
         if not self._flushing:

@@ -24,7 +24,7 @@ from fastlock._stream_errors import by_handler
 from fastlock._transport.base import Transport
 from fastlock._transport.owners import thread_owner
 from fastlock._transport.parker import Parker, check_signals, clock, popped
-from fastlock._transport.sync_connection import STREAM_ERRORS
+from fastlock._transport.sync_connection import STREAM_ERRORS, Connection
 from fastlock._transport.waiting import (
     park,
     push_connection_of,
@@ -63,7 +63,7 @@ def enter_lock(self: Any) -> Any:
     return self
 
 
-def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+def exit_lock(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
     try:
@@ -126,7 +126,7 @@ def acquire(lock: BaseLock, required: bool) -> Any:
 
 
 def _ask(
-    transport: Transport, connection: Any, opcode: int, key: bytes, token: bytes, ms: int, limit: float | None
+    transport: Transport, connection: Connection, opcode: int, key: bytes, token: bytes, ms: int, limit: float | None
 ) -> Any:
     timeout = connection.reply_timeout
     if limit is not None and limit < timeout:
@@ -134,7 +134,7 @@ def _ask(
     return send_command(connection.stream, opcode, key, token, ms, timeout, spin_seconds(transport))
 
 
-def _as_sent(op: Operation[Any], connection: Any, sent: float) -> Any:
+def _as_sent(op: Operation[Any], connection: Connection, sent: float) -> Any:
     op.request.connection, op.request.sent = connection, sent
     return op
 
@@ -173,7 +173,7 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
         raise
 
 
-def _handed_over(lock: BaseLock, owner: Any, waiter: Waiter) -> Lease | None:
+def _handed_over(lock: BaseLock, owner: object, waiter: Waiter) -> Lease | None:
     """As `BaseLock._handed_over`; where leases change hands fast, it also wakes the next waiter early."""
     lease = lock._handed_over(owner, waiter, clock(), lock._transport.queues)
     queue: Any = waiter.queue
@@ -223,7 +223,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
     return None
 
 
-def _sent_enter(op: LockAcquire, waiter: Waiter, connection: Any, sent: float) -> Enter:
+def _sent_enter(op: LockAcquire, waiter: Waiter, connection: Connection, sent: float) -> Enter:
     """The enter as the protocol's operation would have sent it."""
     request = op.enter_request(waiter)
     request.sent, request.connection = sent, connection

@@ -47,9 +47,9 @@ class Client(Uncopyable):
         db: int = 0,
         *,
         queue: bool = True,
-        **options: Any,
+        **options: object,
     ) -> None:
-        settings = options.pop("_settings", None)  # given by `from_url` and by a drop-in
+        settings: Any = options.pop("_settings", None)  # given by `from_url` and by a drop-in
         if settings is None:
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
@@ -57,7 +57,7 @@ class Client(Uncopyable):
         self._transport = AsyncTransport(settings, _implementation.default)
 
     @classmethod
-    def from_url(cls, url: str, *, queue: bool = True, **options: Any) -> Self:
+    def from_url(cls, url: str, *, queue: bool = True, **options: object) -> Self:
         """A client from redis:// rediss:// unix:// valkey:// or valkeys://, with redis-py's query options.
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.

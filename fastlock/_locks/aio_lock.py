@@ -64,7 +64,7 @@ class AsyncLock(Uncopyable, BaseLock):
         owner = self._owner()
         return self._release(owner, self._leases.get(owner))
 
-    async def _release(self, owner: Any, lease: Lease | None) -> None:
+    async def _release(self, owner: object, lease: Lease | None) -> None:
         await tasks.aio_release(self, False, None, owner, lease)
 
     @coroutine_function
@@ -77,7 +77,7 @@ class AsyncLock(Uncopyable, BaseLock):
         """
         return self._extend(additional_time, replace_ttl, self._owner())
 
-    async def _extend(self, seconds: float, replace_ttl: bool, owner: Any) -> Literal[True]:
+    async def _extend(self, seconds: float, replace_ttl: bool, owner: object) -> Literal[True]:
         extension = self._extension(seconds, replace_ttl, "extend", owner or self._owner())
         return self._moved("extend", await self._transport.drive(extension))
 
@@ -86,7 +86,7 @@ class AsyncLock(Uncopyable, BaseLock):
         """Set the lease back to the lock's full timeout, also one that was acquired without end. Errors as `extend`."""
         return self._reacquire(self._owner())
 
-    async def _reacquire(self, owner: Any) -> Literal[True]:
+    async def _reacquire(self, owner: object) -> Literal[True]:
         self._lease_for("reacquire", owner := owner or self._owner())
         extension = self._extension(self.timeout or 0, True, "reacquire", owner)
         return self._moved("reacquire", await self._transport.drive(extension))
@@ -100,7 +100,7 @@ class AsyncLock(Uncopyable, BaseLock):
         """Whether the caller holds the lock, asked of the server."""
         return self._owned(self._owner())
 
-    async def _owned(self, owner: Any) -> bool:
+    async def _owned(self, owner: object) -> bool:
         lease = self._lease_of(owner or self._owner())
         token = await self._transport.drive(extension.inspect(Opcode.GET, self._key, now))
         if lease is None or lease.inherited or lease._deadline == ENDED:

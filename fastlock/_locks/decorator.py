@@ -15,7 +15,7 @@ from fastlock._protocol.base_lock import abbreviated
 from fastlock._stream_errors import by_handler
 
 
-def name_maker(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def name_maker(name: object, function: Callable[..., Any]) -> Callable[..., Any]:
     """From a `locked` decorator's name (a template over the call's arguments, or a callable) to a function of the
     call."""
     if not callable(function):
@@ -25,7 +25,7 @@ def name_maker(name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             f"{function.__qualname__} is a generator: its body runs after the lock would have been released"
         )
     if callable(name):
-        return name  # type: ignore[no-any-return]
+        return name
     if not isinstance(name, str):
         as_name(name)
         return lambda *args, **kwargs: name

@@ -32,7 +32,7 @@ def release(lock: BaseLock) -> None:
     lock._transport.run(lock._new_release())
 
 
-def exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+def exit_lock(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
     try:
@@ -53,7 +53,7 @@ def aio_enter_lease(self: Any) -> Any:
 
 
 async def aio_release(
-    lock: BaseLock, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
+    lock: BaseLock, leaving: bool, error: BaseException | None, owner: object = None, noted: Lease | None = None
 ) -> None:
     """Release the lease of an owner (None: of the task that awaits this), if that is the `noted` one or none was noted.
     Errors are those of `BaseLock._new_release`. Where this is `leaving` a `with`, they go where
@@ -63,7 +63,7 @@ async def aio_release(
     await lock._transport.release(lock, owner, None, None, leaving, error)
 
 
-async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+async def aio_exit_lock(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
     try:

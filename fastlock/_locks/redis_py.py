@@ -45,17 +45,17 @@ def _forget_parent() -> None:
 at_fork(_forget_parent)
 
 
-def sync_client_of(redis: Any) -> Any:
+def sync_client_of(redis: object) -> Any:
     """The `fastlock.Client` of a `redis.Redis`. TypeError: it is something else."""
     return _client(redis, Client, asynchronous=False)
 
 
-def async_client_of(redis: Any) -> Any:
+def async_client_of(redis: object) -> Any:
     """The `fastlock.asyncio.Client` of a `redis.asyncio.Redis`. TypeError: it is something else."""
     return _client(redis, AsyncClient, asynchronous=True)
 
 
-def _client(redis: Any, kind: Any, asynchronous: bool) -> Any:
+def _client(redis: object, kind: type[Client] | type[AsyncClient], asynchronous: bool) -> Any:
     if _part(redis, "command_stack") is not None:
         raise TypeError(
             "redis is a pipeline, which sends nothing before it is executed, and a lock is acquired at once: "
@@ -85,7 +85,7 @@ def _made(owned: dict[str, Any]) -> Any:
     return None if client is None or client.closed else client
 
 
-def _part(whole: Any, name: str) -> Any:
+def _part(whole: object, name: str) -> Any:
     """An attribute, or None if there is none. An AttributeError that a signal handler raises is raised."""
     try:
         return getattr(whole, name)
@@ -102,24 +102,24 @@ def _kind(asynchronous: bool) -> str:
 # redis-py's arguments
 
 
-def as_text(value: Any) -> Any:
+def as_text(value: object) -> Any:
     """A name or token: a number becomes what redis-py's encoder makes of it. All else is left to the checks."""
     return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-def as_number(value: Any) -> Any:
+def as_number(value: object) -> Any:
     """Seconds: any real number becomes a float. All else is left to the checks, which refuse it and name it."""
     if value is None or type(value) in (int, float):
         return value
     return float(value) if isinstance(value, (Real, Decimal)) else value
 
 
-def as_sleep(value: Any) -> Any:
+def as_sleep(value: object) -> Any:
     """`sleep` in seconds; None is DEFAULT_SLEEP. redis-py takes None too, and fails when it has to wait."""
     return DEFAULT_SLEEP if value is None else as_number(value)
 
 
-def as_blocking_timeout(value: Any) -> Any:
+def as_blocking_timeout(value: object) -> Any:
     """`blocking_timeout` in seconds: below 0 it is 0, one try; above MAX_WAIT it is None, for ever."""
     seconds = as_number(value)
     if not isinstance(seconds, (int, float)) or math.isnan(seconds):
@@ -150,29 +150,29 @@ class _Innard:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, lock: Any, owner: Any = None) -> Any:
+    def __get__(self, lock: Any, owner: object = None) -> Any:
         raise AttributeError(f"fastlock's locks have no {self.name!r}")
 
-    def __set__(self, lock: Any, value: Any) -> None:
+    def __set__(self, lock: Any, value: object) -> None:
         raise AttributeError(_foreign(self.name))
 
 
-def _named(lock: Any, value: Any) -> Any:
+def _named(lock: Any, value: object) -> Any:
     lock._key = arguments.as_name(as_text(value), lock._names)
     return value
 
 
-def _timed(lock: Any, value: Any) -> Any:
+def _timed(lock: Any, value: object) -> Any:
     seconds = as_number(value)
     lock._ms = 0 if seconds is None else arguments.as_ms(seconds)
     return seconds
 
 
-def _slept(lock: Any, value: Any) -> Any:
+def _slept(lock: Any, value: object) -> Any:
     return arguments.as_wait(as_sleep(value), "sleep")
 
 
-def _waited(lock: Any, value: Any) -> Any:
+def _waited(lock: Any, value: object) -> Any:
     seconds = as_blocking_timeout(value)
     return seconds if seconds is None else arguments.as_wait(seconds, "blocking_timeout")
 
@@ -180,7 +180,7 @@ def _waited(lock: Any, value: Any) -> Any:
 class _Whole(type):
     """A class on which such a part cannot be assigned either, as software does that replaces it for all locks."""
 
-    def __setattr__(cls, name: str, value: Any) -> None:
+    def __setattr__(cls, name: str, value: object) -> None:
         if name in _INNARDS:
             raise AttributeError(_foreign(name))
         super().__setattr__(name, value)
@@ -200,7 +200,7 @@ class LocalToken:
         return None if lease is None else lease.token
 
     @token.setter
-    def token(self, token: Any) -> None:
+    def token(self, token: object) -> None:
         lock = self._lock
         if token is None:
             if lock.lease is not None:
@@ -223,7 +223,7 @@ class DropIn(BaseLock, metaclass=_Whole):
         blocking_timeout = mutable_setting("blocking_timeout", _waited)
         vars().update({name: _Innard(name) for name in _INNARDS})
 
-    redis: Any
+    redis: object
     _names: str  # the encoding of names; that of tokens may be another
 
     def __init__(
@@ -231,13 +231,13 @@ class DropIn(BaseLock, metaclass=_Whole):
         redis: Any,
         client: Any,
         names: str,
-        name: Any,
-        timeout: Any,
-        sleep: Any,
-        blocking: Any,
-        blocking_timeout: Any,
-        thread_local: Any,
-        raise_on_release_error: Any,
+        name: object,
+        timeout: object,
+        sleep: object,
+        blocking: object,
+        blocking_timeout: object,
+        thread_local: object,
+        raise_on_release_error: object,
         queue: bool = True,
     ) -> None:
         tokens = redis.get_encoder().encoding
@@ -258,9 +258,9 @@ class DropIn(BaseLock, metaclass=_Whole):
         if tokens != names:
             self._encoding = tokens
         if self.name is not name:
-            self.name = name
+            self.name = name  # type: ignore[assignment]
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
+    def __init_subclass__(cls, **keywords: object) -> None:
         """Let a subclass override what is public, also for `with`; refuse one that defines parts of redis-py's lock, by
         TypeError."""
         super().__init_subclass__(**keywords)
@@ -279,20 +279,20 @@ class DropIn(BaseLock, metaclass=_Whole):
         """Where redis-py keeps the token: `lock.local.token`."""
         return LocalToken(self)
 
-    def _acquire_with(self, sleep: Any, blocking: Any, blocking_timeout: Any, token: Any) -> Any:
+    def _acquire_with(self, sleep: object, blocking: object, blocking_timeout: object, token: object) -> Any:
         """As `BaseLock._acquire_with`, with the numbers that redis-py takes; None is the lock's own setting."""
         seconds = as_blocking_timeout(blocking_timeout)
         if seconds is None and blocking_timeout is not None:  # to wait for ever, whatever the lock's own setting is
             seconds = arguments.MAX_WAIT
-        return super()._acquire_with(as_number(sleep), blocking, seconds, token)
+        return super()._acquire_with(as_number(sleep), None if blocking is None else bool(blocking), seconds, token)
 
     def _check_both(self, blocking: bool) -> None:
         """Allow a blocking_timeout beside blocking=False: it is for a later `acquire(blocking=True)`."""
 
-    def _as_token(self, token: Any) -> bytes:
+    def _as_token(self, token: object) -> bytes:
         return arguments.as_bytes(as_text(token), "token", self._encoding)
 
-    def _extension(self, seconds: Any, replace_ttl: Any, verb: str, owner: Any) -> Any:
+    def _extension(self, seconds: object, replace_ttl: object, verb: str, owner: object) -> Any:
         lease = self._lease_for(verb, owner)
         added = as_number(seconds)
         ms = int(arguments.as_number(added, "additional_time") * 1000)

@@ -22,18 +22,18 @@ def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
         place = f"_{name}"
         read = operator.attrgetter(place)
 
-        def write(lock: Any, value: Any) -> None:
+        def write(lock: Any, value: object) -> None:
             lock.__dict__[place] = value
 
     return property(read, lambda lock, value: write(lock, changed(lock, value)))
 
 
-def _named(lock: Any, value: Any) -> Any:
+def _named(lock: Any, value: object) -> Any:
     lock._key = as_name(value, lock._encoding)
     return value
 
 
-def _timed(lock: Any, value: Any) -> Any:
+def _timed(lock: Any, value: object) -> Any:
     lock._ms = 0 if value is None else as_ms(value)
     return value
 

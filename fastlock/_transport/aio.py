@@ -20,6 +20,7 @@ from fastlock import _errors as errors
 from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
 from fastlock._protocol.acquire import queue_of
+from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
@@ -151,7 +152,13 @@ class AsyncTransport(Transport):
                 end.aclose().send(None)
 
     async def release(
-        self, lock: Any, owner: Any, op: Any, answer: Any, leaving: bool, error: BaseException | None
+        self,
+        lock: BaseLock,
+        owner: object,
+        op: LockRelease | None,
+        answer: object,
+        leaving: bool,
+        error: BaseException | None,
     ) -> None:
         """Carry out a release that the fast path hands on. Without `op` it starts anew, for the lease of `owner`, None:
         of the caller; with `op` it goes on from the answer to that."""

@@ -80,7 +80,7 @@ class Transport:
             raise
 
     def finish_release(
-        self, lock: BaseLock, owner: Any, lease: Lease | None, op: LockRelease | None, error: BaseException
+        self, lock: BaseLock, owner: object, lease: Lease | None, op: LockRelease | None, error: BaseException
     ) -> None:
         """Carry out a release that was interrupted, as by `undo_interrupted`: who leaves a `with` does not try again.
         Without `lease` it is that of the owner; without `op` it had not begun."""

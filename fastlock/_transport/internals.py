@@ -107,13 +107,13 @@ class Wakeup:
     def done(self) -> bool:
         return self.ready
 
-    def set_result(self, answer: Any) -> None:
+    def set_result(self, answer: object) -> None:
         self.answer = answer
         self.ready = True
         if self.callback is not None:
             self.wakeups.add(self)
 
-    def set_result_once(self, answer: Any) -> None:
+    def set_result_once(self, answer: object) -> None:
         """Set the answer, unless there is one: then add it to be woken, as the caller that set the answer may have been
         interrupted before that."""
         if not self.ready:
@@ -121,7 +121,7 @@ class Wakeup:
         elif self.callback is not None:
             self.wakeups.add(self)
 
-    def __call__(self, answer: Any) -> None:
+    def __call__(self, answer: object) -> None:
         self.set_result_once(answer)
 
     def run_callback(self) -> None:
@@ -154,7 +154,7 @@ class Wakeup:
         if self.ready:
             self.wakeups.add(self)
 
-    def cancel(self, msg: Any = None) -> bool:
+    def cancel(self, msg: object = None) -> bool:
         if self.ready:
             if self.callback is not None:  # what set the answer may have been interrupted before it added this
                 self.wakeups.add(self)
@@ -181,7 +181,7 @@ def reads_at_once(loop: asyncio.AbstractEventLoop) -> bool:
     return isinstance(loop, asyncio.BaseEventLoop)
 
 
-def abort(transport: Any) -> None:
+def abort(transport: asyncio.Transport) -> None:
     """Close a connection at once, also after its loop was closed: asyncio's transport cannot do that then. The plain
     way tells the server, and leaves the socket to the transport, which closes it with a ResourceWarning as it is
     collected."""
@@ -192,7 +192,7 @@ def abort(transport: Any) -> None:
             sock = getattr(transport, "_sock", None)
             if sock is not None:
                 sock.close()
-                transport._sock = None
+                transport._sock = None  # type: ignore[attr-defined]
         elif (sock := transport.get_extra_info("socket")) is not None:
             with contextlib.suppress(OSError):  # the server was first
                 sock.shutdown(socket.SHUT_RDWR)

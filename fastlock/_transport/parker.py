@@ -33,7 +33,7 @@ class Parker:
         self._lock = allocate_lock()
         self._lock.acquire()
 
-    def __call__(self, yield_to: Any) -> None:
+    def __call__(self, yield_to: object) -> None:
         """Unpark the thread: called as the `on_wake` of a waiter."""
         try:
             self._lock.release()

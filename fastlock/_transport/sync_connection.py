@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hiredis import ProtocolError
 
@@ -35,8 +35,11 @@ from fastlock._transport.sockets import open_socket, shut
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 
 if TYPE_CHECKING:
+    from fastlock._stream import Pending, Stream
+    from fastlock._transport.aio_connection import AsyncConnection
     from fastlock._transport.sync import SyncTransport
 
+T = TypeVar("T")
 SPIN_SECONDS = 100e-6  # to poll the socket before sleeping, while a single thread waits: about what a sleep may cost
 CLOSE_SECONDS = 1.0  # for how long closing waits for what is in flight; a new connection gets as long at least
 STREAM_ERRORS = (Broken, ProtocolError)
@@ -57,7 +60,7 @@ def compile_templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[A
 _TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
 
 
-def write_request(stream: Any, session: handshake.Session, request: Request, pending_reply: object) -> None:
+def write_request(stream: Stream, session: handshake.Session, request: Request, pending_reply: Pending) -> None:
     """Write a request into the stream of a connection; `pending_reply` gets the answer."""
     end_sessions(stream, session, request.stale)
     if isinstance(request, Command):
@@ -68,20 +71,20 @@ def write_request(stream: Any, session: handshake.Session, request: Request, pen
         stream.put_calls(pending_reply, request.calls)
 
 
-def end_sessions(stream: Any, session: handshake.Session, ended: Iterable[handshake.Session]) -> None:
+def end_sessions(stream: Stream, session: handshake.Session, ended: Iterable[handshake.Session]) -> None:
     """Write the commands by which this session ends broken ones: nothing that they sent is executed after these."""
     for broken in ended:
         if (call := handshake.end(broken, session)) is not None:
             stream.put_command(None, call)
 
 
-def write_undo(connection: Any, delivery: UndoDelivery) -> None:
+def write_undo(connection: Connection | AsyncConnection, delivery: UndoDelivery) -> None:
     """Write an undo into a connection's stream."""
     end_sessions(connection.stream, connection.session, delivery.stale)
     connection.stream.put_calls(UndoReply(delivery), delivery.calls(connection))
 
 
-def removed(these: list[Any], one: Any) -> bool:
+def removed(these: list[T], one: T) -> bool:
     """Remove an item from a list; False: another thread, which needs no mutex for that, removed it first."""
     found = False
     try:

@@ -6,7 +6,8 @@ is run, as the interpreter's code is out of the caches then, and would mostly wa
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from fastlock._errors import ClientClosedError
 from fastlock._implementation import default
@@ -15,7 +16,13 @@ from fastlock._protocol.commands import enter, hand_over
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, Waiter
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parker, check_signals, clock
-from fastlock._transport.sync_connection import SPIN_SECONDS, STREAM_ERRORS
+from fastlock._transport.sync_connection import SPIN_SECONDS, STREAM_ERRORS, Connection
+
+if TYPE_CHECKING:
+    from _thread import LockType
+
+    from fastlock import _socket_stream, _stream
+    from fastlock._protocol.commands import TemplateParts
 
 _STREAM, _PENDING_REPLY = default.SocketStream, default.PendingReply
 _SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
@@ -69,7 +76,7 @@ def park(transport: Transport, waiter: Waiter, parker: Parker, until: float) -> 
         raise ClientClosedError("this client was closed")
 
 
-def _listen(connection: Any, pending: Any, wake: Any, at: float) -> None:
+def _listen(connection: Connection, pending: _stream.PendingReply, wake: LockType, at: float) -> None:
     """Sleep until the pending reply is resolved, or until `at`; meanwhile read for all, if no other thread reads."""
     stream = connection.stream
     try:
@@ -103,7 +110,7 @@ def push_connection_of(transport: Transport) -> Any:
     return connection
 
 
-def send_enter(transport: Transport, connection: Any, queue: LocalQueue, waiter: Waiter, timeout: float) -> Any:
+def send_enter(transport: Transport, connection: Connection, queue: LocalQueue, waiter: Waiter, timeout: float) -> Any:
     """Send the enter of a queue's entry over the push connection, and wait for the reply. Returns the reply, or BUSY.
     Errors as of `SocketStream.round_trip`."""
     template = _cached(queue, connection.impl.Template, enter, (queue.queues.channel, waiter.fenced))
@@ -113,7 +120,7 @@ def send_enter(transport: Transport, connection: Any, queue: LocalQueue, waiter:
     return round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
 
 
-def send_hand_over(transport: Transport, connection: Any, key: bytes, token: bytes) -> Any:
+def send_hand_over(transport: Transport, connection: Connection, key: bytes, token: bytes) -> Any:
     """Send a release to the first waiter in the server's queue, and wait for the reply. Errors as of
     `SocketStream.round_trip`. It does not poll for the reply: the server tells the waiter first, and both need a
     processor."""
@@ -123,7 +130,9 @@ def send_hand_over(transport: Transport, connection: Any, key: bytes, token: byt
     return round_trip(connection.stream, template, b"", token, 0, connection.reply_timeout, 0.0)
 
 
-def send_command(stream: Any, opcode: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
+def send_command(
+    stream: _socket_stream.SocketStream, opcode: int, name: bytes, token: bytes, ms: int, timeout: float, spin: float
+) -> Any:
     """Send a command of the stream's command table, and wait for the reply. Errors as of `SocketStream.round_trip`."""
     if type(stream) is _STREAM:
         compiled = stream
@@ -131,7 +140,15 @@ def send_command(stream: Any, opcode: int, name: bytes, token: bytes, ms: int, t
     return stream.round_trip(stream.templates[opcode], name, token, ms, timeout, spin)
 
 
-def round_trip(stream: Any, template: Any, name: bytes, token: bytes, ms: int, timeout: float, spin: float) -> Any:
+def round_trip(
+    stream: _socket_stream.SocketStream,
+    template: _stream.Template,
+    name: bytes,
+    token: bytes,
+    ms: int,
+    timeout: float,
+    spin: float,
+) -> Any:
     """As `SocketStream.round_trip`, without a call through Python where this and the stream are compiled."""
     if type(stream) is _STREAM:
         compiled = stream
@@ -139,7 +156,12 @@ def round_trip(stream: Any, template: Any, name: bytes, token: bytes, ms: int, t
     return stream.round_trip(template, name, token, ms, timeout, spin)
 
 
-def _cached(queue: LocalQueue, made: Any, command: Any, more: tuple[Any, ...]) -> Any:
+def _cached(
+    queue: LocalQueue,
+    made: Callable[..., _stream.Template],
+    command: Callable[..., TemplateParts],
+    more: tuple[Any, ...],
+) -> Any:
     """The template of a command for the name of a queue, kept for the next time: to encode it takes longer than to
     send it."""
     templates = queue.templates

@@ -448,7 +448,8 @@ def test_what_scripts_and_modules_both_know_is_the_same() -> None:
     """Numbers and prefixes that stand in both languages, as a script takes no constants."""
     lua = {path.stem: path.read_text() for path in SCRIPTS}
     channel = local_queue.LocalQueues(contextlib.nullcontext()).channel
-    numbers = {name: int(value) for text in lua.values() for name, value in re.findall(r"local ([A-Z_]+) = (\d+)", text)}
+    named = [pair for text in lua.values() for pair in re.findall(r"local ([A-Z_]+) = (\d+)", text)]
+    numbers = {name: int(value) for name, value in named}
     assert numbers == {"MOMENT": 1000, "CHANNEL_SIZE": len(channel)}
     assert re.findall(r"#token == (\d+)", lua["tokens"]) == [str(commands.TOKEN_SIZE)] == [str(len(new_token()))]
     said = {prefix for text in lua.values() for prefix in re.findall(r"'(fl.)'", text)}
