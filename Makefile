@@ -56,8 +56,8 @@ servers:
 # as tests wait most of the time, and take about as long as each other. Those in pure Python run only the tests that depend on the
 # implementation, and on two servers, as both implementations send the same commands.
 SESSIONS := \
-	cython/benches+cli+core cython/embedded+fastpath+faults+integrations+protocol cython/interrupts+transport cython/locks+project \
-	python/benches+cli+core+fastpath+locks+project python/embedded+faults+integrations+protocol+transport python/interrupts
+	cython/benches+core cython/cli+locks+project cython/embedded+interrupts+transport cython/fastpath+faults+integrations+protocol \
+	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+integrations+interrupts
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --servers=valkey,redis
 TESTED := $(VENV)/.tested
