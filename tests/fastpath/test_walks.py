@@ -31,7 +31,7 @@ def walks(server: Server, *options: str, package: Path = ROOT) -> subprocess.Com
     """Run walks with the package that lies in a folder."""
     command = [sys.executable, str(ROOT / "tests" / "walks.py"), "--server", str(server.path), *options]
     environment = {**os.environ, "PYTHONPATH": str(package)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=550)
 
 
 def test_callers_do_what_the_model_allows(server: Server, face: Face, request: pytest.FixtureRequest) -> None:
@@ -51,7 +51,7 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(fastlock.IMPLEMENTATION != "cython", reason="the mistakes are planted in what is compiled")
-@pytest.mark.timeout(300)  # it compiles
+@pytest.mark.timeout(600)  # it compiles, and hunts each mistake
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_each_planted_mistake_is_found(server: Server, face: Face, mutants: Path) -> None:
     done = walks(server, "--face", face.name, "--plant", "--walks", str(MANY_WALKS), package=mutants)
