@@ -98,7 +98,7 @@ def test_each_name_has_a_queue_and_each_queue_an_entry_of_its_own(queues: LocalQ
 def test_the_channel_is_as_long_as_the_scripts_expect() -> None:
     one, other = (LocalQueues(contextlib.nullcontext()).channel for _ in range(2))
     assert one != other and one.startswith(b"fastlock:")
-    assert b"local INBOX = %d " % len(one) in commands.ENTER_LUA.text
+    assert b"local CHANNEL_SIZE = %d " % len(one) in commands.ENTER_LUA.text
     assert b"#token == %d " % commands.TOKEN_SIZE in commands.ENTER_LUA.text
 
 
