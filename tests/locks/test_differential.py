@@ -360,7 +360,7 @@ async def last_try(on: Scene) -> Any:
 
 async def late_answer(on: Scene) -> Any:
     lock = on.lock(timeout=5, blocking_timeout=0.05)
-    assert await on.get(lock.acquire())
+    assert await on.get(lock.acquire(blocking_timeout=5))  # connects, which may take long on a busy machine
     await on.get(lock.release())
     on.probe.client_pause(150)
     return await on.get(lock.acquire())
