@@ -48,6 +48,8 @@ TESTS = (
     "transport/test_wakeups.py",
 )
 PURE = ("locks/test_dropin.py", "locks/test_lock.py")
+# Tests of behaviour, which need neither the benchmarks' libraries nor a checkout
+BEHAVIOUR = ("core", "embedded", "fastpath", "faults", "integrations", "interrupts", "locks", "protocol", "transport")
 PATIENCE = 600  # seconds for one command
 LONG_PATIENCE = 3600  # seconds for all tests of behaviour
 FACTS = """
@@ -240,7 +242,8 @@ def behaviour(each: Interpreter) -> str:
     for impl in ("cython", "python"):
         if impl == "python":
             shutil.rmtree(each.folder / "tree" / "fastlock" / "_fastpath")
-        command = ("-m", "pytest", "-q", "tests", "--only-impl", "--servers=valkey")
+        tests = [f"tests/{folder}" for folder in BEHAVIOUR]
+        command = ("-m", "pytest", "-q", *tests, "--only-impl", "--servers=valkey")
         output = each.run(each.python, *command, patience=LONG_PATIENCE, FASTLOCK_IMPL=impl)
         passed.append(f"{impl}: {tail(output, 1)}")
     return "; ".join(passed)
