@@ -75,7 +75,7 @@ class AsyncTransport(Transport):
         self.open_stream: Any = None  # its stream, as long as commands may be queued there
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
         self.wakeups: Any = None  # the WakeupQueue of that loop
-        self._binding = threading.Lock()
+        self._binding = threading.RLock()  # a caller that is interrupted as it enters it can enter it again
         self._end: Any = None  # a generator that the loop closes when it ends: see `_at_end`
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
