@@ -31,7 +31,7 @@ def test_every_interpreter_and_every_set_of_versions_has_a_cell(count: int) -> N
 
 def test_one_cell_is_without_the_fast_path() -> None:
     found = interpreters(3)
-    found[1].version = "3.12.1"
+    found[1].version, found[2].version = "3.12.1", "3.13.0"
     ((each, beside),) = matrix.without_fast_path(found)
     assert each.version == "3.12.1" and not each.fast_path and beside == (matrix.NEWEST, matrix.NEWEST)
     assert each.label not in matrix.WANTED, "it has a folder and a build of its own"
