@@ -51,6 +51,7 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(fastlock.IMPLEMENTATION != "cython", reason="the mistakes are planted in what is compiled")
+@pytest.mark.fastpath("tasks")  # some of the mistakes are in it
 @pytest.mark.timeout(600)  # it compiles, and hunts each mistake
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_each_planted_mistake_is_found(server: Server, face: Face, mutants: Path) -> None:
