@@ -17,12 +17,13 @@ from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import Lease, new_token, now
-from fastlock._protocol.local_queue import ReleaseRoute
-from fastlock._protocol.steps import Answer
-from fastlock._transport.internals import Wakeup
+from fastlock._protocol.local_queue import ReleaseRoute, Waiter
+from fastlock._protocol.steps import Answer, Connection, Operation
+from fastlock._task_stream import TaskStream
+from fastlock._transport.internals import Waker, Wakeup
 
 
-def _as_sent(op: Any, connection: Any, sent: float) -> Any:
+def _as_sent(op: Operation[Any], connection: Connection, sent: float) -> Any:
     op.request.connection, op.request.sent = connection, sent
     return op
 
@@ -85,14 +86,16 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
     return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
 
 
-def _cancel(lock: BaseLock, required: bool, token: bytes, stream: Any, sent: float) -> None:
+def _cancel(lock: BaseLock, required: bool, token: bytes, stream: TaskStream, sent: float) -> None:
     """Undo an acquire whose task was cancelled or interrupted."""
     op = lock._new_acquire(token, required)
     op.forget()
     stream.connection.cancel(op.request, sent)
 
 
-async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, task: Any, start: float) -> Lease | None:
+async def _aio_wait(
+    lock: BaseLock, required: bool, waiter: Waiter, wakeups: Waker, task: object, start: float
+) -> Lease | None:
     """Sleep until a lease is handed to this waiter, or it is the first waiter, or its time is over."""
     transport, op, until, timer = lock._transport, lock._new_acquire(None, required, start), _until(lock, start), None
     try:
@@ -123,7 +126,7 @@ async def _aio_wait(lock: BaseLock, required: bool, waiter: Any, wakeups: Any, t
         raise
 
 
-def _release_to_next(lock: BaseLock, owner: Any, lease: Lease) -> Any:
+def _release_to_next(lock: BaseLock, owner: object, lease: Lease) -> Any:
     """Release where others of this client wait: to the next of them. Returns None where that is done, else the
     operation that is to be carried out."""
     what = lock._transport.queues.release(lease, now())
@@ -141,7 +144,7 @@ def aio_enter_lease(self: Any) -> Any:
     return aio_acquire(self, True)
 
 
-async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+async def aio_exit_lock(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
     try:
@@ -152,7 +155,7 @@ async def aio_exit_lock(self: Any, kind: Any, error: BaseException | None, trace
 
 
 async def aio_release(
-    lock: BaseLock, leaving: bool, error: BaseException | None, owner: Any = None, noted: Lease | None = None
+    lock: BaseLock, leaving: bool, error: BaseException | None, owner: object = None, noted: Lease | None = None
 ) -> None:
     """Release the lease of an owner (None: of the task that awaits this), if that is the `noted` one or none was noted.
     Errors are those of `BaseLock._new_release`. Where this is `leaving` a `with`, they go where
@@ -195,10 +198,16 @@ async def aio_release(
 
 
 def _undo_struck(
-    lock: BaseLock, owner: Any, lease: Any, op: Any, error: BaseException, stream: Any, sent: float
+    lock: BaseLock,
+    owner: object,
+    lease: Lease | None,
+    op: LockRelease | None,
+    error: BaseException,
+    stream: TaskStream | None,
+    sent: float,
 ) -> None:
     """As `Transport.finish_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
-    if sent:
+    if sent and stream is not None and lease is not None:
         stream.connection.cancel(LockRelease(lock, lease).request, sent)
     else:
         lock._transport.finish_release(lock, owner or lock._owner(), lease, op, error)

@@ -118,7 +118,7 @@ def release_many(
     return released
 
 
-class InterruptedRelease(Operation[None]):
+class InterruptedRelease:
     """A `release_many` that was interrupted: the leases to release, and what was released, to be reported later."""
 
     def __init__(self, leases: Iterable[Lease | None], released: list[Any]) -> None:

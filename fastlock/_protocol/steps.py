@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -190,7 +191,14 @@ Step: TypeAlias = Performed | Enqueue | Undo
 Steps: TypeAlias = Generator[Step, Any, T]
 
 
-class Operation(Generic[T]):
+class Abandonable(Protocol):
+    """What a caller may leave behind where it is interrupted."""
+
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
+        """End it, for a caller that was interrupted. Returns the undos to send; called again, the same."""
+
+
+class Operation(ABC, Generic[T]):
     """What a client does for a caller: an acquire, a release. T is its outcome."""
 
     request: Request  # what it sends first
@@ -199,13 +207,13 @@ class Operation(Generic[T]):
         """The answer of the local queue, where that decides, so that nothing is sent; else None."""
         return None
 
+    @abstractmethod
     def rest(self, answer: object, clock: Clock) -> Steps[T]:
         """Go on from the first answer to the outcome."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """End the operation of a caller that was interrupted. Returns the undos to send; called again, the same."""
-        raise NotImplementedError
+        """As of an Abandonable."""
 
     def steps(self, queues: LocalQueues, clock: Clock, answer: object = Answer.NOT_ASKED) -> Steps[T]:
         """All steps from an answer on."""

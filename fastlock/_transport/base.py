@@ -16,7 +16,7 @@ from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.lease import Lease, is_inherited, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.stats import Stats
-from fastlock._protocol.steps import Operation
+from fastlock._protocol.steps import Abandonable
 from fastlock._protocol.undo import Undo
 from fastlock._transport.parker import Parking
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -62,7 +62,7 @@ class Transport:
         """Whether an operation ended by an error that it did not raise itself, so that it has left no undo."""
         return error is not None and not is_own(error)
 
-    def undo_interrupted(self, op: Operation[Any], error: BaseException) -> None:
+    def undo_interrupted(self, op: Abandonable, error: BaseException) -> None:
         """Undo an operation that was interrupted. A signal handler may raise anywhere, also between the grant and the
         keeping of the lease, which nobody could release then. A caller that is interrupted in here calls this again."""
         if self.was_interrupted(error):

@@ -471,6 +471,21 @@ def test_word_rule_sees(text: str) -> None:
     assert len(word_faults("a.py", text)) == 1
 
 
+def bare_any(text: str) -> tuple[int, int]:
+    """(Parameters whose type is just Any, all parameters) of a module."""
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    kinds = [(f.args.posonlyargs, f.args.args, f.args.kwonlyargs, [f.args.vararg, f.args.kwarg]) for f in functions]
+    given = [each for kind in kinds for each in itertools.chain(*kind) if each and each.arg not in ("self", "cls")]
+    return sum(isinstance(each.annotation, ast.Name) and each.annotation.id == "Any" for each in given), len(given)
+
+
+def test_parameters_have_types() -> None:
+    """Any is for foreign objects: of redis-py, of the interpreter, of settings that descriptors check."""
+    bare, total = map(sum, zip(*(bare_any(path.read_text()) for path in PACKAGE.rglob("*.py")), strict=True))
+    assert bare < 0.03 * total, f"{bare} of {total} parameters are a bare Any"
+    assert bare_any("def f(self, a: Any, *b: Any, c: int, **d: list[Any]): ...") == (2, 4)
+
+
 def test_internals_of_the_interpreter_are_named_in_one_module() -> None:
     assert complaints(internals_faults, MODULES) == []
 
