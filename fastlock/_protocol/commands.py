@@ -54,14 +54,19 @@ QUEUE_KEPT_MS = 10_000  # the server keeps a queue so long after its last use: i
 FENCE_KEPT_MS = 3_600_000
 
 
+SCRIPTS: list[Script] = []
+
+
 class Script:
-    """A Lua script: its text, behind the parts it shares with others, and the SHA1 by which the server knows it."""
+    """A Lua script: its text, behind the parts it shares with others, and the SHA1 by which the server knows it. It is
+    among SCRIPTS, wherever it is made: a server that has forgotten one is sent them all."""
 
     def __init__(self, *parts: str) -> None:
         folder = resources.files(__package__).joinpath("scripts")
         self.name = parts[-1]
         self.text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in parts)
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+        SCRIPTS.append(self)
 
     @property
     def rights(self) -> str:
@@ -86,7 +91,6 @@ EXTEND_LUA = Script("tokens", "extend")
 ENTER_LUA = Script("tokens", "grant", "enter")
 LEAVE_LUA = Script("tokens", "grant", "leave")
 HAND_OVER_LUA = Script("tokens", "grant", "hand_over")
-SCRIPTS = (ACQUIRE_LUA, FENCED_LUA, RELEASE_LUA, RELEASE_MANY_LUA, EXTEND_LUA, ENTER_LUA, LEAVE_LUA, HAND_OVER_LUA)
 
 TemplateParts = tuple[bytes | int, ...]
 RawCommand = tuple[bytes, ...]
