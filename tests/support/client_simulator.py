@@ -51,10 +51,10 @@ class RawConnection:
         self.reader = hiredis.Reader()
         self.pushed: list[Any] = []
         self.subscribed = False
-        self.ask((b"HELLO", b"3"))
-        (self.id,) = self.ask((b"CLIENT", b"ID"))
+        self.execute((b"HELLO", b"3"))
+        (self.id,) = self.execute((b"CLIENT", b"ID"))
 
-    def ask(self, *calls: tuple[bytes, ...]) -> list[Any]:
+    def execute(self, *calls: tuple[bytes, ...]) -> list[Any]:
         """The replies to these commands."""
         self.sock.sendall(b"".join(encode(*call) for call in calls))
         replies: list[Any] = []
@@ -78,7 +78,7 @@ class Flight:
 
     verb: str
     token: bytes
-    ask: Any
+    request: Any
     caller: Caller | None = None
     ordered: bool = False
     behind: Undo | None = None  # what its caller, which was cancelled, has sent right behind it
@@ -160,9 +160,9 @@ class Process(WalkedClient):
         raise AssertionError("the operation neither sends a request nor sleeps")
 
     def awake(self, step: steps.Wait) -> bool:
-        queue, called, step.waiter.woken = step.waiter.queue, step.waiter.woken, False
+        queue, woken, step.waiter.woken = step.waiter.queue, step.waiter.woken, False
         assert queue is not None, "the waiter has joined no local queue"
-        return called or queue.recheck_time(step.waiter) <= self.clock()
+        return woken or queue.recheck_time(step.waiter) <= self.clock()
 
     def perform(self, step: Any) -> Any:
         if isinstance(step, steps.GetSession):
@@ -202,7 +202,7 @@ class Process(WalkedClient):
         """The caller is cancelled, as the transports do it."""
         flight = self.pending(caller)
         if flight is not None:
-            flight.caller, flight.behind = None, flight.ask.undo()
+            flight.caller, flight.behind = None, flight.request.undo()
             self.come = [each for each in self.come if each[0] is not flight]
             if flight.verb == "EXTEND":
                 self.flights.remove(flight)
@@ -216,18 +216,18 @@ class Process(WalkedClient):
     def settle(self) -> None:
         """Run every waiter that was woken, but not those that were handed a lease: they run when the walk says so."""
         awake = lambda each: each.wait is not None and each.wait.waiter.woken and each not in self.passed()  # noqa: E731
-        while called := [each for each in self.callers if awake(each)]:
-            caller = called[0]
+        while woken := [each for each in self.callers if awake(each)]:
+            caller = woken[0]
             assert caller.wait is not None
             caller.wait.waiter.woken = False
             self.advance(caller, None)
 
     # requests and replies
 
-    def send(self, caller: Caller, ask: Any) -> None:
-        ask.sent, ask.connection = self.clock(), self
-        verb, token = named(ask)
-        self.fly(Flight(verb, token, ask, caller, verb in ORDERED))
+    def send(self, caller: Caller, request: Any) -> None:
+        request.sent, request.connection = self.clock(), self
+        verb, token = named(request)
+        self.fly(Flight(verb, token, request, caller, verb in ORDERED))
 
     def post(self, delivery: UndoDelivery, ordered: bool = False) -> None:
         """Send a request whose reply nobody waits for; an equal one that is pending is enough. An undo without names
@@ -246,31 +246,31 @@ class Process(WalkedClient):
             self.tokens.append(flight.token)
         self.flights.append(flight)
 
-    def spoken(self, ask: Any) -> Iterator[tuple[bytes, ...]]:
+    def spoken(self, request: Any) -> Iterator[tuple[bytes, ...]]:
         """The commands of a step."""
-        if isinstance(ask, UndoDelivery):
-            yield from ask.calls(self)
+        if isinstance(request, UndoDelivery):
+            yield from request.calls(self)
             return
-        if isinstance(ask, steps.RawCommands):
-            yield from ask.calls
+        if isinstance(request, steps.RawCommands):
+            yield from request.calls
             return
-        many = isinstance(ask, steps.CommandBatch)
-        for name, token in zip(ask.names, ask.tokens, strict=True) if many else [(ask.key, ask.token)]:
-            words = {commands.NAME: name, commands.TOKEN: token, commands.MS: b"%d" % ask.ms}
-            yield tuple(word if isinstance(word, bytes) else words[word] for word in self.table[ask.opcode])
+        many = isinstance(request, steps.CommandBatch)
+        for name, token in zip(request.names, request.tokens, strict=True) if many else [(request.key, request.token)]:
+            words = {commands.NAME: name, commands.TOKEN: token, commands.MS: b"%d" % request.ms}
+            yield tuple(word if isinstance(word, bytes) else words[word] for word in self.table[request.opcode])
 
     def serve(self, flight: Flight) -> Any:
         """The server executes the request. Returns its reply."""
         self.flights.remove(flight)
-        calls = list(self.spoken(flight.ask))
+        calls = list(self.spoken(flight.request))
         if self.line is None:
             self.line = self.dial()
         if flight.verb == "ENTER" and not self.line.subscribed:
             self.line.subscribed = True
             calls.insert(0, (b"SUBSCRIBE", self.queues.channel))
-        replies = self.line.ask(*calls)
+        replies = self.line.execute(*calls)
         self.collect()
-        return replies[0] if isinstance(flight.ask, steps.Command) else replies
+        return replies[0] if isinstance(flight.request, steps.Command) else replies
 
     def execute(self, flight: Flight) -> None:
         """The server executes the request; the reply takes effect at once, unless it has an order relative to
@@ -278,8 +278,8 @@ class Process(WalkedClient):
         reply, caller = self.serve(flight), flight.caller
         if flight.behind is not None:
             self.undo(flight.behind)
-        if isinstance(flight.ask, UndoDelivery):
-            flight.ask.answered(reply)
+        if isinstance(flight.request, UndoDelivery):
+            flight.request.answered(reply)
         elif flight.verb == "ENTER" and caller is not None:
             self.come.append((flight, reply))
         elif caller is not None:
@@ -292,7 +292,7 @@ class Process(WalkedClient):
         """Receive all that was pushed."""
         if self.line is None:
             return
-        self.line.ask((b"PING",))
+        self.line.execute((b"PING",))
         pushed, self.line.pushed = self.line.pushed, []
         self.come += [(None, each[2]) for each in pushed if each[0] == b"message" and each[1] == self.queues.channel]
 
@@ -304,11 +304,11 @@ class Process(WalkedClient):
         else:
             self.advance(flight.caller, what)
 
-    def heard(self) -> bool:
+    def subscribed(self) -> bool:
         return self.line is not None and self.line.subscribed
 
     def ends(self, flight: Flight) -> float:
-        return lease_end(flight.ask.sent, MS)
+        return lease_end(flight.request.sent, MS)
 
     def resume(self, token: int) -> None:
         who = next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token)
@@ -327,8 +327,8 @@ class Process(WalkedClient):
             if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
                 self.clock.time = self.ends(flight)
         for flight in self.flights:  # requests that were not executed yet count as sent now
-            if not isinstance(flight.ask, UndoDelivery):
-                flight.ask.sent = self.clock()
+            if not isinstance(flight.request, UndoDelivery):
+                flight.request.sent = self.clock()
 
     def end(self, sent: tuple[Command, ...], kill: Callable[[int], object]) -> None:
         flights = list(self.flights)
@@ -344,8 +344,8 @@ class Process(WalkedClient):
         """Do what the transports do when a connection with these flights breaks: pending undos, then retries."""
         flights, self.lost = self.lost, []
         for flight in flights:
-            if isinstance(flight.ask, UndoDelivery):
-                self.post(flight.ask, flight.ordered)
+            if isinstance(flight.request, UndoDelivery):
+                self.post(flight.request, flight.ordered)
             elif flight.behind is not None:
                 self.undo(flight.behind)
         self.queues.on_reconnect()
@@ -367,14 +367,14 @@ class Process(WalkedClient):
             self.line.close()
 
 
-def named(ask: Any) -> tuple[str, bytes]:
+def named(request: Any) -> tuple[str, bytes]:
     """The model's name of a step, and its token or queue entry."""
-    if isinstance(ask, steps.Command):
+    if isinstance(request, steps.Command):
         verbs = {Opcode.ACQUIRE: "SET", Opcode.RELEASE: "DEL", Opcode.EXTEND: "EXTEND", Opcode.EXTEND_SCRIPT: "EXTEND"}
-        return verbs[ask.opcode], ask.token
-    if isinstance(ask, steps.CommandBatch):
-        return "BATCH", ask.tokens[0]
-    (call,) = ask.calls
+        return verbs[request.opcode], request.token
+    if isinstance(request, steps.CommandBatch):
+        return "BATCH", request.tokens[0]
+    (call,) = request.calls
     if call[1] == commands.ENTER_LUA.sha:
         return "ENTER", call[-5]
     if call[1] == commands.FENCED_LUA.sha:

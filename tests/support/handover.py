@@ -1,7 +1,7 @@
 """The handover protocol as a state machine without time, explored in every order of events.
 
-A client is a process: some callers that want one name, each once. Messages are hints: a client that receives one asks
-the server. The environment may crash a client, cut its connections (some of what was sent was executed, replies and
+A client is a process: some callers that want one name, each once. A client that receives a push message sends its ENTER
+again. The environment may crash a client, cut its connections (some of what was sent was executed, replies and
 messages are lost), cancel a caller, let a lease or a grant expire, have one more caller come, and acquire a free name
 for a client of another library.
 Checked: at most one caller believes that it holds; and where nothing more can happen, every caller got the lock or gave
@@ -35,7 +35,7 @@ MISTAKES = {
     "forget": "a waiter that gives up removes the queue entry of its process",
     "believe": "a grant is believed without asking the server",
     "reenter": "after a cut a waiter waits on, though its queue entry may be gone",
-    "self": "a waiter may be granted the name by its own ENTER, and forgets a hint that came before the reply",
+    "self": "a waiter may be granted the name by its own ENTER, and forgets a push message that came before the reply",
     "pass lapsed": "a lease that has expired is handed over",
     "renew": "the next waiters keep the queue entry that was granted",
     "late": "a grant whose lease has ended when the reply is read counts as one",
@@ -57,19 +57,19 @@ class Client(NamedTuple):
     pc: int = START
     waiting: int = 1  # callers that have no lease yet
     queues: bool = False  # whether it begins with ENTER
-    place: int = 0
+    entry: int = 0
     held: int = NONE  # number of the token of the lease that a caller believes it holds
     contended: bool = False  # whether remote waiters existed when the lease was granted, or it had to wait for them
     waited: bool = False  # whether the server has put its entry into the queue
     asked: bool = False  # while it is BEHIND: ENTER was sent by a waiter that gave up, so the server may know the entry
     lapsed: tuple[tuple[int, bool], ...] = ()  # leases that expired and are not yet released: token, contended
     passed: tuple[tuple[int, bool, bool], ...] = ()  # to callers that have not run since: token, contended, expired
-    heard: bool = False  # whether the server knows where to send hints
-    called: bool = False  # a hint came while ENTER was under way: it will be sent again
+    subscribed: bool = False  # whether the server knows where to send push messages
+    woken: bool = False  # a push message came while ENTER was under way: it will be sent again
     alone: bool = False  # it waits with its own token: in strict order, or as the reply to its SET was lost
     out: tuple[Command, ...] = ()  # to the server, in order
     own: tuple[Command, ...] = ()  # to the server, in any order
-    come: tuple[tuple[str, int], ...] = ()  # from the server: replies to ENTER, hints
+    come: tuple[tuple[str, int], ...] = ()  # from the server: replies to ENTER, push messages
 
 
 class State(NamedTuple):
@@ -121,9 +121,9 @@ class Server:
         while s.queue and (s.queue[0] != me or "self" in self.wrong):
             first, *rest = s.queue
             s = s._replace(queue=tuple(rest))
-            i, place = first
-            if s.clients[i].heard:
-                s = changed(s, i, come=(*s.clients[i].come, ("hint", place)))
+            i, entry = first
+            if s.clients[i].subscribed:
+                s = changed(s, i, come=(*s.clients[i].come, ("push", entry)))
                 return s._replace(key=first, marked=False, moment=True)
         return s._replace(key=FREE, marked=False, moment=False)
 
@@ -149,7 +149,7 @@ class Server:
         return self.grant(s), "ok"
 
     def enter(self, s: State, me: Identity) -> tuple[State, str]:
-        s = changed(s, me[0], heard=True)._replace(due=False)
+        s = changed(s, me[0], subscribed=True)._replace(due=False)
         got = s.key == me
         if s.key == FREE:
             s = self.grant(s, me)
@@ -172,12 +172,12 @@ class Process:
     @staticmethod
     def enters(client: Client, **fields: Any) -> Client:
         """The first waiter sends ENTER, which also answers whatever it was woken for."""
-        client = client._replace(pc=ENTER, called=False, asked=False, **fields)
-        return client._replace(out=(*client.out, ("ENTER", client.place)))
+        client = client._replace(pc=ENTER, woken=False, asked=False, **fields)
+        return client._replace(out=(*client.out, ("ENTER", client.entry)))
 
     def holds(self, client: Client, token: int, contended: bool = False) -> Client:
-        place = client.place if "renew" in self.wrong else max(client.place, token + 1)
-        client = client._replace(pc=BEHIND, waiting=client.waiting - 1, place=place, called=False)
+        entry = client.entry if "renew" in self.wrong else max(client.entry, token + 1)
+        client = client._replace(pc=BEHIND, waiting=client.waiting - 1, entry=entry, woken=False)
         believed = token if client.held == NONE else TWICE
         return client._replace(held=believed, contended=contended or client.waited, waited=False, asked=False)
 
@@ -196,25 +196,25 @@ class Process:
         if (verb, reply) == ("SET", "mine"):
             return client._replace(pc=EXTEND)
         if (verb, reply) in (("SET", "held"), ("EXTEND", "not")):
-            return self.enters(client, place=0 if client.alone else 1)
+            return self.enters(client, entry=0 if client.alone else 1)
         return client
 
     def hears(self, client: Client) -> Client:
-        """The client reads the first reply or hint that has come."""
+        """The client reads the first reply or push message that has come."""
         (message, number), *rest = client.come
         client = client._replace(come=tuple(rest))
-        if message == "hint":
-            if number != client.place or client.pc not in (ENTER, QUEUED):
+        if message == "push":
+            if number != client.entry or client.pc not in (ENTER, QUEUED):
                 return client
             if client.pc == ENTER:
-                return client._replace(called="self" not in self.wrong)
+                return client._replace(woken="self" not in self.wrong)
             return self.holds(client, number) if "believe" in self.wrong else self.enters(client)
         if message == WAIT:
             client = client._replace(waited=True)
-            return self.enters(client) if client.called else client._replace(pc=QUEUED)
+            return self.enters(client) if client.woken else client._replace(pc=QUEUED)
         if message == LATE and "late" not in self.wrong:
             client = client._replace(out=(*client.out, ("UNDO", number)))
-            return self.enters(client, place=number + 1, waited=False)
+            return self.enters(client, entry=number + 1, waited=False)
         return self.holds(client, number, message == CONTENDED)
 
     def lets_go(self, client: Client, verb: str = "") -> Client:
@@ -281,22 +281,22 @@ class Process:
     def gives_up(self, client: Client) -> Client:
         """The first waiter gives up; the next one has the queue entry, and enters."""
         out = tuple((GHOSTS.get(verb, verb), number) for verb, number in client.out)
-        come = tuple(each for each in client.come if each[0] == "hint")
+        come = tuple(each for each in client.come if each[0] == "push")
         left = client._replace(waiting=client.waiting - 1, out=out, come=come)
         left = left._replace(waited=left.waited and left.waiting > 0)
         if client.pc in (SET, EXTEND):
             rest = [("SET?", token) if verb == "SET" else ("UNDO", token) for verb, token in client.own]
             return left._replace(pc=BEHIND, own=tuple(rest))
         if client.pc == BEHIND and client.asked and not left.waiting:
-            return left._replace(asked=False, place=client.place + 1, out=(*out, ("LEAVE", client.place)))
+            return left._replace(asked=False, entry=client.entry + 1, out=(*out, ("LEAVE", client.entry)))
         if client.pc == BEHIND:
             return self.enters(left) if self.forsaken(left) else left
         if left.waiting and "forget" not in self.wrong:
             return self.enters(left)
         if client.held != NONE and "ahead" in self.wrong:
             return left._replace(pc=BEHIND)
-        place = client.place if left.waiting else client.place + 1  # later callers wait with another entry
-        left = left._replace(pc=QUEUED if left.waiting else BEHIND, place=place, out=(*out, ("LEAVE", client.place)))
+        entry = client.entry if left.waiting else client.entry + 1  # later callers wait with another entry
+        left = left._replace(pc=QUEUED if left.waiting else BEHIND, entry=entry, out=(*out, ("LEAVE", client.entry)))
         own_token = client.alone or not client.queues  # the server knows the caller's own token, so that is undone too
         return left._replace(own=(*left.own, ("UNDO", 0))) if own_token else left
 
@@ -304,15 +304,15 @@ class Process:
         """After a cut: pending undos are sent first, then what was in flight is retried; and a queue entry may be
         gone."""
         if client.pc == QUEUED and "reenter" in self.wrong:
-            return client._replace(heard=True, come=())
+            return client._replace(subscribed=True, come=())
         asks = client.pc in (ENTER, QUEUED) or (client.asked and self.forsaken(client))
         other = {"SET?": "UNDO", "BATCH": "REL"}
         own = tuple(sorted({(other.get(verb, verb), number) for verb, number in client.own}))
         pending_undos = tuple(each for each in client.out if each[0] in ("LEAVE", "UNDO") and "owe" not in self.wrong)
         if any(verb == "SET" for verb, _ in own):
             client = client._replace(alone=True)
-        called, client = client.pc == ENTER, client._replace(heard=False, own=own, come=(), out=pending_undos)
-        return self.enters(client)._replace(called=called) if asks else client
+        woken, client = client.pc == ENTER, client._replace(subscribed=False, own=own, come=(), out=pending_undos)
+        return self.enters(client)._replace(woken=woken) if asks else client
 
 
 class Protocol(Server, Process):
@@ -411,7 +411,7 @@ class Protocol(Server, Process):
         if (client.waiting == 1 and client.pc == BEHIND) or self.forsaken(client):
             yield self.enters(client)
         if client.lapsed and client.pc == ENTER:
-            yield client._replace(called=True)
+            yield client._replace(woken=True)
 
     def cancels(self, client: Client, fences: bool) -> Iterator[tuple[str, Client]]:
         if client.waiting:
@@ -436,7 +436,7 @@ class Protocol(Server, Process):
                 after, sent = s, (*chosen, *client.out[:count])
                 for command in sent:
                     after, _ = self.served(after, i, command)
-                yield sent, changed(after, i, heard=False)
+                yield sent, changed(after, i, subscribed=False)
 
 
 def of_others(s: State) -> Iterator[Step]:

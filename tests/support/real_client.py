@@ -83,7 +83,7 @@ class Line:
         self.ahead: list[tuple[Call, Any]] = []
         self.requests: list[Request] = []
         self.arrived: list[tuple[Request | None, Any]] = []  # (request, frames of the replies), or (None, a message)
-        (known,) = self.ask((b"CLIENT", b"ID"))
+        (known,) = self.execute((b"CLIENT", b"ID"))
         self.id = int(known[1:])
 
     @classmethod
@@ -92,7 +92,7 @@ class Line:
         sock.connect(path)
         return cls(sock)
 
-    def ask(self, *calls: Call) -> list[bytes]:
+    def execute(self, *calls: Call) -> list[bytes]:
         """The frames of the replies to these commands."""
         self.sock.sendall(b"".join(encode(*call) for call in calls))
         replies: list[bytes] = []
@@ -222,7 +222,7 @@ class RealClient(WalkedClient):
     def ends(self, flight: Request) -> float:
         return flight.end
 
-    def heard(self) -> bool:
+    def subscribed(self) -> bool:
         return any(line.subscribed and line.entered for line in self.lines)
 
     def could(self, event: Event) -> bool:
@@ -245,7 +245,7 @@ class RealClient(WalkedClient):
         line = request.line
         line.requests.remove(request)
         before = [call for call, _ in request.ahead]
-        frames = line.ask(*before, *request.calls)
+        frames = line.execute(*before, *request.calls)
         line.subscribed |= any(call[0] == b"SUBSCRIBE" for call in before)
         line.entered |= request.verb == "ENTER"
         return frames
@@ -269,7 +269,7 @@ class RealClient(WalkedClient):
     def collect(self) -> None:
         for line in self.lines:
             if line.subscribed:
-                line.ask((b"PING",))
+                line.execute((b"PING",))
             messages = [decoded(frame) for frame in line.pushed]
             keep = [m[0] == b"message" and m[1] == self.queues.channel for m in messages]
             line.arrived += [(None, frame) for frame, kept in zip(line.pushed, keep, strict=True) if kept]

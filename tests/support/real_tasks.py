@@ -84,7 +84,7 @@ class LineTransport(asyncio.Transport):
         while calls:
             call = calls.pop(0)
             if self.line.greeting and greets(call):
-                self.feed(b"".join(self.line.ask(call)))
+                self.feed(b"".join(self.line.execute(call)))
                 continue
             pair = call[1:2] == (commands.HAND_OVER_LUA.sha,) and calls and calls[0][0] != b"SET"
             undo = pair and call[-1] == calls[0][-1]

@@ -110,7 +110,7 @@ class Stream:
 
     def _sent(self, calls: list[Call], pending: tuple[Any, bool]) -> Request | None:
         if self.templates is None:
-            replies = [decoded(frame) for frame in self.line.ask(*calls)]
+            replies = [decoded(frame) for frame in self.line.execute(*calls)]
             pending[0].set_result(replies if pending[1] else replies[0])
             return None
         return self.client.intake(self.line, calls, pending)

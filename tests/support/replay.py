@@ -39,12 +39,12 @@ class Seen(NamedTuple):
 
     pc: int
     waiting: int = 0
-    place: int = -1
+    entry: int = -1
     held: tuple[tuple[int, bool], ...] = ()
     lapsed: tuple[tuple[int, bool], ...] = ()
     passed: tuple[tuple[int, bool, bool], ...] = ()
-    heard: bool = False
-    called: bool = False
+    subscribed: bool = False
+    woken: bool = False
     out: tuple[model.Command, ...] = ()
     own: tuple[model.Command, ...] = ()
     come: tuple[tuple[str, int], ...] = ()
@@ -74,12 +74,12 @@ def _imagined(client: model.Client) -> Seen:
     return Seen(
         model.QUEUED if asked else client.pc,
         client.waiting,
-        client.place if asks else -1,
+        client.entry if asks else -1,
         held,
         tuple(sorted(client.lapsed)),
         tuple(sorted(client.passed)),
-        client.heard,
-        client.called and client.pc == model.ENTER,
+        client.subscribed,
+        client.woken and client.pc == model.ENTER,
         client.out,
         client.own,
         client.come,
@@ -100,9 +100,9 @@ class Replay:
     def __init__(self, path: str, callers: tuple[int, ...], fences: float, dice: random.Random, making: Making) -> None:
         self.fences = fences
         self.probe = RawConnection(path)
-        hello, known = self.probe.ask((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
+        hello, known = self.probe.execute((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
         capabilities = read_greeting([hello, None, known, None]).capabilities
-        self.probe.ask((b"FLUSHALL",), *(script.load for script in commands.SCRIPTS))
+        self.probe.execute((b"FLUSHALL",), *(script.load for script in commands.SCRIPTS))
         self.processes = [
             making(path, capabilities, [(not count, dice.random() < self.fences) for _ in range(count or 1)])
             for count in callers
@@ -119,11 +119,11 @@ class Replay:
     def seen(self) -> World:
         for each in self.processes:
             each.collect()
-        held, left, queue = self.probe.ask(
+        held, left, queue = self.probe.execute(
             (b"GET", KEY), (b"PTTL", KEY), (b"ZRANGE", commands.queue_key(KEY), b"0", b"-1")
         )
         if 0 < left <= MOMENT_MS:  # it must not expire before the walk says so
-            self.probe.ask((b"PEXPIRE", KEY, b"%d" % HELD_MS))
+            self.probe.execute((b"PEXPIRE", KEY, b"%d" % HELD_MS))
         key = model.FREE if held is None else model.OTHER if held == THEIRS else self.identity(held)
         marked = held is not None and held.startswith(commands.CONTENDED_PREFIX)
         clients = tuple(self.client(each) for each in self.processes)
@@ -135,23 +135,23 @@ class Replay:
 
     def entry(self, entry: bytes) -> model.Identity:
         """The identity of an entry of the server's queue, which is a channel and a token."""
-        channel, place = entry[:CHANNEL], entry[CHANNEL:]
-        return next(((i, p.number(place)) for i, p in enumerate(self.processes) if p.queues.channel == channel), NOBODY)
+        channel, token = entry[:CHANNEL], entry[CHANNEL:]
+        return next(((i, p.number(token)) for i, p in enumerate(self.processes) if p.queues.channel == channel), NOBODY)
 
     def client(self, each: WalkedClient) -> Seen:
         if each.dead:
             return Seen(model.DEAD)
         self.now = each.read_clock
-        pc, place, called = self.at_work(each)
+        pc, entry, woken = self.at_work(each)
         return Seen(
             pc,
             len(each.waiting()),
-            place,
+            entry,
             self.leases_of(each, each.holders()),
             self.leases_of(each, each.lapsed()),
             tuple(sorted(self.passed(each, who) for who in each.passed())),
-            each.heard(),
-            called,
+            each.subscribed(),
+            woken,
             tuple(each.known_as(flight) for flight in each.flights if flight.ordered),
             tuple(sorted(each.known_as(flight) for flight in each.flights if not flight.ordered)),
             tuple(self.message(each, *what) for what in each.come),
@@ -180,13 +180,13 @@ class Replay:
         if flight.verb != "ENTER":
             return {"SET": model.SET, "EXTEND": model.EXTEND}[flight.verb], -1, False
         queue = each.queues.by_entry.get(flight.token)
-        called = queue is not None and queue.first() is not None and queue.first().woken
-        return model.ENTER, each.number(flight.token), called
+        woken = queue is not None and queue.first() is not None and queue.first().woken
+        return model.ENTER, each.number(flight.token), woken
 
     @staticmethod
     def message(each: WalkedClient, flight: Any, what: Any) -> tuple[str, int]:
         if flight is None:
-            return "hint", each.number(what)
+            return "push", each.number(what)
         number, (reply,) = each.number(flight.token), what
         if type(reply) is not list or not reply[0]:
             return (model.WAIT if type(reply) is list else repr(reply)), number
@@ -200,7 +200,7 @@ class Replay:
         what, *rest = event
         if what in ("another library takes it", "another library releases it"):
             call = (b"SET", KEY, THEIRS, b"PX", b"%d" % MS) if what.endswith("takes it") else (b"DEL", KEY)
-            self.probe.ask(call)
+            self.probe.execute(call)
         elif what == "expires":
             self.expire()
         else:
@@ -227,15 +227,15 @@ class Replay:
             "dies": each.die,
         }
         if what in ("is cut", "dies"):
-            each.end(rest[0], lambda id: self.probe.ask((b"CLIENT", b"KILL", b"ID", b"%d" % id)))
+            each.end(rest[0], lambda id: self.probe.execute((b"CLIENT", b"KILL", b"ID", b"%d" % id)))
         simple[what]()
 
     def expire(self) -> None:
         """The key expires, and so does the lease of the client that believes in it, by its own clock."""
-        held = self.probe.ask((b"GET", KEY))[0]
+        held = self.probe.execute((b"GET", KEY))[0]
         i, _ = self.identity(held)
         self.processes[i].lapse(held)
-        self.probe.ask((b"DEL", KEY))
+        self.probe.execute((b"DEL", KEY))
 
     def could(self, event: Event) -> bool:
         """Whether the environment decides, and not the local queue, that this happens now."""
@@ -253,7 +253,7 @@ class Replay:
     def left(self) -> list[str]:
         """What is left of the clients that live, when everything should have ended."""
         known = (commands.queue_key(KEY), commands.fence_key(KEY))
-        found = [f"{key!r}" for key in self.probe.ask((b"KEYS", b"*"))[0] if key not in known]
+        found = [f"{key!r}" for key in self.probe.execute((b"KEYS", b"*"))[0] if key not in known]
         for i, each in enumerate(self.processes):
             phases = {who.phase for who in each.callers}
             if not each.dead and (each.queues.by_key or each.queues.by_entry or phases != {"gone"}):

@@ -321,7 +321,7 @@ class ServerSimulator:
         if self.dice.random() < self.trouble / 2:
             self.broke(session)
 
-    def ask(self, ask: Any) -> Any:
+    def send(self, request: Any) -> Any:
         """The answer to a Request: a reply, ConnectionLost, DEADLINE_EXCEEDED, or that the caller is cancelled."""
         self.wander()
         fate = self.dice.random()
@@ -329,14 +329,14 @@ class ServerSimulator:
             final = self.dice.random() < 0.1
             self.trace.append("refused")
             return steps.ConnectionLost(errors.as_own(errors.ConnectionError("refused")), 5.0, sent=False, final=final)
-        session = self.listening() if ask.needs_push else self.session()
+        session = self.listening() if request.needs_push else self.session()
         self.flush_undos(session)
         if session not in self.live:
             return steps.ConnectionLost(errors.as_own(errors.ConnectionError("broke")), 5.0, sent=False)
-        ask.sent, ask.connection = self.clock(), AsyncConnection(self, session)
-        self.flight[session].append(self.perform(ask, session))
-        self.trace.append(f"{vars(ask)} over {session}")
-        self.outcome_unknown |= fate < self.trouble * 0.75 and not isinstance(ask, steps.RawCommands)
+        request.sent, request.connection = self.clock(), AsyncConnection(self, session)
+        self.flight[session].append(self.perform(request, session))
+        self.trace.append(f"{vars(request)} over {session}")
+        self.outcome_unknown |= fate < self.trouble * 0.75 and not isinstance(request, steps.RawCommands)
         if fate < self.trouble / 2:
             if self.dice.random() < 0.5:
                 self.read(session)
@@ -347,10 +347,10 @@ class ServerSimulator:
                 errors.as_own(errors.ConnectionError("broke")), 5.0, sent=True, final=final, session=self.stale(session)
             )
         if fate < self.trouble * 0.75:
-            late = ask.until is not None and self.dice.random() < 0.5
+            late = request.until is not None and self.dice.random() < 0.5
             if late:
-                self.clock.time = max(self.clock.time, ask.until)
-            if (undo := ask.undo()) is not None:
+                self.clock.time = max(self.clock.time, request.until)
+            if (undo := request.undo()) is not None:
                 self.post(UndoDelivery(undo), session)
             return Answer.DEADLINE_EXCEEDED if late else Raise(Gone())
         self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
@@ -385,7 +385,7 @@ class ServerSimulator:
         if isinstance(step, steps.GetSession):
             return Session({}, CAPABILITIES[self.native], b"", b"", "")
         assert isinstance(step, steps.Request), f"{step}: this simulator sends no reply that violates the protocol"
-        return self.ask(step)
+        return self.send(step)
 
     def undo(self, undo: Undo) -> None:
         self.post(UndoDelivery(undo), None if undo.connection is None else undo.connection.session.serial)  # type: ignore[union-attr]

@@ -158,7 +158,7 @@ class WalkedClient:
         """Deliver the first reply or message that has come."""
         raise NotImplementedError
 
-    def heard(self) -> bool:
+    def subscribed(self) -> bool:
         """Whether the server knows where to send messages."""
         raise NotImplementedError
 
