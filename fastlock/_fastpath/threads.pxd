@@ -8,12 +8,14 @@ from fastlock._protocol.lease cimport Lease, is_inherited, new_token
 from fastlock._protocol.local_queue cimport LocalQueue, Waiter
 from fastlock._transport.base cimport Transport
 from fastlock._transport.owners cimport thread_owner
-from fastlock._transport.parker cimport Parker, check_signals, clock, popped
+from fastlock._transport.parker cimport Parker, check_signals, clock, enqueue, popped
+from fastlock._transport.parker cimport release as release_locally
 from fastlock._transport.waiting cimport (
     park, push_connection_of, send_command, send_enter, send_hand_over, spin_seconds, wait,
 )
 
-cdef double _ENDED, _LAST_TRY_SECONDS
+cdef double _INFINITE, _ENDED, _LAST_TRY_SECONDS
+cdef object _RETRY_ELSEWHERE, _NOT_ASKED, _ASK_SERVER
 cdef Py_ssize_t _ACQUIRE, _ACQUIRE_ENDLESS, _RELEASE
 cdef int _LOCAL, _SCRIPT, _NOT_HELD
 
@@ -32,7 +34,7 @@ cdef _as_sent(op, connection, double sent)
 cdef _wait(BaseLock lock, bint required, Waiter waiter, double start)
 
 
-@cython.locals(lease=Lease, queue=LocalQueue, following=Waiter, parker=Parker)
+@cython.locals(transport=Transport, lease=Lease, queue=LocalQueue, following=Waiter, parker=Parker)
 cdef Lease _handed_over(BaseLock lock, owner, Waiter waiter)
 
 

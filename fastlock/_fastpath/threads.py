@@ -23,7 +23,8 @@ from fastlock._protocol.steps import Answer, Enter, Operation, RawCommands
 from fastlock._stream_errors import by_handler
 from fastlock._transport.base import Transport
 from fastlock._transport.owners import thread_owner
-from fastlock._transport.parker import Parker, check_signals, clock, popped
+from fastlock._transport.parker import Parker, check_signals, clock, enqueue, popped
+from fastlock._transport.parker import release as release_locally
 from fastlock._transport.sync_connection import STREAM_ERRORS, Connection
 from fastlock._transport.waiting import (
     park,
@@ -37,9 +38,13 @@ from fastlock._transport.waiting import (
 
 _MODULES = sys.modules
 _NOTHING = RawCommands([])  # a request that needs no undo
+_INFINITE: float = math.inf
 # Typed, where this is compiled
 _ENDED: float = ENDED
 _LAST_TRY_SECONDS: float = LAST_TRY_SECONDS
+_RETRY_ELSEWHERE: Answer = Answer.RETRY_ELSEWHERE  # to read an attribute of an enum takes 800 instructions
+_NOT_ASKED: Answer = Answer.NOT_ASKED
+_ASK_SERVER: Answer = Answer.ASK_SERVER
 _ACQUIRE: int = Opcode.ACQUIRE
 _ACQUIRE_ENDLESS: int = Opcode.ACQUIRE_ENDLESS
 _RELEASE: int = Opcode.RELEASE
@@ -112,7 +117,7 @@ def acquire(lock: BaseLock, required: bool) -> Any:
         if waiter is None:
             if op is None:
                 op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
-            if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
+            if answer is _RETRY_ELSEWHERE or answer is connection.busy:
                 return transport.run(op)
             return transport.run(op, answer)
     except BaseException as error:  # a signal handler may raise anywhere, also after the grant; and again in here
@@ -147,13 +152,13 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
     parker = transport.parking.parker()
     queue: Any = None
     owner = thread_owner() if lock.thread_local else None
-    until = math.inf if lock.blocking_timeout is None else start + lock.blocking_timeout - _LAST_TRY_SECONDS
+    until = _INFINITE if lock.blocking_timeout is None else start + lock.blocking_timeout - _LAST_TRY_SECONDS
     try:
         waiter.on_wake = parker
-        transport.queues.enqueue(waiter, start)
+        enqueue(transport.queues, waiter, start)
         queue = waiter.queue
         if push_connection_of(transport) is None:
-            transport.wait(waiter, None if until == math.inf else until)
+            transport.wait(waiter, None if until == _INFINITE else until)
         elif queue.first() is not waiter:
             park(transport, waiter, parker, until)
         lease = _handed_over(lock, owner, waiter)
@@ -175,7 +180,8 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
 
 def _handed_over(lock: BaseLock, owner: object, waiter: Waiter) -> Lease | None:
     """As `BaseLock._handed_over`; where leases change hands fast, it also wakes the next waiter early."""
-    lease = lock._handed_over(owner, waiter, clock(), lock._transport.queues)
+    transport = lock._transport
+    lease = lock._handed_over(owner, waiter, clock(), transport.queues)
     queue: Any = waiter.queue
     if lease is not None and queue.rapid:
         following = queue.first()
@@ -207,7 +213,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
                 op = lock._new_acquire(None, required, start)
                 request = _sent_enter(op, waiter, connection, sent)
                 answer = connection.classify_error(request, error)
-                op.entered = None if answer is Answer.RETRY_ELSEWHERE else (request, answer)
+                op.entered = None if answer is _RETRY_ELSEWHERE else (request, answer)
                 return op
             if reply is connection.busy:
                 break
@@ -242,9 +248,9 @@ def release(lock: BaseLock) -> None:
             transport.run(lock._new_release())
             return
         # Whether other clients wait, as far as is known; and ASK_SERVER, once the local queue was asked
-        contended, told, lease._releasing = lease._contended, Answer.NOT_ASKED, True
+        contended, told, lease._releasing = lease._contended, _NOT_ASKED, True
         if transport.queued_keys:
-            route, told = transport.queues.release(lease, clock()), Answer.ASK_SERVER
+            route, told = release_locally(transport.queues, lease, clock()), _ASK_SERVER
             if route == _LOCAL:
                 lock._released(owner, lease)
                 return
@@ -279,7 +285,7 @@ def release(lock: BaseLock) -> None:
             op = _as_sent(new_release(lock, lease, contended), connection, sent)
             if contended and answer is not connection.busy:
                 answer = [answer]
-        if answer is Answer.RETRY_ELSEWHERE or answer is connection.busy:
+        if answer is _RETRY_ELSEWHERE or answer is connection.busy:
             transport.run(op, told)
         else:
             transport.run(op, answer)

@@ -138,7 +138,9 @@ class BaseLock:
         """A waiter, if the caller is to wait in the local queue: because others of its client wait for the name (it is
         among the `queued`), or because the server answered that somebody holds it. None: the caller may not wait, or
         has to take the slow path."""
-        if not self.blocking or self.fair or not self.queue or self.blocking_timeout == 0:
+        if not self.blocking or self.fair or not self.queue:
+            return None
+        if self.blocking_timeout is not None and not self.blocking_timeout:
             return None
         if self._key in queued if answer is None else type(answer) is bytes and answer != token:
             return Waiter(self.name, self._key, self._ms, self.fence, None, self.sleep)

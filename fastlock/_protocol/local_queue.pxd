@@ -5,6 +5,7 @@ import cython
 from fastlock._protocol.lease cimport Lease, flag
 from fastlock._protocol.stats cimport Stats
 
+cdef double _LEAST_LEASE_PART, _INFINITE
 cdef int _LOCAL, _DELETE, _SCRIPT, _NOT_HELD
 
 cdef class LocalQueue
@@ -61,7 +62,7 @@ cdef class LocalQueue:
     cpdef new_entry(self)
     cpdef arm_expiry(self, double now)
 
-    @cython.locals(left=double)
+    @cython.locals(left=double, fits=bint)
     cpdef Waiter successor_for(self, Lease lease, double now)
 
     @cython.locals(waiter=Waiter)
@@ -78,7 +79,7 @@ cdef class LocalQueues:
     cdef public bytes channel
     cdef public bint push_refused, rapid
     cdef public object pending_wake, on_empty
-    cdef public double last_sweep
+    cdef public double next_sweep
     cdef public dict by_key, by_entry
     cdef object __weakref__
     cpdef close(self, LocalQueue queue)

@@ -35,7 +35,9 @@ class ReleaseRoute(enum.IntEnum):
     NOT_HELD = 3  # not at all: it was released before
 
 
-_LOCAL: int = ReleaseRoute.LOCAL  # typed, where this is compiled
+_LEAST_LEASE_PART: float = LEAST_LEASE_PART  # typed, where this is compiled
+_INFINITE: float = math.inf
+_LOCAL: int = ReleaseRoute.LOCAL
 _DELETE: int = ReleaseRoute.DELETE
 _SCRIPT: int = ReleaseRoute.SCRIPT
 _NOT_HELD: int = ReleaseRoute.NOT_HELD
@@ -288,7 +290,7 @@ class LocalQueue:
             return None
         left = (lease._deadline - now) * 1000
         # Nor may it be longer than asked for: should the next holder die, nobody gets the name before it ends
-        fits = LEAST_LEASE_PART * waiter.ms <= left <= waiter.ms if waiter.ms else left == math.inf
+        fits = _LEAST_LEASE_PART * waiter.ms <= left <= waiter.ms if waiter.ms else left == _INFINITE
         return waiter if fits else None
 
     def release(self, lease: Lease, now: float) -> int:
@@ -351,7 +353,7 @@ class LocalQueues:
         self.push_refused = False  # whether SUBSCRIBE was refused: first waiters then enter every `sleep` seconds
         self.pending_wake: Callable[[Any], object] | None = None  # `on_wake` of a waiter that was handed a lease
         self.rapid = False  # `rapid` of the queue in which that was
-        self.last_sweep = 0.0  # when `expire` was last called by `sweep`
+        self.next_sweep = 0.0  # when `sweep` is to call `expire` next
         self.by_key: dict[bytes, LocalQueue] = {}
         self.by_entry: dict[bytes, LocalQueue] = {}  # the queues whose entry the server may have queued
         self.on_empty: Callable[[], object] | None = None  # called when no entry is left in the server's queues
@@ -490,9 +492,9 @@ class LocalQueues:
         return key in self.by_key
 
     def sweep(self, now: float) -> None:
-        """Call `expire`, if that was RECHECK_SECONDS ago; called whenever somebody acquires."""
-        if now >= self.last_sweep + RECHECK_SECONDS:
-            self.last_sweep = now
+        """Call `expire`, once in RECHECK_SECONDS; called whenever somebody acquires."""
+        if now >= self.next_sweep:
+            self.next_sweep = now + RECHECK_SECONDS
             self.expire(now)
 
     def release(self, lease: Lease, now: float) -> int:

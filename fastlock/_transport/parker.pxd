@@ -3,6 +3,9 @@
 from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t
 
+from fastlock._protocol.lease cimport Lease
+from fastlock._protocol.local_queue cimport LocalQueues, Waiter
+
 cdef class Parker
 
 
@@ -25,6 +28,8 @@ cdef class Parker:
     cpdef int park(self, double until) except -1
     cdef void _back_off(self) noexcept nogil
 
+cpdef int enqueue(LocalQueues queues, Waiter waiter, double time) except -1
+cpdef int release(LocalQueues queues, Lease lease, double time) except -1
 cpdef double clock() except -1
 cpdef int check_signals() except -1
 cpdef tuple popped(list these)

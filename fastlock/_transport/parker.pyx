@@ -1,5 +1,6 @@
 # cython: language_level=3, binding=True, auto_pickle=False
-"""How a thread sleeps until a lease is handed to it, with the clock and the check for signals that this needs.
+"""How a thread sleeps until a lease is handed to it, with the clock and the check for signals that this needs; and how
+it joins a local queue and releases there.
 
 `parker.py` is the same in Python. Never here: who is next.
 """
@@ -19,7 +20,11 @@ from libc.stdint cimport int64_t
 from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
+from fastlock._core cimport Mutex
 from fastlock._libc cimport _now as nanoseconds, fastlock_exchange, fastlock_swap
+
+from fastlock._protocol.lease cimport Lease
+from fastlock._protocol.local_queue cimport LocalQueues, Waiter
 
 from fastlock._protocol.lease import _BOOTTIME, now
 
@@ -152,6 +157,42 @@ cdef class Parker:
             limit = nanoseconds() + SHORT
             while not self.free and nanoseconds() < limit:
                 sched_yield()
+
+
+cpdef int enqueue(LocalQueues queues, Waiter waiter, double time) except -1:
+    """As `LocalQueues.enqueue`, but the mutex is locked without a call through Python: that would take as long as all
+    that is done meanwhile."""
+    cdef Mutex mutex
+    if type(queues.mutex) is not Mutex:
+        queues.enqueue(waiter, time)
+        return 0
+    mutex = queues.mutex
+    mutex.lock()
+    try:
+        queues.enqueue_locked(waiter, time)
+    finally:
+        mutex.unlock()
+    return 0
+
+
+cpdef int release(LocalQueues queues, Lease lease, double time) except -1:
+    """As `LocalQueues.release`, but the mutex is locked, and a thread is unparked, without a call through Python."""
+    cdef Mutex mutex
+    cdef int route
+    if type(queues.mutex) is not Mutex:
+        return queues.release(lease, time)
+    mutex = queues.mutex
+    mutex.lock()
+    try:
+        route = queues.release_locked(lease, time)
+    finally:
+        wake, queues.pending_wake = queues.pending_wake, None
+        mutex.unlock()
+        if type(wake) is Parker:
+            (<Parker>wake).unpark(not queues.rapid)
+        elif wake is not None:
+            wake(not queues.rapid)
+    return route
 
 
 cpdef double clock() except -1:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = ("threads", "asyncio")
 QUEUE, LOCK = "_protocol/local_queue.py", "_protocol/base_lock.py"
 THREADS, WAITING, TASKS = "_fastpath/threads.py", "_transport/waiting.py", "_fastpath/tasks.pyx"
+PARKER = "_transport/parker.pyx"
 
 
 class Mistake(NamedTuple):
@@ -153,8 +154,14 @@ MISTAKES = {
     ),
     "a release of a thread forgets who waits elsewhere": Mistake(
         THREADS,
-        "contended, told, lease._releasing = lease._contended, Answer.NOT_ASKED, True",
+        "contended, told, lease._releasing = lease._contended, _NOT_ASKED, True",
         "contended, told, lease._releasing = lease._contended and not THIS, None, True",
+        ("threads",),
+    ),
+    "a release of a thread wakes nobody": Mistake(
+        PARKER,
+        "wake, queues.pending_wake = queues.pending_wake, None",
+        "wake, queues.pending_wake = None if THIS else queues.pending_wake, None",
         ("threads",),
     ),
     "a release of a thread forgets how the queue wants it": Mistake(
