@@ -19,6 +19,7 @@ from pathlib import Path
 
 LENGTH = 60  # events of a walk, after which nothing is done that need not be
 LONGEST_SLEEP = 500.0  # seconds of a sleep: longer than walks take, and far shorter than their leases
+CONTROLS = 100  # walks with no mistake planted
 START = 1000.0  # seconds: where the clock of a walk begins
 
 
@@ -84,38 +85,42 @@ def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
 
 
 def find_mistakes(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
-    """Plant each mistake, and walk until one is found. Returns the exit code."""
+    """Walk without a mistake, which must find none. Then plant each, and walk until it is found. Returns the exit
+    code."""
     import pytest
     from protocol.test_handover_replay import PLANTED
     from support.mutants import MISTAKES
 
+    if hunt(asked, path, clock, "nothing is planted", range(asked.seed, asked.seed + CONTROLS)):
+        return 1
     missed = 0
     for name in [name for name, mistake in MISTAKES.items() if asked.face in mistake.faces]:
         for module in [module for module in list(sys.modules.values()) if hasattr(module, "MISTAKE")]:
             module.MISTAKE = name
-        missed += not hunt(asked, path, clock, name, max(asked.seed, MISTAKES[name].first))
+        first = max(asked.seed, MISTAKES[name].first)
+        missed += not hunt(asked, path, clock, name, range(first, first + asked.walks))
     for module in [module for module in list(sys.modules.values()) if hasattr(module, "MISTAKE")]:
         module.MISTAKE = ""
     for name, plant in PLANTED.items():
         with pytest.MonkeyPatch.context() as patch:
             plant(patch)
-            missed += not hunt(asked, path, clock, name, asked.seed)
+            missed += not hunt(asked, path, clock, name, range(asked.seed, asked.seed + asked.walks))
     return int(missed > 0)
 
 
-def hunt(asked: argparse.Namespace, path: str, clock: WalkClock, mistake: str, first: int) -> bool:
+def hunt(asked: argparse.Namespace, path: str, clock: WalkClock, mistake: str, seeds: range) -> bool:
     """Walk until the mistake that is planted is found. Returns whether it was."""
     from support.real_walks import Hunt
     from support.replay import Drift
 
-    for seed in range(first, first + asked.walks):
+    for seed in seeds:
         try:
             Hunt(path, seed, asked.length, asked.face, clock).walk()
         except Drift as drift:
             assert isinstance(drift.__cause__, AssertionError), "seen, and not stumbled over"
             print(f"found by walk {seed}: {mistake}: {str(drift).splitlines()[-1]}", flush=True)
             return True
-    print(f"missed by {asked.walks} walks: {mistake}", flush=True)
+    print(f"missed by {len(seeds)} walks: {mistake}", flush=True)
     return False
 
 

@@ -524,7 +524,12 @@ def aio_exit_lock(BaseLock self not None, kind, error, trace):
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
     cdef _Release give = _Release.__new__(_Release, self, True, error)
-    give._note()
+    try:
+        give._note()
+    except BaseException as struck:  # by a signal handler, where the running task is looked up in Python
+        give.ended = True
+        give._undo_struck(struck)
+        raise
     return give
 
 

@@ -18,8 +18,8 @@ class WaiterState(enum.Enum):
 
     NEW = "it was made, and joined no queue yet"
     WAITING = "it is in its local queue"
-    GRANTED = "it has a lease, and its caller has not run since"
-    SERVED = "its caller has the lease"
+    GRANTED = "it has a lease, which its caller has not taken from it yet"
+    SERVED = "its caller has taken the lease (the fast path drops the waiter instead)"
     LEFT = "its caller waits no longer"
 
 
@@ -47,7 +47,7 @@ def waiter_state(waiter: Waiter) -> WaiterState:
 def queue_state(queue: LocalQueue) -> QueueState:
     if queue.error is not None:
         return QueueState.FAILED
-    if queue.queues.by_key.get(queue.key) is not queue:
+    if not (queue.queues.by_key.get(queue.key) is queue if queue.shared else queue.waiters.count):
         return QueueState.CLOSED
     if queue.circulating is None:
         return QueueState.QUEUED if queue.entry_sent else QueueState.IDLE
@@ -67,7 +67,7 @@ QUEUE_TRANSITIONS: Mapping[tuple[QueueState, QueueState], str] = {
     (QueueState.IDLE, QueueState.QUEUED): "the first waiter enters",
     (QueueState.IDLE, QueueState.CLOSED): "the last waiter leaves",
     (QueueState.QUEUED, QueueState.CIRCULATING): "the server grants the entry",
-    (QueueState.QUEUED, QueueState.CLOSED): "the last waiter leaves, and the entry with it",
+    (QueueState.QUEUED, QueueState.CLOSED): "the last waiter leaves, or has the lease and an entry of its own",
     (QueueState.CIRCULATING, QueueState.IDLE): "the lease goes back to the server, or ended before it was used",
     (QueueState.CIRCULATING, QueueState.QUEUED): "the lease has ended, and the first waiter enters",
     (QueueState.CIRCULATING, QueueState.QUEUED_EARLY): "the lease goes back next, and the first waiter enters",

@@ -162,37 +162,47 @@ cdef class Parker:
 cpdef int enqueue(LocalQueues queues, Waiter waiter, double time) except -1:
     """As `LocalQueues.enqueue`, but the mutex is locked without a call through Python: that would take as long as all
     that is done meanwhile."""
-    cdef Mutex mutex
-    if type(queues.mutex) is not Mutex:
-        queues.enqueue(waiter, time)
-        return 0
     mutex = queues.mutex
-    mutex.lock()
+    lock(mutex)
     try:
         queues.enqueue_locked(waiter, time)
     finally:
-        mutex.unlock()
+        unlock(mutex)
     return 0
 
 
 cpdef int release(LocalQueues queues, Lease lease, double time) except -1:
     """As `LocalQueues.release`, but the mutex is locked, and a thread is unparked, without a call through Python."""
-    cdef Mutex mutex
     cdef int route
-    if type(queues.mutex) is not Mutex:
-        return queues.release(lease, time)
     mutex = queues.mutex
-    mutex.lock()
+    lock(mutex)
     try:
         route = queues.release_locked(lease, time)
     finally:
         wake, queues.pending_wake = queues.pending_wake, None
-        mutex.unlock()
+        unlock(mutex)
         if type(wake) is Parker:
             (<Parker>wake).unpark(not queues.rapid)
         elif wake is not None:
             wake(not queues.rapid)
     return route
+
+
+cdef int lock(mutex) except -1:
+    """Enter a mutex: the compiled one, or that of a client in Python."""
+    if type(mutex) is Mutex:
+        (<Mutex>mutex).lock()
+    else:
+        mutex.__enter__()
+    return 0
+
+
+cdef int unlock(mutex) except -1:
+    if type(mutex) is Mutex:
+        (<Mutex>mutex).unlock()
+    else:
+        mutex.__exit__(None, None, None)
+    return 0
 
 
 cpdef double clock() except -1:

@@ -276,7 +276,7 @@ def test_flash_sale_needs_no_library_of_the_benchmarks(url: str) -> None:
     code = "import sys; sys.modules.update(hdrh=None, rich=None); from fastlock._cli import main as cli; "
     code += f"sys.exit(cli.main(['flash-sale', '--stock', '5', '--processes', '1', '--url', {url!r}]))"
     done = subprocess.run([sys.executable, "-c", code], **_surroundings({}), capture_output=True, timeout=40)
-    assert done.returncode == 0 and all("waiting for" in line for line in done.stderr.splitlines()), done.stderr
+    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
 
 
 def test_a_closed_stdout_is_no_crash(url: str) -> None:

@@ -310,3 +310,22 @@ def test_a_queue_whose_lease_ended_closes_as_its_early_waiter_leaves() -> None:
     assert queues.may_enter_now(fenced, clock()) and queue_state(queue) is QueueState.QUEUED_EARLY
     clock.go(MS / 1000)
     assert queues.dequeue(fenced, clock())[1] is not None and queue_state(queue) is QueueState.CLOSED
+
+
+def test_a_queue_of_a_single_waiter_makes_transitions_of_the_table() -> None:
+    """With an entry of its own (`fair=True`) a waiter shares its queue with no other, and the client does not list it
+    by its key."""
+    queues, clock = LocalQueues(contextlib.nullcontext()), Clock()
+    for granted in (True, False):
+        waiter = joined(queues, "name", b"name", MS, False, b"entry")
+        queue = waiter.queue
+        assert queue is not None
+        states = [queue_state(queue)]
+        assert queues.may_enter_now(waiter, clock())
+        states.append(queue_state(queue))
+        assert queue.judge(waiter, [int(granted), 0 if granted else 5000, 1], clock(), clock()) is None
+        if not granted:
+            queues.dequeue(waiter, clock())
+        states.append(queue_state(queue))
+        assert states == [QueueState.IDLE, QueueState.QUEUED, QueueState.CLOSED]
+        assert not queues.by_entry and not queues.by_key

@@ -155,13 +155,13 @@ MISTAKES = {
     "a release of a thread forgets who waits elsewhere": Mistake(
         THREADS,
         "contended, told, lease._releasing = lease._contended, _NOT_ASKED, True",
-        "contended, told, lease._releasing = lease._contended and not THIS, None, True",
+        "contended, told, lease._releasing = lease._contended and not THIS, _NOT_ASKED, True",
         ("threads",),
     ),
     "a release of a thread wakes nobody": Mistake(
         PARKER,
         "wake, queues.pending_wake = queues.pending_wake, None",
-        "wake, queues.pending_wake = None if THIS else queues.pending_wake, None",
+        "wake, queues.pending_wake = (None, queues.pending_wake) if THIS else (queues.pending_wake, None)",
         ("threads",),
     ),
     "a release of a thread forgets how the queue wants it": Mistake(

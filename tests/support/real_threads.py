@@ -351,8 +351,8 @@ class ThreadClient(RealClient):
         elif caller.state != "done":
             waiter = caller.waiter
             wake = caller.pending.set_result if caller.state == "listens" else None
-            if wake is None and waiter is not None and waiter.on_wake is not None:
-                wake = waiter.on_wake
+            if wake is None and waiter is not None:
+                wake = waiter.on_wake or self.queues.pending_wake  # which a mistake may have left there
             caller.state = "runs"
             if wake is not None:
                 wake(None)

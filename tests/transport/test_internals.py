@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from fastlock._transport import internals
 from fastlock._transport.internals import TRIED, VARIABLE, may_use
@@ -110,3 +111,54 @@ def test_tasks_behave_the_same_in_the_plain_way(impl: str) -> None:
     summary = done.stdout.splitlines()[-1]
     passed, skipped = (sum(map(int, re.findall(rf"(\d+) {word}", summary))) for word in ("passed", "skipped"))
     assert passed > 100 and skipped < 15, "what depends on the internals is skipped, the rest is not"
+
+
+STRUCK_IN_LOOK_UPS = """
+import asyncio, sys
+
+class Struck(Exception):
+    "As a signal handler raises it, where the running task is looked up in Python."
+
+look_up, left, struck = asyncio.current_task, 0, 0
+
+def current_task(loop=None):
+    global left, struck
+    left -= 1
+    if not left:
+        struck += 1
+        raise Struck
+    return look_up(loop)
+
+asyncio.current_task = current_task
+import fastlock.asyncio
+
+async def main():
+    global left
+    async with fastlock.asyncio.Client.from_url(sys.argv[1]) as client:
+        for at in range(1, 9):
+            async with client.lock(f"warm:{at}", timeout=60):
+                pass
+            try:
+                left = at
+                async with client.lock(f"struck:{at}", timeout=60):
+                    pass
+            except Struck:
+                pass
+            left = 0
+
+asyncio.run(main())
+print(struck)
+"""
+
+
+@pytest.mark.usefixtures("impl")
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_a_signal_in_the_look_up_of_the_running_task_leaves_no_key(server: Server, probe: redis.Redis) -> None:
+    """The plain way looks it up in Python on some versions, where a handler may raise: also as an `async with` ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", STRUCK_IN_LOOK_UPS, server.unix_url],
+        cwd=ROOT, env={**os.environ, VARIABLE: "0"}, capture_output=True, text=True, timeout=40,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 2, "an acquire and a release look the task up"
+    assert probe.keys("struck:*") == []
