@@ -1,6 +1,6 @@
 """The acceptance list: what the numbers of a run must reach (``fastlock bench --check``).
 
-Law: bounds are ratios taken in one run on one server, or counts; the one time among them, of a recovery, is far above
+Bounds are ratios taken in one run on one server, or counts; the one time among them, of a recovery, is far above
 what any machine needs. A bound whose scenario was chosen but could not be measured counts as missed. They are meant for
 the scenarios as they are written: an option that changes one may make its bound meaningless.
 """
@@ -18,7 +18,7 @@ FEW = 10
 
 
 @dataclass(frozen=True)
-class Played:
+class Measured:
     """What was measured of a scenario: rows by place in the sweep (None where nothing is swept) and rival."""
 
     rows: Mapping[float | None, Mapping[str, Row]]
@@ -29,7 +29,7 @@ class Played:
         return self.rows.get(x, {}).get(rival)
 
 
-Results = Mapping[str, Played]
+Results = Mapping[str, Measured]
 """All of a run, by scenario."""
 
 Measure = Callable[[Results, str], float | None]
@@ -120,7 +120,7 @@ def _punctual(results: Results, scenario: str) -> str:
 
 
 def _pair_in_c(results: Results) -> tuple[float | None, str]:
-    """Pairs per second of a caller in C; without the tool that of one thread of fastlock's, if it played alone."""
+    """Pairs per second of a caller in C; without the tool that of one thread of fastlock's, if it measured alone."""
     found = _rate(results, "handover", "hiredis")
     return (found, "hiredis") if found else (_rate(results, "pair", "fastlock"), "fastlock's pair")
 
@@ -145,7 +145,7 @@ def _growth(rival: str) -> Measure:
     """Server CPU per grant with the most waiters, times that with FEW."""
 
     def measure(results: Results, scenario: str) -> float | None:
-        found = results.get(scenario, Played({}))
+        found = results.get(scenario, Measured({}))
         row = {x: found.row(rival, x) for x in found.rows if x is not None}
         cpu = {x: each.server_cpu_us for x, each in row.items() if each and each.server_cpu_us}
         few, most = cpu.get(FEW), max(cpu, default=0)

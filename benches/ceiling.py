@@ -1,6 +1,6 @@
 """What redis-benchmark or valkey-benchmark reaches with the same two commands, and the raw round trip.
 
-Law: these take their turns like a rival, but hold no locks for anybody. Acquires are measured on free names and
+These run in turn with the rivals, but hold no locks for anybody. Acquires are measured on free names and
 releases on held ones, each alone: pairs/s = 1 / (1/acquires + 1/releases). The tool draws names at random, out of four
 times as many as there are commands: about 88 % find what they should, the rest costs the server less, so that the
 ceiling errs upwards.
@@ -127,7 +127,7 @@ class Hiredis(Ceiling):
 
 
 class RoundTrip:
-    """Plays beside every round: two PINGs over a blocking socket, what the machine asks for two waits.
+    """Runs beside every round: two PINGs over a blocking socket, what the machine asks for two waits.
 
     To wake a sleeping thread costs 5 us on one machine and 40 us on the next: read all latencies beside it.
     """

@@ -1,6 +1,6 @@
 """The command ``fastlock bench``: what it refuses, how it ends.
 
-Law: no measuring here. A debug or traced build is refused, because its numbers would be believed. Exit codes: 0 all is
+Never here: measuring. A debug or traced build is refused, because its numbers would be believed. Exit codes: 0 all is
 well; 1 a scenario was not true, or --check missed a budget; 2 refused; 130 Ctrl-C, after printing what was measured.
 """
 
@@ -157,15 +157,15 @@ def _patient() -> Iterator[None]:
 
 
 def _report(args: argparse.Namespace, session: Session, server: dict[str, str], interrupted: bool) -> int:
-    from .budgets import Played, judge
+    from .budgets import Measured, judge
     from .document import document
     from .report import show
 
-    played = {
-        name: Played({x: taken.rows(x) for x in taken.samples}, taken.stage.parameters)
+    measured = {
+        name: Measured({x: taken.rows(x) for x in taken.samples}, taken.stage.parameters)
         for name, taken in session.taken.items()
     }
-    verdicts = judge(played, session.plan.scenarios) if args.check else []
+    verdicts = judge(measured, session.plan.scenarios) if args.check else []
     show(session, server, verdicts, interrupted, sys.stderr if args.json == "-" else sys.stdout)
     result = document(session, server, verdicts, interrupted) if args.json or args.html else None
     if args.html:

@@ -47,7 +47,7 @@ class Measure:
     beyond: float | None = None
 
     def of(self, row: Row) -> float | None:
-        """Its value, None where it was not measured."""
+        """The value of this figure in a row; None where it was not measured."""
         found = dig(row, *self.keys)
         return None if found is None else float(found)
 
@@ -112,13 +112,13 @@ GONE = "gone"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison. ``differs``: what differs in the environments, {what: (a, b)}; ``played``: the same of how each
+    """The comparison. ``differs``: what differs in the environments, {what: (a, b)}; ``measured``: the same of how each
     scenario was run."""
 
     a: Document
     b: Document
     differs: Mapping[str, tuple[Any, Any]]
-    played: Mapping[str, Mapping[str, tuple[Any, Any]]]
+    measured: Mapping[str, Mapping[str, tuple[Any, Any]]]
     entries: Sequence[Entry]
     only_a: Sequence[str]
     only_b: Sequence[str]
@@ -129,20 +129,20 @@ def compare(a: Document, b: Document) -> Comparison:
     """What changed from a to b."""
     differs = setting_differences(a, b)
     shared = [name for name in a["scenarios"] if name in b["scenarios"]]
-    played = {name: found for name in shared if (found := _played(a, b, name))}
+    measured = {name: found for name in shared if (found := _measured(a, b, name))}
     rows_a, rows_b = dict(_rows(a)), dict(_rows(b))
     entries = []
     for key, row in rows_a.items():
         if key in rows_b:
             scenario, rival, x = key
             base = (rows_a.get((scenario, BASELINE, x)), rows_b.get((scenario, BASELINE, x)))
-            judge = Judge(_noise(a, b, scenario, row, rows_b[key]), base, bool(differs), scenario in played)
+            judge = Judge(_noise(a, b, scenario, row, rows_b[key]), base, bool(differs), scenario in measured)
             entries.append(Entry(scenario, rival, x, row, rows_b[key], judge.changes(rival, row, rows_b[key])))
     return Comparison(
         a,
         b,
         differs,
-        played,
+        measured,
         entries,
         _only(rows_a.keys() - rows_b.keys()),
         _only(rows_b.keys() - rows_a.keys()),
@@ -185,7 +185,7 @@ def _libraries(document: Document) -> Any:
     return {key: value for key, value in found.items() if key != "fastlock"} if found else None
 
 
-def _played(a: Document, b: Document, name: str) -> dict[str, tuple[Any, Any]]:
+def _measured(a: Document, b: Document, name: str) -> dict[str, tuple[Any, Any]]:
     found = (dig(each, "scenarios", name, "parameters") or {} for each in (a, b))
     kinds = ({"kind": dig(each, "scenarios", name, "kind")} for each in (a, b))
     return _different(*found) | _different(*kinds)
@@ -330,7 +330,7 @@ def as_json(comparison: Comparison, names: tuple[str, str], percent: float | Non
         **{side: _run(each, name) for side, each, name in (("a", a, names[0]), ("b", b, names[1]))},
         "differs": {key: list(values) for key, values in comparison.differs.items()},
         "played": {
-            name: {key: list(values) for key, values in found.items()} for name, found in comparison.played.items()
+            name: {key: list(values) for key, values in found.items()} for name, found in comparison.measured.items()
         },
         "only_a": list(comparison.only_a),
         "only_b": list(comparison.only_b),

@@ -57,7 +57,7 @@ def warnings(comparison: Comparison) -> Iterator[str]:
         yield "warning: the runs differ, so only ratios to redis-py within each of them can be compared:"
         for what, (one, other) in comparison.differs.items():
             yield f"  {what}: {shown(one)} / {shown(other)}"
-    for scenario, found in comparison.played.items():
+    for scenario, found in comparison.measured.items():
         what = "; ".join(f"{key} {shown(one)} / {shown(other)}" for key, (one, other) in found.items())
         yield f"warning: {scenario} was run otherwise in b, nothing of it can be compared: {what}"
 

@@ -1,6 +1,6 @@
 """Fixtures of the CPU benchmarks (``pytest benches``): the bytes layers, a private server, clients.
 
-Law: what is measured here is the CPU of one caller, layer by layer, with pytest-benchmark. Throughput, concurrency and
+What is measured here is the CPU of one caller, layer by layer, with pytest-benchmark. Throughput, concurrency and
 rivals belong to ``fastlock bench``. A benchmark also checks what it did, since with --benchmark-disable it is a test.
 FASTLOCK_IMPL chooses the implementation of the process, as everywhere; both bytes layers are measured in any.
 """

@@ -227,7 +227,7 @@ def _budgets(document: Document) -> list[Markup]:
 def section(anchor: str, name: str, document: Document, styles: Styles) -> Markup:
     """One scenario: its parameters, the raw round trip beside it, charts, tables, what is missing."""
     scenario, spread = document["scenarios"][name], dig(document, "noise", name, "spread")
-    twin = dig(document, "noise", name, "rival") or "the first rival"
+    control = dig(document, "noise", name, "rival") or "the first rival"
     twice = [
         f"{rival}: {_times(count)}" for (where, rival), count in violations(document).items() if count and where == name
     ]
@@ -235,7 +235,7 @@ def section(anchor: str, name: str, document: Document, styles: Styles) -> Marku
     parts = [
         tag("div", tag("h2", name), tag("p", scenario.get("title") or "", class_="soft"), class_="title"),
         chips((scenario.get("parameters") or {}).items()),
-        tag("p", _round_trip(scenario.get("round_trip")), " ", _noise_of(spread, twin)),
+        tag("p", _round_trip(scenario.get("round_trip")), " ", _noise_of(spread, control)),
         _alert("bad", HELD_TWICE, twice) if twice else Markup(""),
     ]
     if not rows_of(scenario) and not points_of(scenario):

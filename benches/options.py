@@ -1,7 +1,7 @@
 """The options of ``fastlock bench``, and what each of their values may be.
 
-Law: declared without loading the benchmarks, so that --help needs nothing installed; a value that cannot be right is
-refused here, a combination that makes no sense in ``plan``.
+Options are declared without loading the benchmarks, so that --help needs nothing installed; a value that cannot be
+right is refused here, a combination that makes no sense in ``plan``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         default=[],
-        help="play this one only; may be given several times, fastlock twice to compare it with itself;"
+        help="run this one only; may be given several times, fastlock twice to compare it with itself;"
         " NAME=MODULE: a lock of your own (see benches/README.md)",
     )
     add("--rounds", type=whole(1, 1000), metavar="N", help="default 5; quick: 3, or 1 where a run is long")

@@ -1,7 +1,7 @@
-"""The plan of a run: which scenarios, who plays them, how long and how often; out of what the command line said.
+"""The plan of a run: which scenarios, who runs them, how long and how often; out of what the command line said.
 
-Law: values only, decided before anything is started. An option that would change nothing, or a combination that cannot
-be played, is refused with one line that says why.
+These are values only, decided before anything is started. An option that would change nothing, or a combination that
+cannot be measured, is refused with one line that says why.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ MOST_ARRIVALS = 1_000_000
 """In a run of an open loop: they are drawn beforehand."""
 
 CEILING = "ceiling"
-"""A player without a worker: the server's own benchmark tool."""
+"""A runner without a worker: the server's own benchmark tool."""
 
 HIREDIS = "hiredis"
 """Another: that tool as one caller in C, with one command at a time."""
 
 REFERENCES = (ALONE, HIREDIS)
-"""Who is seated beside fastlock without being asked, in the one scenario whose measure it is."""
+"""Who is measured beside fastlock without being asked, in the one scenario whose measure it is."""
 
 NAME = re.compile(r'[!"$-~]*')
-"""What --rival takes: it becomes part of keys and tables, and ``#`` tells a rival from its twin."""
+"""What --rival takes: it becomes part of keys and tables, and ``#`` tells a rival from its control."""
 
 LEFT_OUT, LEFT_OUT_OF_LONG = ("dropin", "pottery"), ("fallback", "python-redis-lock")
-"""Rivals that --quick plays only if they are asked for; those that it leaves out of sweeps, storms, crashes and crowds
+"""Rivals that --quick runs only if they are asked for; those that it leaves out of sweeps, storms, crashes and crowds
 too."""
 
 SCENARIO_NAMES = (*uncontended.SCENARIOS, *contests.SCENARIOS)
 
 
 @dataclass(frozen=True)
-class Seat:
+class Entrant:
     """A place at the table: the label in it, and the rival who sits there (``entry`` None: the benchmark tool)."""
 
     label: str
     rival: str
     entry: Entry | None
 
-    def again(self, number: int) -> Seat:
+    def again(self, number: int) -> Entrant:
         """The same rival once more."""
         return replace(self, label=f"{self.rival}#{number}")
 
@@ -68,16 +68,16 @@ class Seat:
         return self.entry is None or self.entry.faces == ("batch",) or bool(self.entry.scenarios)
 
     def cannot(self, scenario: str, face: str) -> str:
-        """Why this rival cannot play ``scenario`` on ``face``; '' if it can."""
+        """Why this rival cannot run ``scenario`` on ``face``; '' if it can."""
         faces = self.entry.faces if self.entry else ("batch",)
         if self.entry and self.entry.scenarios and scenario not in self.entry.scenarios:
-            return f"plays {', '.join(self.entry.scenarios)} only"
-        return "" if face in faces else f"plays {' and '.join(faces)} only"
+            return f"runs {', '.join(self.entry.scenarios)} only"
+        return "" if face in faces else f"runs {' and '.join(faces)} only"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A scenario as it will be played: ``turns`` are (x, Turn), x None where nothing is swept."""
+    """A scenario as it will be measured: ``turns`` are (x, Turn), x None where nothing is swept."""
 
     name: str
     title: str
@@ -113,14 +113,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``Session`` plays.
+    """What ``Session`` runs.
 
-    left_out: who is not asked to play which scenario, and why. chosen: whether rivals were named. budget: seconds in
-    which all should be over; who is late plays fewer rounds.
+    left_out: who is not asked to run which scenario, and why. chosen: whether rivals were named. budget: seconds in
+    which all should be over; who is late runs fewer rounds.
     """
 
     stages: tuple[Stage, ...]
-    seats: tuple[Seat, ...]
+    entrants: tuple[Entrant, ...]
     rounds: int
     seconds: float
     quick: bool = False
@@ -138,7 +138,7 @@ class Plan:
         """The parameters of the schema."""
         return {
             "scenarios": list(self.scenarios),
-            "rivals": [seat.label for seat in self.seats],
+            "rivals": [entrant.label for entrant in self.entrants],
             "rounds": self.rounds,
             "seconds": self.seconds,
             "quick": self.quick,
@@ -187,20 +187,20 @@ def make_plan(wishes: Wishes) -> Plan:
         else _uncontended(uncontended.SCENARIOS[name], rounds, seconds)
         for name in chosen
     )
-    seats = tuple(_seats(wishes.rivals))
+    entrants = tuple(_entrants(wishes.rivals))
     plan = Plan(
         stages,
-        seats,
+        entrants,
         rounds,
         seconds,
         wishes.quick,
         _plain(given),
-        _left_out(stages, seats, wishes),
+        _left_out(stages, entrants, wishes),
         bool(wishes.rivals),
         None if wishes.rounds or wishes.seconds else QUICK_BUDGET if wishes.quick else FULL_BUDGET,
     )
-    if not any(not seat.cannot(stage.name, stage.face) for stage in stages for seat in seats):
-        raise Refusal(f"nobody can play: {_who_cannot(stages[0], seats)}")
+    if not any(not entrant.cannot(stage.name, stage.face) for stage in stages for entrant in entrants):
+        raise Refusal(f"nobody can run: {_who_cannot(stages[0], entrants)}")
     return plan
 
 
@@ -209,14 +209,14 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"names": "unique"} if found.get("names") == OWN else {})
 
 
-def _who_cannot(stage: Stage, seats: Sequence[Seat]) -> str:
-    said = [f"{seat.label} {seat.cannot(stage.name, stage.face)}" for seat in seats]
+def _who_cannot(stage: Stage, entrants: Sequence[Entrant]) -> str:
+    said = [f"{entrant.label} {entrant.cannot(stage.name, stage.face)}" for entrant in entrants]
     return "; ".join(f"{stage.name} wants {stage.face}, {text}" for text in said)
 
 
-def _seats(names: Sequence[str]) -> list[Seat]:
-    """A seat for each name; a second one of the same name gets a number."""
-    seats: list[Seat] = []
+def _entrants(names: Sequence[str]) -> list[Entrant]:
+    """A entrant for each name; a second one of the same name gets a number."""
+    entrants: list[Entrant] = []
     for name in names or (*RIVALS, CEILING):
         label, _, module = name.partition("=")
         if not NAME.fullmatch(name):
@@ -227,26 +227,26 @@ def _seats(names: Sequence[str]) -> list[Seat]:
         if not label or (module and label in (*RIVALS, CEILING, *REFERENCES)):
             raise Refusal(f"--rival {name}: give a lock of your own a name that no other has")
         entry = None if label == CEILING else Entry(module) if module else RIVALS[label]
-        if any(seat.rival == label and seat.entry != entry for seat in seats):
+        if any(entrant.rival == label and entrant.entry != entry for entrant in entrants):
             raise Refusal(f"--rival {name}: {label} is the name of another module already")
-        twins = sum(seat.rival == label for seat in seats)
-        if twins and entry is None:
+        repeats = sum(entrant.rival == label for entrant in entrants)
+        if repeats and entry is None:
             raise Refusal(f"--rival {name}: once is enough, it is no lock")
-        seat = Seat(label, label, entry)
-        seats.append(seat.again(twins + 1) if twins else seat)
-    return seats
+        entrant = Entrant(label, label, entry)
+        entrants.append(entrant.again(repeats + 1) if repeats else entrant)
+    return entrants
 
 
-def _left_out(stages: Sequence[Stage], seats: Sequence[Seat], wishes: Wishes) -> dict[tuple[str, str], str]:
+def _left_out(stages: Sequence[Stage], entrants: Sequence[Entrant], wishes: Wishes) -> dict[tuple[str, str], str]:
     if not wishes.quick or wishes.rivals:
         return {}
     found = {}
     for stage in stages:
         long = stage.sweep or stage.name in ("storm", "crash", *contests.CROWDS)
-        for seat in seats:
+        for entrant in entrants:
             left_out = (*LEFT_OUT, *(LEFT_OUT_OF_LONG if long else ()))
-            if seat.rival in left_out and not seat.cannot(stage.name, stage.face):
-                found[seat.label, stage.name] = f"--quick leaves it out; ask for it by --rival {seat.rival}"
+            if entrant.rival in left_out and not entrant.cannot(stage.name, stage.face):
+                found[entrant.label, stage.name] = f"--quick leaves it out; ask for it by --rival {entrant.rival}"
     return found
 
 

@@ -1,7 +1,7 @@
 """A bare blocking socket: the raw round trip beside the table, and bulk keys for the ceiling.
 
-Law: no client library, no TLS: what is measured here is the socket and the scheduler. Who opens it asks ``reachable``
-first.
+What is measured here is the socket and the scheduler. A caller asks ``reachable`` before it opens one. Never here: a
+client library, TLS.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The result of a run for eyes: a table for each scenario, by rich where it is installed, and what must be said of it.
 
-Law: reads the session, measures nothing.
+It reads the session. Never here: measuring.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def headline(facts: dict[str, Any]) -> str:
 
 
 def caption(stage: Stage) -> str:
-    """What is played, in a line."""
+    """What is measured, in a line."""
     if stage.kind == "pair":
         return stage.title
     settings = stage.parameters

@@ -1,7 +1,7 @@
-"""A run: stages, rounds, players in turn; what was measured, and whether it is true.
+"""A run: stages, rounds, runners in turn; what was measured, and whether it is true.
 
-Law: within a round everybody plays once, in an order that rotates from round to round; warm-ups are apart and count for
-nothing; the first player has a twin that plays too, so that it is known how far the machine alone moves a ratio. A
+Within a round each rival runs once, in an order that rotates from round to round; warm-ups are apart and count for
+nothing; the first runner has a control that runs too, so that it is known how far the machine alone moves a ratio. A
 number whose acquires, releases and claimed grants differ, or that the server's own counter does not bear out, or that
 more than one held at a time, or that leaves a key behind, fails the run.
 """
@@ -24,17 +24,17 @@ from fastlock._cli.console import Progress, scrub
 from . import raw
 from .ceiling import Ceiling, Hiredis, RoundTrip, find_tool
 from .contention.workers import Workers
-from .plan import CEILING, HIREDIS, Plan, Seat, Stage
+from .plan import CEILING, HIREDIS, Entrant, Plan, Stage
 from .processes import end_all
 from .rivals import ALONE, ALONE_ENTRY, BASELINE, COMPILED, OURS, RIVALS
-from .stats import Percentiles, Row, Sample, merge, noise_at, percentiles, spread, summarize, twin_ratios
+from .stats import Percentiles, Row, Sample, control_ratios, merge, noise_at, percentiles, spread, summarize
 from .target import PREFIX, Meter, Target
 from .workers import Meanwhile, RivalMissing, Turn, WorkerError, WorkerProcess, WorkerRival
 
 ROUND_TRIP = "round trip"
 
-BESIDE = {"hot": Seat(ALONE, ALONE, ALONE_ENTRY), "handover": Seat(HIREDIS, HIREDIS, None)}
-"""References: who is seated beside fastlock, as the measure of what it does in that scenario."""
+BESIDE = {"hot": Entrant(ALONE, ALONE, ALONE_ENTRY), "handover": Entrant(HIREDIS, HIREDIS, None)}
+"""References: who is measured beside fastlock, as the measure of what it does in that scenario."""
 
 ROUND_TRIP_SECONDS, ROUND_TRIP_QUICK = 0.2, 0.05
 """Of the raw socket, beside each round. In the first hundredths of a second waking is cheaper than it is later."""
@@ -43,7 +43,7 @@ X = float | None
 """Where in a sweep; None where nothing is swept."""
 
 
-class Player(Protocol):
+class Runner(Protocol):
     """Whoever takes part in a stage: a rival's workers, or the benchmark tool."""
 
     name: str
@@ -58,11 +58,11 @@ class Player(Protocol):
 
 @dataclass
 class Taken:
-    """What was measured of one stage: samples by place in the sweep and player, and the raw round trip beside them."""
+    """What was measured of one stage: samples by place in the sweep and runner, and the raw round trip beside them."""
 
     stage: Stage
     subject: str = ""
-    twin: str = ""
+    control: str = ""
     hidden: bool = True
     samples: dict[X, dict[str, list[Sample]]] = field(default_factory=dict)
     round_trips: list[Sample] = field(default_factory=list)
@@ -78,22 +78,22 @@ class Taken:
     def noise_at(self, x: X = None) -> float | None:
         """How far a rival is from itself at one place in the sweep."""
         by_place = {
-            place: twin_ratios(players.get(self.twin, []), players.get(self.subject, []))
-            for place, players in self.samples.items()
+            place: control_ratios(runners.get(self.control, []), runners.get(self.subject, []))
+            for place, runners in self.samples.items()
         }
         return noise_at(by_place.get(x, []), [ratio for found in by_place.values() for ratio in found])
 
     def rows(self, x: X = None) -> dict[str, Row]:
-        """The rows of one place in the sweep; of players that have played. The twin is shown if it was asked for."""
-        players = self.samples.get(x, {})
+        """The rows of the runners that have run at one place in the sweep. The control is shown if it was asked for."""
+        runners = self.samples.get(x, {})
         rounds = sum(len(taken) for point in self.samples.values() for taken in point.values())
         if (x, rounds) not in self._rows:
-            self._rows[x, rounds] = self._summarized(players, self.noise_at(x))
+            self._rows[x, rounds] = self._summarized(runners, self.noise_at(x))
         return self._rows[x, rounds]
 
-    def _summarized(self, players: Mapping[str, list[Sample]], width: float | None) -> dict[str, Row]:
-        shown = {name: taken for name, taken in players.items() if taken and not (self.hidden and name == self.twin)}
-        base = players.get(BASELINE) or (players.get(self.subject, []) if BASELINE not in players else [])
+    def _summarized(self, runners: Mapping[str, list[Sample]], width: float | None) -> dict[str, Row]:
+        shown = {name: taken for name, taken in runners.items() if taken and not (self.hidden and name == self.control)}
+        base = runners.get(BASELINE) or (runners.get(self.subject, []) if BASELINE not in runners else [])
         return {
             name: summarize(name, taken, base, self.connections.get(name), width, self.leases.get(name))
             for name, taken in shown.items()
@@ -110,7 +110,7 @@ class Taken:
 
 @dataclass
 class Session:
-    """Plays a plan against a target. All that was measured so far can be read at any time, also after Ctrl-C."""
+    """Runs a plan against a target. All that was measured so far can be read at any time, also after Ctrl-C."""
 
     target: Target
     plan: Plan
@@ -130,13 +130,13 @@ class Session:
     # -------------------------------------------------------------------------------------------- the whole of it
 
     def run(self) -> None:
-        """Play everything. Ctrl-C comes through; call ``end`` in any case."""
+        """Run everything. Ctrl-C comes through; call ``end`` in any case."""
         self._began = time.monotonic()
         try:
             for number, stage in enumerate(self.plan.stages):
                 self._ticket = number + 1, len(self.plan.stages)
                 try:
-                    self._play(stage)
+                    self._run_stage(stage)
                 except redis.RedisError as error:
                     self._fail(f"{stage.name}: the server cannot be asked any more: {error}")
                     break
@@ -161,7 +161,7 @@ class Session:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """What was left out, and why: rivals with the scenarios that they did not play."""
+        """What was left out, and why: rivals with the scenarios that they did not run."""
         found: dict[str, str] = {}
         for (who, why), stages in self._absent.items():
             what = f"{who} in {', '.join(stages)}" if stages else who
@@ -175,45 +175,45 @@ class Session:
 
     # -------------------------------------------------------------------------------------------------- one stage
 
-    def _play(self, stage: Stage) -> None:
+    def _run_stage(self, stage: Stage) -> None:
         if stage.loop and find_spec(stage.loop) is None:
             self._skip(stage.name, f"{stage.loop} is not installed")
             return
         taken = self.taken[stage.name] = Taken(stage)
         with self.target.volatile(f"{self.prefix}:volatile", stage.volatile_keys):
-            players = [player for player in self._players(stage, taken) if self._open(stage, taken, player)]
-            if players:
-                self._match(stage, taken, players)
+            runners = [runner for runner in self._runners(stage, taken) if self._open(stage, taken, runner)]
+            if runners:
+                self._match(stage, taken, runners)
             else:
-                self._fail(f"{stage.name}: nobody could play")
+                self._fail(f"{stage.name}: nobody could run")
         self._look_for_keys(stage)
         self._thin_out(stage)
 
-    def _match(self, stage: Stage, taken: Taken, players: Sequence[Player]) -> None:
+    def _match(self, stage: Stage, taken: Taken, runners: Sequence[Runner]) -> None:
         """All rounds of those who are there, until they have gone."""
         bystander = self._round_trip(stage)
-        for player in [*self._rounds(stage, taken, players, bystander), *([bystander] if bystander else [])]:
+        for runner in [*self._rounds(stage, taken, runners, bystander), *([bystander] if bystander else [])]:
             # not after Ctrl-C: a worker may be at work then, and ``end`` ends it
-            self._guard(stage, player, player.close)
+            self._guard(stage, runner, runner.close)
 
     def _rounds(
-        self, stage: Stage, taken: Taken, players: Sequence[Player], bystander: Player | None
-    ) -> Sequence[Player]:
-        """Play all rounds; gives back who has survived them."""
-        active = list(players)
+        self, stage: Stage, taken: Taken, runners: Sequence[Runner], bystander: Runner | None
+    ) -> Sequence[Runner]:
+        """Run all rounds; returns the runners that have not failed."""
+        active = list(runners)
         for x, _ in stage.turns:
-            taken.samples[x] = {player.name: [] for player in players}  # in this order in the table, whoever begins
+            taken.samples[x] = {runner.name: [] for runner in runners}  # in this order in the table, whoever begins
         for point, (x, turn) in enumerate(stage.turns):
             for number in range(stage.rounds):
                 if number and self._late():
                     self.notes.append(f"{stage.name}: {number} of {stage.rounds} rounds, for lack of time")
                     break
                 at, done = number % max(1, len(active)), (point + number / stage.rounds) / len(stage.turns)
-                for player in [each for each in active[at:] + active[:at] if stands(each, turn)]:
+                for runner in [each for each in active[at:] + active[:at] if stands(each, turn)]:
                     what = f"{'' if x is None else f'{x:g}, '}round {number + 1}/{stage.rounds}"
-                    self._say(stage, what, player, done)
-                    if not self._round(stage, taken, player, replace(turn, seed=number), taken.samples[x][player.name]):
-                        active.remove(player)
+                    self._say(stage, what, runner, done)
+                    if not self._round(stage, taken, runner, replace(turn, seed=number), taken.samples[x][runner.name]):
+                        active.remove(runner)
                 if bystander is not None:
                     self._beside(stage, taken, bystander)
         return active
@@ -223,15 +223,15 @@ class Session:
         budget, (at, of) = self.plan.budget, self._ticket
         return budget is not None and time.monotonic() - self._began > budget * at / of
 
-    def _beside(self, stage: Stage, taken: Taken, bystander: Player) -> None:
+    def _beside(self, stage: Stage, taken: Taken, bystander: Runner) -> None:
         turn = Turn(ROUND_TRIP_QUICK if self.plan.quick else ROUND_TRIP_SECONDS)
         self._guard(stage, bystander, lambda: taken.round_trips.append(bystander.run(turn)))
 
-    def _say(self, stage: Stage, what: str, player: Player, done: float = 0.0) -> None:
+    def _say(self, stage: Stage, what: str, runner: Runner, done: float = 0.0) -> None:
         if self.stopped is not None:
             raise self.stopped
         at, of = self._ticket
-        self.progress.show(f"fastlock bench: [{at}/{of}] {stage.name}, {what}, {player.name}", (at - 1 + done) / of)
+        self.progress.show(f"fastlock bench: [{at}/{of}] {stage.name}, {what}, {runner.name}", (at - 1 + done) / of)
 
     def _thin_out(self, stage: Stage) -> None:
         """End workers that no later stage needs: they would only take memory."""
@@ -241,150 +241,152 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------- who takes part
 
-    def _players(self, stage: Stage, taken: Taken) -> list[Player]:
-        players: list[Player] = []
-        starting: list[tuple[Seat, WorkerRival | Workers]] = []
-        for seat in self._table(stage, taken):
-            if seat.entry is None:
-                players += self._tool(seat)
+    def _runners(self, stage: Stage, taken: Taken) -> list[Runner]:
+        runners: list[Runner] = []
+        starting: list[tuple[Entrant, WorkerRival | Workers]] = []
+        for entrant in self._table(stage, taken):
+            if entrant.entry is None:
+                runners += self._tool(entrant)
                 continue
-            found = self._start(stage, seat)
+            found = self._start(stage, entrant)
             if found is not None:
-                starting.append((seat, found))
-        greeted = [rival for seat, rival in starting if self._greet(stage, seat, rival)]
-        return [*greeted, *players]
+                starting.append((entrant, found))
+        greeted = [rival for entrant, rival in starting if self._greet(stage, entrant, rival)]
+        return [*greeted, *runners]
 
-    def _table(self, stage: Stage, taken: Taken) -> list[Seat]:
-        """Those who can play, what fastlock is measured by, and the twin of the first of them."""
-        seats = []
-        for seat in self.plan.seats:
-            why = seat.cannot(stage.name, stage.face) or self.plan.left_out.get((seat.label, stage.name), "")
-            if why and not (seat.special and not self.plan.chosen):
-                self._skip(seat.label, why, stage.name)
+    def _table(self, stage: Stage, taken: Taken) -> list[Entrant]:
+        """Those who can run, what fastlock is measured by, and the control of the first of them."""
+        entrants = []
+        for entrant in self.plan.entrants:
+            why = entrant.cannot(stage.name, stage.face) or self.plan.left_out.get((entrant.label, stage.name), "")
+            if why and not (entrant.special and not self.plan.chosen):
+                self._skip(entrant.label, why, stage.name)
             elif why:
                 continue
-            elif absent := self._missing.get(seat.rival) or _absence(seat):
-                self._skip(seat.label, absent)
+            elif absent := self._missing.get(entrant.rival) or _absence(entrant):
+                self._skip(entrant.label, absent)
             else:
-                seats.append(seat)
-        locks = [seat for seat in seats if seat.entry is not None]
+                entrants.append(entrant)
+        locks = [entrant for entrant in entrants if entrant.entry is not None]
         if locks:
             first = locks[0]
-            twin = first.again(2)
-            taken.subject, taken.twin = first.label, twin.label
-            taken.hidden = twin not in seats
+            control = first.again(2)
+            taken.subject, taken.control = first.label, control.label
+            taken.hidden = control not in entrants
             if taken.hidden:
-                seats.append(twin)
-        if any(seat.label == "fastlock" for seat in seats):
-            seats += [beside] if (beside := self._beside_fastlock(stage)) else []
-        return seats
+                entrants.append(control)
+        if any(entrant.label == "fastlock" for entrant in entrants):
+            entrants += [beside] if (beside := self._beside_fastlock(stage)) else []
+        return entrants
 
-    def _beside_fastlock(self, stage: Stage) -> Seat | None:
+    def _beside_fastlock(self, stage: Stage) -> Entrant | None:
         """Its reference in this stage. In an open loop there is none: one holder could not serve what is offered."""
         contest = stage.turns[0][1].contest
         return None if contest is None or contest.rate else BESIDE.get(stage.name)
 
-    def _start(self, stage: Stage, seat: Seat) -> WorkerRival | Workers | None:
-        assert seat.entry is not None
+    def _start(self, stage: Stage, entrant: Entrant) -> WorkerRival | Workers | None:
+        assert entrant.entry is not None
         contended = stage.unit == "grants"
-        key = (seat.label, contended)
+        key = (entrant.label, contended)
         if key not in self._rivals:
             kind = Workers if contended else WorkerRival
-            self._rivals[key] = kind(seat.label, self.target.url, seat.entry)
+            self._rivals[key] = kind(entrant.label, self.target.url, entrant.entry)
         found = self._rivals[key]
         if isinstance(found, Workers):
             found.grow(max(found.own(turn.contest).workers for _, turn in stage.turns if turn.contest is not None))
         return found
 
-    def _greet(self, stage: Stage, seat: Seat, rival: WorkerRival | Workers) -> bool:
+    def _greet(self, stage: Stage, entrant: Entrant, rival: WorkerRival | Workers) -> bool:
         try:
             rival.greet()
         except RivalMissing as error:
-            if seat.rival not in self._missing and seat.rival not in RIVALS:  # somebody's own, asked for by its module
-                self._fail(f"{seat.rival}: {error}")
-            self._missing[seat.rival] = str(error)
-            self._skip(seat.label, str(error))
+            if (
+                entrant.rival not in self._missing and entrant.rival not in RIVALS
+            ):  # somebody's own, asked for by its module
+                self._fail(f"{entrant.rival}: {error}")
+            self._missing[entrant.rival] = str(error)
+            self._skip(entrant.label, str(error))
         except WorkerError as error:
-            self._missing[seat.rival] = "its worker did not start"
-            self._skip(seat.label, "its worker did not start")
+            self._missing[entrant.rival] = "its worker did not start"
+            self._skip(entrant.label, "its worker did not start")
             self._fail(str(error))
         else:
             return True
-        self._rivals.pop((seat.label, stage.unit == "grants")).end()
+        self._rivals.pop((entrant.label, stage.unit == "grants")).end()
         return False
 
-    def _tool(self, seat: Seat) -> list[Player]:
+    def _tool(self, entrant: Entrant) -> list[Runner]:
         tool = find_tool()
         if not raw.reachable(self.target.url) or raw.address(self.target.url).get("password"):
-            self._skip(seat.label, "TLS or a password")
+            self._skip(entrant.label, "TLS or a password")
         elif tool is None:
-            self._skip(seat.label, "neither valkey-benchmark nor redis-benchmark is on PATH")
+            self._skip(entrant.label, "neither valkey-benchmark nor redis-benchmark is on PATH")
         else:
-            return [(Ceiling if seat.rival == CEILING else Hiredis)(self.target, tool)]
+            return [(Ceiling if entrant.rival == CEILING else Hiredis)(self.target, tool)]
         return []
 
-    def _round_trip(self, stage: Stage) -> Player | None:
+    def _round_trip(self, stage: Stage) -> Runner | None:
         if not raw.reachable(self.target.url):
             self._skip(ROUND_TRIP, "TLS")
             return None
         found = RoundTrip(self.target)
         return found if self._guard(stage, found, lambda: found.open(stage.name, "", ())) else None
 
-    # --------------------------------------------------------------------------------------------- one player's turn
+    # --------------------------------------------------------------------------------------------- one runner's turn
 
-    def _open(self, stage: Stage, taken: Taken, player: Player) -> bool:
-        """Connect and warm up. False: the player is out of this stage."""
-        self._say(stage, "warm-up", player)
-        turns = self._turns(stage, taken, player)
+    def _open(self, stage: Stage, taken: Taken, runner: Runner) -> bool:
+        """Connect and warm up. False: the runner is out of this stage."""
+        self._say(stage, "warm-up", runner)
+        turns = self._turns(stage, taken, runner)
         if not turns:
             return False
         first = stage.warm_up(turns)
 
         def warm_up() -> None:
-            player.open(stage.name, self._label(stage, player), [*turns, *([first] if first else [])])
+            runner.open(stage.name, self._label(stage, runner), [*turns, *([first] if first else [])])
             if first:
-                player.run(first, lambda: self._count_connections(stage, taken, player))
-                for lie in player.wrong if isinstance(player, Workers) else ():
-                    self._fail(f"{stage.name}, {player.name}: in the warm-up {lie}")
-            if isinstance(player, Workers) and turns[0].contest is not None:
-                taken.leases[player.name] = player.own(turns[0].contest).lease
+                runner.run(first, lambda: self._count_connections(stage, taken, runner))
+                for lie in runner.wrong if isinstance(runner, Workers) else ():
+                    self._fail(f"{stage.name}, {runner.name}: in the warm-up {lie}")
+            if isinstance(runner, Workers) and turns[0].contest is not None:
+                taken.leases[runner.name] = runner.own(turns[0].contest).lease
 
-        if not self._guard(stage, player, warm_up):
+        if not self._guard(stage, runner, warm_up):
             return False
-        if player.name != taken.twin or not taken.hidden:
-            self.versions[player.name] = player.versions
+        if runner.name != taken.control or not taken.hidden:
+            self.versions[runner.name] = runner.versions
         return True
 
-    def _turns(self, stage: Stage, taken: Taken, player: Player) -> list[Turn]:
-        """Those of the stage that it is asked to play."""
-        found = [(x, turn) for x, turn in stage.turns if stands(player, turn)]
-        left_out = [f"{x:,g}" for x, turn in stage.turns if x is not None and not stands(player, turn)]
-        if left_out and (player.name != taken.twin or not taken.hidden):
+    def _turns(self, stage: Stage, taken: Taken, runner: Runner) -> list[Turn]:
+        """The turns of the stage that this runner is asked for."""
+        found = [(x, turn) for x, turn in stage.turns if stands(runner, turn)]
+        left_out = [f"{x:,g}" for x, turn in stage.turns if x is not None and not stands(runner, turn)]
+        if left_out and (runner.name != taken.control or not taken.hidden):
             why = "so many that ask again and again need longer to ask once than a run lasts"
-            self._skip(f"{player.name} at {', '.join(left_out)}", why, stage.name)
+            self._skip(f"{runner.name} at {', '.join(left_out)}", why, stage.name)
         return [turn for _, turn in found]
 
-    def _round(self, stage: Stage, taken: Taken, player: Player, turn: Turn, samples: list[Sample]) -> bool:
+    def _round(self, stage: Stage, taken: Taken, runner: Runner, turn: Turn, samples: list[Sample]) -> bool:
         def measure() -> None:
             before = self.target.read()
-            sample = player.run(turn)
+            sample = runner.run(turn)
             spent = self.target.since(before)
-            if isinstance(player, WorkerRival | Workers):
+            if isinstance(runner, WorkerRival | Workers):
                 sample = replace(sample, server_cpu=spent.cpu, commands=spent.commands)
-                self._judge(stage, player, sample, spent)
+                self._judge(stage, runner, sample, spent)
             samples.append(sample)
-            self._count_connections(stage, taken, player)
+            self._count_connections(stage, taken, runner)
 
-        return self._guard(stage, player, measure)
+        return self._guard(stage, runner, measure)
 
-    def _judge(self, stage: Stage, player: WorkerRival | Workers, sample: Sample, spent: Meter) -> None:
-        ours = player.name.partition("#")[0] in OURS
+    def _judge(self, stage: Stage, runner: WorkerRival | Workers, sample: Sample, spent: Meter) -> None:
+        ours = runner.name.partition("#")[0] in OURS
         counted = spent if self.target.private else None
-        found = contended_lies(sample, counted, player.due) if isinstance(player, Workers) else lies(sample, counted)
-        where = f"{stage.name}, {player.name}"
-        if isinstance(player, Workers):
-            found = [*found, *player.wrong]
-            errors = f"{where}: {sample.failures} calls failed: {'; '.join(player.errors)}" if player.errors else ""
+        found = contended_lies(sample, counted, runner.due) if isinstance(runner, Workers) else lies(sample, counted)
+        where = f"{stage.name}, {runner.name}"
+        if isinstance(runner, Workers):
+            found = [*found, *runner.wrong]
+            errors = f"{where}: {sample.failures} calls failed: {'; '.join(runner.errors)}" if runner.errors else ""
             if errors and ours:
                 found = [*found, errors.partition(": ")[2]]
             elif errors:
@@ -392,43 +394,43 @@ class Session:
         for lie in found:
             self._fail(f"{where}: {lie}")
 
-    def _label(self, stage: Stage, player: Player) -> str:
-        return f"{self.prefix}:{stage.name}:{player.name.replace(' ', '-')}"
+    def _label(self, stage: Stage, runner: Runner) -> str:
+        return f"{self.prefix}:{stage.name}:{runner.name.replace(' ', '-')}"
 
-    def _count_connections(self, stage: Stage, taken: Taken, player: Player) -> None:
-        if isinstance(player, WorkerRival | Workers):
-            count = self.target.connections(self._label(stage, player))
-            taken.connections[player.name] = max(taken.connections.get(player.name, 0), count)
+    def _count_connections(self, stage: Stage, taken: Taken, runner: Runner) -> None:
+        if isinstance(runner, WorkerRival | Workers):
+            count = self.target.connections(self._label(stage, runner))
+            taken.connections[runner.name] = max(taken.connections.get(runner.name, 0), count)
 
-    def _guard(self, stage: Stage, player: Player, action: Callable[[], None]) -> bool:
+    def _guard(self, stage: Stage, runner: Runner, action: Callable[[], None]) -> bool:
         try:
             action()
         except Exception as error:  # whatever it is: it costs this cell, not what was measured elsewhere
-            self._fail(f"{stage.name}, {player.name}: {type(error).__name__}: {error}")
-            self._drop(stage, player)
+            self._fail(f"{stage.name}, {runner.name}: {type(error).__name__}: {error}")
+            self._drop(stage, runner)
             return False
         return True
 
-    def _drop(self, stage: Stage, player: Player) -> None:
-        """Part with a player that failed: its workers may be dead, or about to answer what nobody asks any more."""
-        gone = self._rivals.pop((player.name, stage.unit == "grants"), None)
+    def _drop(self, stage: Stage, runner: Runner) -> None:
+        """Part with a runner that failed: its workers may be dead, or about to answer what nobody asks any more."""
+        gone = self._rivals.pop((runner.name, stage.unit == "grants"), None)
         with suppress(Exception):  # it failed already, and says so
-            (gone.end if gone else player.close)()
+            (gone.end if gone else runner.close)()
 
     def _fail(self, text: str) -> None:
         self.failures.append(scrub(text, self.target.url))
 
     def _look_for_keys(self, stage: Stage) -> None:
-        by_design = tuple(key for seat in self.plan.seats if seat.entry for key in seat.entry.leaves)
+        by_design = tuple(key for entrant in self.plan.entrants if entrant.entry for key in entrant.entry.leaves)
         left = self.target.leftovers(self.prefix, by_design)
         if left:
             self._fail(f"{stage.name}: {len(left)} keys left behind, such as {left[0]!r}")
         self.target.sweep(self.prefix)
 
 
-def _absence(seat: Seat) -> str:
-    """What keeps this rival from playing on this machine; '' if nothing does."""
-    entry = seat.entry
+def _absence(entrant: Entrant) -> str:
+    """What keeps this rival from running on this machine; '' if nothing does."""
+    entry = entrant.entry
     if entry is not None and entry.env == COMPILED and find_spec("fastlock._core") is None:
         return "the core is not compiled"
     if entry is not None and entry.needs and find_spec(entry.needs[0]) is None:
@@ -436,9 +438,9 @@ def _absence(seat: Seat) -> str:
     return ""
 
 
-def stands(player: Player, turn: Turn) -> bool:
-    """Whether it is asked to play this turn: not with more waiters than it can stand."""
-    return turn.contest is None or not isinstance(player, Workers) or player.stands(turn.contest)
+def stands(runner: Runner, turn: Turn) -> bool:
+    """Whether it is asked to run this turn: not with more waiters than it can stand."""
+    return turn.contest is None or not isinstance(runner, Workers) or runner.stands(turn.contest)
 
 
 def lies(sample: Sample, counted: Meter | None) -> Sequence[str]:
@@ -466,4 +468,4 @@ def contended_lies(sample: Sample, counted: Meter | None, due: int) -> Sequence[
     return found
 
 
-__all__ = ["Player", "Session", "Taken", "contended_lies", "lies", "stands"]
+__all__ = ["Runner", "Session", "Taken", "contended_lies", "lies", "stands"]

@@ -1,6 +1,6 @@
 """Statistics: medians with their spread, ratios round by round, percentiles out of merged histograms.
 
-Law: numbers in, numbers out. Percentiles are never averaged (histograms are merged); a ratio is taken between two
+Numbers in, numbers out. Percentiles are never averaged (histograms are merged); a ratio is taken between two
 rivals of the same round first and the median after, because the machine's mood drifts between rounds.
 """
 
@@ -149,7 +149,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def round_ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> list[float]:
-    """How many times as fast as ``base``, round by round; rounds that only one of them played are left out."""
+    """How many times as fast as ``base``, round by round; rounds that only one of them measured are left out."""
     return [a.speed / b.speed for a, b in zip(ours, base, strict=False) if b.speed]
 
 
@@ -159,10 +159,10 @@ def ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> Spread | None:
     return spread(found) if found else None
 
 
-def twin_ratios(twin: Sequence[Sample], subject: Sequence[Sample]) -> list[float]:
+def control_ratios(control: Sequence[Sample], subject: Sequence[Sample]) -> list[float]:
     """Those of a rival to itself, round by round: a round in which only one of the two got anything is the worst, not
     none."""
-    pairs = zip(twin, subject, strict=False)
+    pairs = zip(control, subject, strict=False)
     return [a.speed / b.speed if b.speed else FARTHEST for a, b in pairs if a.speed or b.speed]
 
 

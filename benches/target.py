@@ -1,6 +1,6 @@
 """The server under test: a private embedded one or one given by URL, and what it tells about itself.
 
-Law: only keys that carry the run's prefix are ever written or removed; never FLUSH, never CONFIG. What is read (INFO,
+Only keys that carry the run's prefix are ever written or removed; never FLUSH, never CONFIG. What is read (INFO,
 CLIENT LIST, SCAN) is read between runs, not during a measurement.
 """
 

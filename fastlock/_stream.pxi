@@ -133,9 +133,9 @@ cdef class Stream:
         return into
 
     @cython.final
-    cdef object _getter_at(self, Py_ssize_t place):
-        """What gets the reply, or the list of replies, for which the pending reply at that place stands."""
-        return _getter(self.ring[(self.head + place) & (len(self.ring) - 1)])
+    cdef object _getter_at(self, Py_ssize_t index):
+        """What gets the reply, or the list of replies, for which the pending reply at that index stands."""
+        return _getter(self.ring[(self.head + index) & (len(self.ring) - 1)])
 
     # replies
 

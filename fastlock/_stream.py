@@ -33,25 +33,25 @@ class Template:
         if not 0 < len(parts) <= 16:
             raise ValueError("a template has 1 to 16 parts")
         self.parts = parts
-        text, holes = b"*%d\r\n" % len(parts), []
+        text, placeholders = b"*%d\r\n" % len(parts), []
         for part in parts:
             if isinstance(part, bytes):
                 text += b"$%d\r\n%b\r\n" % (len(part), part.replace(b"%", b"%%"))
             elif part in (0, 1, 2):
                 text += b"$%d\r\n%b\r\n"
-                holes.append(part)
+                placeholders.append(part)
             else:
                 raise ValueError(f"a template's part is bytes or 0, 1, 2, not {part!r}")
-        if len(holes) > 7:
-            raise ValueError("a template has too many holes")
+        if len(placeholders) > 7:
+            raise ValueError("a template has too many placeholders")
         self._format = text
-        self._placeholders = tuple(holes)
+        self._placeholders = tuple(placeholders)
 
     def _encode(self, name: bytes, token: bytes, ms: int) -> bytes:
         values = (_bytes(name), _bytes(token), b"%d" % ms)
         filled: list[Any] = []
-        for hole in self._placeholders:
-            value = values[hole]
+        for placeholder in self._placeholders:
+            value = values[placeholder]
             filled += (len(value), value)
         return self._format % tuple(filled)
 

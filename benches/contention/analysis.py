@@ -1,6 +1,6 @@
 """What a log says: waits, handovers, recoveries, fairness, and whether ever more than one held a name.
 
-Law: pure functions of records; no clock, no I/O. Mutual exclusion is judged twice, by the intervals of the records
+Pure functions of records. Never here: a clock, I/O. Mutual exclusion is judged twice, by the intervals of the records
 (exact, as all processes share one clock) and by what the holders saw in the cells (also where two times are equal); a
 lease is taken at its word only: what happens to a name after the end of its holder's lease is no fault of the lock.
 """
@@ -224,8 +224,8 @@ def measure(
     lasts, end = promise(contest.lease), start + int(seconds * 1e9)
     total = [sum(column) for column in zip(*tallies, strict=True)]
     asked = [sum(column) for column in zip(*tallies[: contest.clients], strict=True)]
-    players = [record for record in records if record.client < contest.clients]
-    granted = [record for record in players if record.granted > 0]
+    callers = [record for record in records if record.client < contest.clients]
+    granted = [record for record in callers if record.granted > 0]
     found = overlaps(records, lasts)
     late = total[LATE]
     lost = lost_updates(records, books) if contest.books and not late else 0
@@ -236,14 +236,14 @@ def measure(
         "released": sum(record.released > 0 for record in granted),
         "attempts": asked[ATTEMPTS],
         "failures": total[FAILURES],
-        "timeouts": total[REFUSED] + sum(missed(record, contest, end) for record in players),
+        "timeouts": total[REFUSED] + sum(missed(record, contest, end) for record in callers),
         "violations": max(len(found), total[MET], total[LOST], lost),
         "outlived": late,
         "clients": _clients(granted, contest, end),
     }
     times = {
-        "wait": waits(players, contest, end),
-        "punctual": punctual_waits(players, contest, end) if contest.hold else [],
+        "wait": waits(callers, contest, end),
+        "punctual": punctual_waits(callers, contest, end) if contest.hold else [],
         "release": [record.released - record.releasing for record in granted if record.released],
         "handover": handovers(records),
     }

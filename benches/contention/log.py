@@ -189,7 +189,7 @@ class Client:
         return len(self._notes) >= self._room
 
     def granted(self, name: int, intended: int, called: int, granted: int) -> None:
-        """It holds the name: look at its cell, take it."""
+        """Note that the caller holds the name: see whether its cell says that another does, and write the cell."""
         words, cell = self._words, self._cells + CELL * name
         if words[cell] and granted < words[cell + UNTIL]:
             self._met += 1
@@ -200,7 +200,7 @@ class Client:
         self._notes += (name, intended, called, granted)
 
     def leaving(self, name: int) -> None:
-        """It is about to release: look at the cell again and leave it."""
+        """Note that the caller is about to release: see whether its cell is still the caller's, and clear it."""
         words, cell = self._words, self._cells + CELL * name
         if self._books:
             words[cell + BOOKS] = self._seen + 1
@@ -210,15 +210,15 @@ class Client:
             self._lost += 1
 
     def released(self, releasing: int, released: int) -> None:
-        """It has called release, and that has returned (0: it raised)."""
+        """Note when the caller called release, and when that returned (0: it raised)."""
         self._notes += (releasing, released)
 
     def gave_up(self, name: int, intended: int, called: int, now: int) -> None:
-        """It waited in vain: until now, or for what raised, or was never asked."""
+        """Note an acquire that did not get the name: in time, as it raised, or as it was never begun."""
         self._notes += (name, intended, called, -now, 0, 0)
 
     def refused(self) -> None:
-        """A try-lock found it held."""
+        """Note that a try-lock found the name held."""
         self._refused += 1
 
     def failed(self, error: Exception) -> None:

@@ -1,8 +1,8 @@
 """Rivals: one small file each, all behind the same two doors (threads and tasks), so that one scenario serves all.
 
-Law: a rival file opens and closes clients and gives redis-py's shape to their locks, nothing else; loops, clocks and
+A rival's file opens and closes clients and gives redis-py's shape to their locks, nothing else; loops, clocks and
 counting live in ``scenarios`` and ``contention``. Only the worker processes of that rival import it, with the
-environment named here, and each file says in which setting its rival plays.
+environment named here, and each file says in which setting its rival runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEASE = 10
 """Seconds of lease that every rival asks for, if its scenario says nothing else; no bench holds a lock that long."""
 
 BASELINE = "redis-py"
-"""The rival that every ratio is taken against, where it plays."""
+"""The rival that every ratio is taken against, where it runs."""
 
 FACES = ("threads", "tasks")
 
@@ -102,10 +102,10 @@ class Entry:
     """What is known of a rival before its worker starts.
 
     module, env: where it lives, and the environment of its workers. needs: the import that must be there, and the name
-    to install. faces: what it can play, of threads, tasks and batch. scenarios: those it plays, where not all. leaves:
+    to install. faces: what it can run, of threads, tasks and batch. scenarios: those it runs, where not all. leaves:
     beginnings of keys that it leaves behind by design, to expire. whole_seconds: its leases know no fractions. most:
     waiters that it is asked to stand, 0: any number. passes_on: a lease may go from caller to caller within a process,
-    without the server. alone: it plays with one client, whatever the others do.
+    without the server. alone: it runs with one client, whatever the others do.
     """
 
     module: str
@@ -149,7 +149,7 @@ RIVALS = {
 }
 
 ALONE = "alone"
-"""A reference, played beside fastlock: its lock with one holder and nobody else."""
+"""A reference, measured beside fastlock: its lock with one holder and nobody else."""
 
 ALONE_ENTRY = Entry(f"{__package__}.fastlock_", COMPILED, passes_on=True, alone=True)
 

@@ -39,5 +39,5 @@ def open_threads(url: str, label: str) -> Threads:
 
 
 async def open_tasks(url: str, label: str) -> Tasks:
-    """Not played: it has no asyncio."""
+    """Not measured: it has no asyncio."""
     raise NotImplementedError("python-redis-lock has no asyncio")

@@ -35,5 +35,5 @@ def open_threads(url: str, label: str) -> Threads:
 
 
 async def open_tasks(url: str, label: str) -> Tasks:
-    """Not played: a pipeline is one caller's."""
-    raise NotImplementedError("the pipeline plays batches only")
+    """Not measured: a pipeline is one caller's."""
+    raise NotImplementedError("the pipeline runs batches only")

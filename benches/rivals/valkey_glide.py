@@ -39,8 +39,8 @@ def versions() -> dict[str, str]:
 
 
 def open_threads(url: str, label: str) -> Threads:
-    """Not played: the client for threads is another package."""
-    raise NotImplementedError("valkey-glide plays tasks only")
+    """Not measured: the client for threads is another package."""
+    raise NotImplementedError("valkey-glide runs tasks only")
 
 
 async def open_tasks(url: str, label: str) -> Tasks:

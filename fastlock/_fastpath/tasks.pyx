@@ -220,12 +220,12 @@ cdef class _SharedTimeout:
         self.loop = loop
         self.waiters = OrderedDict()  # a dict takes ever longer to find its first where the first are taken out
 
-    cdef bint add(self, _Acquire take, double at, double now) except -1:
+    cdef bint add(self, _Acquire acquire, double at, double now) except -1:
         """Add an acquire with its deadline. False: the deadline is out of order, so it was not added."""
         if at < self.last:
             return False
         self.last = at
-        self.waiters[take] = at
+        self.waiters[acquire] = at
         if self.timer is None:
             self.timer = self.loop.call_later(at - now, self)
         return True
@@ -248,29 +248,29 @@ cdef class _SharedTimeout:
 
     cdef int _call(self, double now) except -1:
         while self.waiters:
-            take = next(iter(self.waiters))
-            if self.waiters[take] > now:
-                self.timer = self.loop.call_later(self.waiters[take] - now, self)
+            acquire = next(iter(self.waiters))
+            if self.waiters[acquire] > now:
+                self.timer = self.loop.call_later(self.waiters[acquire] - now, self)
                 break
-            del self.waiters[take]
-            take(None)
+            del self.waiters[acquire]
+            acquire(None)
         return 0
 
 
-cdef _SharedTimeout _shared_timeout(dict alarms, length, loop):
+cdef _SharedTimeout _shared_timeout(dict timeouts, length, loop):
     """The shared timer of the acquires with this timeout. None: there are too many others."""
-    alarm = alarms.get(length)
-    if alarm is not None:
-        return alarm
-    if len(alarms) >= MAX_SHARED_TIMEOUTS:
-        for other in alarms:
-            if not (<_SharedTimeout>alarms[other]).waiters:
-                alarms.pop(other).cancel()
+    timeout = timeouts.get(length)
+    if timeout is not None:
+        return timeout
+    if len(timeouts) >= MAX_SHARED_TIMEOUTS:
+        for other in timeouts:
+            if not (<_SharedTimeout>timeouts[other]).waiters:
+                timeouts.pop(other).cancel()
                 break
         else:
             return None
-    alarm = alarms[length] = _SharedTimeout(loop)
-    return alarm
+    timeout = timeouts[length] = _SharedTimeout(loop)
+    return timeout
 
 
 @cython.final
@@ -523,14 +523,14 @@ def aio_enter_lease(BaseLock self not None):
 def aio_exit_lock(BaseLock self not None, kind, error, trace):
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
-    cdef _Release give = _Release.__new__(_Release, self, True, error)
+    cdef _Release release = _Release.__new__(_Release, self, True, error)
     try:
-        give._note()
+        release._note()
     except BaseException as struck:  # by a signal handler, where the running task is looked up in Python
-        give.ended = True
-        give._undo_struck(struck)
+        release.ended = True
+        release._undo_struck(struck)
         raise
-    return give
+    return release
 
 
 aio_acquire, aio_release = _Acquire, _Release

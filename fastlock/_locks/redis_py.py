@@ -144,7 +144,7 @@ def _foreign(name: str) -> str:
     return f"fastlock's locks do not use redis-py's scripts, so {name!r} would be ignored{way}"
 
 
-class _Innard:
+class _HiddenAttribute:
     """A descriptor for a part of redis-py's lock: reading it and assigning it raise AttributeError."""
 
     def __init__(self, name: str) -> None:
@@ -168,11 +168,11 @@ def _timed(lock: Any, value: object) -> Any:
     return seconds
 
 
-def _slept(lock: Any, value: object) -> Any:
+def _checked_sleep(lock: Any, value: object) -> Any:
     return arguments.as_wait(as_sleep(value), "sleep")
 
 
-def _waited(lock: Any, value: object) -> Any:
+def _checked_blocking_timeout(lock: Any, value: object) -> Any:
     seconds = as_blocking_timeout(value)
     return seconds if seconds is None else arguments.as_wait(seconds, "blocking_timeout")
 
@@ -219,9 +219,9 @@ class DropIn(BaseLock, metaclass=_Whole):
     if not TYPE_CHECKING:
         name = mutable_setting("name", _named)
         timeout = mutable_setting("timeout", _timed)
-        sleep = mutable_setting("sleep", _slept)
-        blocking_timeout = mutable_setting("blocking_timeout", _waited)
-        vars().update({name: _Innard(name) for name in _INNARDS})
+        sleep = mutable_setting("sleep", _checked_sleep)
+        blocking_timeout = mutable_setting("blocking_timeout", _checked_blocking_timeout)
+        vars().update({name: _HiddenAttribute(name) for name in _INNARDS})
 
     redis: object
     _names: str  # the encoding of names; that of tokens may be another
@@ -268,10 +268,10 @@ class DropIn(BaseLock, metaclass=_Whole):
         defined = {name for base in theirs for name in vars(base)}
         if innards := sorted(defined & _INNARDS.keys()):
             raise TypeError(f"{cls.__qualname__}: {_foreign(innards[0])}")
-        cls._heed(defined)
+        cls._note_overrides(defined)
 
     @classmethod
-    def _heed(cls, defined: set[str]) -> None:
+    def _note_overrides(cls, defined: set[str]) -> None:
         """Have a `with` enter and leave by the `acquire` and `release` that the subclass has defined."""
 
     @property
@@ -351,7 +351,7 @@ class Lock(DropIn, SyncLock):
         )
 
     @classmethod
-    def _heed(cls, defined: set[str]) -> None:
+    def _note_overrides(cls, defined: set[str]) -> None:
         if "acquire" in defined and "__enter__" not in defined:
             cls.__enter__ = cls._enter  # type: ignore[method-assign]
         if "release" in defined and "__exit__" not in defined:
@@ -415,7 +415,7 @@ class AsyncioLock(DropIn, AsyncLock):
         )
 
     @classmethod
-    def _heed(cls, defined: set[str]) -> None:
+    def _note_overrides(cls, defined: set[str]) -> None:
         if "acquire" in defined and "__aenter__" not in defined:
             cls.__aenter__ = cls._enter  # type: ignore[method-assign]
         if "release" in defined and "__aexit__" not in defined:

@@ -19,11 +19,11 @@ def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
     if name in vars(BaseLock):  # BaseLock is compiled
         read, write = vars(BaseLock)[name].__get__, vars(BaseLock)[name].__set__
     else:
-        place = f"_{name}"
-        read = operator.attrgetter(place)
+        attribute = f"_{name}"
+        read = operator.attrgetter(attribute)
 
         def write(lock: Any, value: object) -> None:
-            lock.__dict__[place] = value
+            lock.__dict__[attribute] = value
 
     return property(read, lambda lock, value: write(lock, changed(lock, value)))
 

@@ -111,7 +111,7 @@ def release_many(
         for i in rest if len(sent) < len(rest) else ():
             released[i] = released[i] or None
         if sent:
-            yield from _let_go(leases, sent, released, session, clock)
+            yield from _release_by_commands(leases, sent, released, session, clock)
     except BaseException:
         batch.unreported(leases, released)
         raise
@@ -137,7 +137,7 @@ class InterruptedRelease:
         return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]
 
 
-def _let_go(
+def _release_by_commands(
     given: list[Lease], at: list[int], released: list[Any], session: Session | None, clock: Clock
 ) -> Steps[None]:
     """Release the leases at these indexes, and note in `released` which were the caller's."""
@@ -165,12 +165,12 @@ def _let_go(
 def _asked_to_release(request: Request, leases: list[Lease]) -> Steps[Any]:
     """Send releases; returns the server's answers. If they are lost, each lease is noted as perhaps released: a
     repeated release may find its key gone."""
-    request.allowed_after_close = doubted = True
+    request.allowed_after_close = unknown = True
     try:
         answers = yield request
-        doubted = type(answers) is ConnectionLost and answers.sent
+        unknown = type(answers) is ConnectionLost and answers.sent
     finally:
-        if doubted and request.sent:
+        if unknown and request.sent:
             for lease in leases:
                 lease._note_unknown_release(request.sent)
     return answers

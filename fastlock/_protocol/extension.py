@@ -77,7 +77,7 @@ def _extended(request: Command, retry: RetryState) -> Steps[object]:
     if answer == b"OK" or answer == 1:
         return answer
     answer = yield from resolve(request, answer, retry)
-    if answer is None and commands.can_be_marked(
+    if answer is None and commands.can_be_contended(
         request.token
     ):  # the token was marked, or the lock is not the caller's
         request.opcode = Opcode.EXTEND_SCRIPT

@@ -109,7 +109,7 @@ class Release(Operation[bool]):
             return answer is Answer.HANDED_OVER
         if type(self.request) is PlainRelease:
             deleted = yield from resolve(self.request, answer, retry)
-            if deleted or not commands.can_be_marked(self.lease._raw_token):
+            if deleted or not commands.can_be_contended(self.lease._raw_token):
                 return bool(deleted)
             self.hand_over()  # the token was marked as somebody waits, or the lock is not the caller's
             answer = yield self.request

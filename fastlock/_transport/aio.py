@@ -290,7 +290,7 @@ class AsyncTransport(Transport):
     def _lost(self, error: BaseException) -> ConnectionLost:
         known = errors.as_connection_error(error, self.settings.endpoint)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not (self.ever_connected or self.settings.patient)
+        final = refused or self.closed or not (self.ever_connected or self.settings.retries_first_connect)
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     async def answered(self, request: Request | GetSession, connection: AsyncConnection) -> Any:
@@ -552,14 +552,14 @@ class AsyncTransport(Transport):
         """Send the pending undos of a closed client, as nothing else would."""
         self._undelay()
         while self.pending_undos and self.ever_connected:
-            owed = list(self.pending_undos)
+            pending = list(self.pending_undos)
             try:
                 connection = await asyncio.wait_for(self._connect(loop, last=True), CLOSE_SECONDS)
                 await self._part_from(connection, errors.ClientClosedError("this client was closed"))
             except Exception as error:  # also from a credential provider
                 if by_handler(error):
                     raise
-            left = [delivery for delivery in owed if removed(self.pending_undos, delivery)]
+            left = [delivery for delivery in pending if removed(self.pending_undos, delivery)]
             handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
 
     async def _part_from(self, connection: AsyncConnection, error: Exception) -> None:
@@ -622,8 +622,8 @@ class AsyncTransport(Transport):
 
     def cancel_shared_timeouts(self) -> None:
         """Leave no timer to the loop, when nobody waits any more."""
-        for alarm in self.shared_timeouts.values():
-            alarm.cancel()
+        for timeout in self.shared_timeouts.values():
+            timeout.cancel()
 
     def abandon(self) -> None:
         """The client was collected, in whatever thread: have its loop close the connection."""

@@ -72,7 +72,9 @@ class Settings:
     connect_timeout: float = 5.0
     reply_timeout: float = 5.0
     max_connections: int = 16
-    patient: bool = False  # whether to retry a server that was never reached; else its address is taken for wrong
+    retries_first_connect: bool = (
+        False  # whether to retry a server that was never reached; else its address is taken for wrong
+    )
     keepalive: bool = True
     keepalive_options: dict[Any, int] | None = None
     socket_type: int = 0
@@ -138,7 +140,7 @@ class Settings:
         return list(options.items())
 
 
-_OPTIONS = Settings.__dataclass_fields__.keys() - {"patient"}
+_OPTIONS = Settings.__dataclass_fields__.keys() - {"retries_first_connect"}
 
 
 def _pair(found: Sequence[str | bytes | None]) -> tuple[str | None, str | None]:
@@ -329,7 +331,7 @@ def settings_from_pool(pool: Any) -> Settings:
     for name in ("port", "db"):  # redis-py accepts them as strings, as they are in environment variables
         if isinstance(options.get(name), str):
             options[name] = int(options[name])
-    return replace(settings_from_options(options | {"ssl": secure}), patient=True)
+    return replace(settings_from_options(options | {"ssl": secure}), retries_first_connect=True)
 
 
 def _checks_names(bases: tuple[type, ...]) -> bool:

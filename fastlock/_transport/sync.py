@@ -305,7 +305,7 @@ class SyncTransport(Transport):
             raise error
         known = errors.as_connection_error(error, self.settings.endpoint)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not (self.ever_connected or self.settings.patient)
+        final = refused or self.closed or not (self.ever_connected or self.settings.retries_first_connect)
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     def _get_connection(self, until: float | None = None) -> tuple[Connection, bool]:
@@ -478,7 +478,7 @@ class SyncTransport(Transport):
         """Send the pending undos of a closed client, in the thread that left them: the client will have no other
         connection over which they could go."""
         while self.pending_undos and self._ended and self.ever_connected:
-            owed, connection = list(self.pending_undos), None
+            pending, connection = list(self.pending_undos), None
             try:
                 connection = Connection(self, replace(self.settings, connect_timeout=CLOSE_SECONDS))
                 connection.last = True
@@ -491,7 +491,7 @@ class SyncTransport(Transport):
                 if connection is not None:
                     connection.fail(errors.ClientClosedError("this client was closed"))
             with self._mutex:
-                left = [delivery for delivery in owed if removed(self.pending_undos, delivery)]
+                left = [delivery for delivery in pending if removed(self.pending_undos, delivery)]
             handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
 
     def _end(self) -> None:

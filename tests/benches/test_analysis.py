@@ -336,11 +336,11 @@ def test_noise_of_a_point_is_its_own_or_that_of_all() -> None:
 
 def test_a_stalled_twin_makes_the_noise_large() -> None:
     some, none = Sample(100, 1, 100, 100), Sample(0, 1, 0, 0)
-    for twin, subject in (([some, none], [some, some]), ([some, some], [some, none])):
-        found = stats.twin_ratios(twin, subject)
+    for control, subject in (([some, none], [some, some]), ([some, some], [some, none])):
+        found = stats.control_ratios(control, subject)
         width = stats.noise_at(found, found)
         assert width is not None and 100 < width < 1e4
-    assert stats.twin_ratios([none], [none]) == []
+    assert stats.control_ratios([none], [none]) == []
     assert stats.noise([0.0, 0.0, 1.0]) == pytest.approx(stats.FARTHEST - 1)
 
 
@@ -613,8 +613,8 @@ def test_plan_refuses_contradictory_options() -> None:
     assert "needs 2 processes" in refusal(scenarios=("handover",), processes=1)
     assert "one rate" in refusal(scenarios=("hot",), rate=(10.0, 20.0))
     assert "no names to choose among" in refusal(scenarios=("hot",), zipf=1.0)
-    assert "plays batch only" in refusal(scenarios=("hot",), rivals=("pipeline",))
-    assert "plays tasks only" in refusal(scenarios=("hot",), rivals=("valkey-glide",))
+    assert "runs batch only" in refusal(scenarios=("hot",), rivals=("pipeline",))
+    assert "runs tasks only" in refusal(scenarios=("hot",), rivals=("valkey-glide",))
     assert "not their own" in refusal(scenarios=("crash",), names=contests.OWN)
     assert "--try changes" in refusal(scenarios=("crash",), try_lock=True)
     assert "arrivals in a run" in refusal(scenarios=("load",), rate=(1e6,), seconds=10.0)
@@ -640,7 +640,7 @@ def test_plan_of_wishes() -> None:
     assert contest is not None
     assert (contest.face, contest.processes, contest.clients, contest.names) == ("tasks", 2, 16, 10)
     assert (contest.zipf, contest.hold, contest.rate) == (1.1, 0.002, 100.0)
-    assert [seat.label for seat in plan.seats] == ["fastlock", "fastlock#2"]
+    assert [entrant.label for entrant in plan.entrants] == ["fastlock", "fastlock#2"]
     assert plan.as_dict()["hold"] == 2.0
 
 
@@ -664,19 +664,19 @@ def test_more_waiters_get_more_time() -> None:
 
 def test_polling_rivals_skip_the_largest_numbers_of_waiters() -> None:
     plan = make_plan(Wishes(("waiters",), ("fastlock", "redis-py")))
-    for seat in plan.seats:
-        assert seat.entry is not None
-        workers = Workers(seat.label, "", seat.entry)
+    for entrant in plan.entrants:
+        assert entrant.entry is not None
+        workers = Workers(entrant.label, "", entrant.entry)
         stood = [x for x, turn in plan.stages[0].turns if turn.contest and workers.stands(turn.contest)]
-        assert stood == ([1, 10, 100, 1000] if seat.label == "redis-py" else [1, 10, 100, 1000, 10_000])
+        assert stood == ([1, 10, 100, 1000] if entrant.label == "redis-py" else [1, 10, 100, 1000, 10_000])
 
 
 def test_a_variant_runs_in_its_scenarios_only() -> None:
-    (seat,) = make_plan(Wishes(("hot",), ("fair",))).seats
-    assert seat.special
-    assert seat.cannot("hot", "threads") == ""
-    assert "plays hot, handover" in seat.cannot("zipf", "threads")
-    assert "plays hot, handover, storm, waiters only" in refusal(scenarios=("zipf",), rivals=("fair",))
+    (entrant,) = make_plan(Wishes(("hot",), ("fair",))).entrants
+    assert entrant.special
+    assert entrant.cannot("hot", "threads") == ""
+    assert "runs hot, handover" in entrant.cannot("zipf", "threads")
+    assert "runs hot, handover, storm, waiters only" in refusal(scenarios=("zipf",), rivals=("fair",))
     assert "that no other has" in refusal(rivals=("alone=module",))
 
 

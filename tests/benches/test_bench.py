@@ -381,7 +381,7 @@ def test_budgets_of_canned_rows() -> None:
         "threads": {"fastlock": row("fastlock", 50, 5.0, connections=17), "fallback": row("fallback", 30, 1.9)},
         "batch": {"fastlock": row("fastlock", 90, 9.0), "ceiling": row("ceiling", 100, None)},
     }
-    results = {name: budgets.Played({None: found}) for name, found in rows.items()}
+    results = {name: budgets.Measured({None: found}) for name, found in rows.items()}
     verdicts = {verdict.name: verdict for verdict in budgets.judge(results, ("threads", "batch"))}
     assert {name: (verdict.measured, verdict.met) for name, verdict in verdicts.items()} == {
         "16 threads, times redis-py": (5.0, True),
@@ -408,7 +408,7 @@ def fair(*grants: int) -> stats.Fairness:
 
 def judged(scenario: str, rows: dict[float | None, dict[str, Row]], **more: Any) -> list[tuple[float | None, bool]]:
     """Measured value and verdict of every bound of one scenario; ``more``: its parameters."""
-    found = budgets.judge({scenario: budgets.Played(rows, more)}, (scenario,))
+    found = budgets.judge({scenario: budgets.Measured(rows, more)}, (scenario,))
     return [(verdict.measured, verdict.met) for verdict in found]
 
 
@@ -420,7 +420,7 @@ def test_budgets_of_contention() -> None:
     }
     assert judged("hot", {None: hot}, lanes=16, hold_ms=1) == [(0.95, False), (1.3, True), (0.95, True), (3.1, False)]
     hot["fastlock"] = contested("fastlock", 950, wait_us=timed(24_000), punctual_us=timed(17_600))
-    p99 = budgets.judge({"hot": budgets.Played({None: hot}, {"lanes": 16, "hold_ms": 1})}, ("hot",))[1]
+    p99 = budgets.judge({"hot": budgets.Measured({None: hot}, {"lanes": 16, "hold_ms": 1})}, ("hot",))[1]
     assert (p99.measured, p99.met, p99.detail) == (1.5, False, "1.1 without what was held beyond 1 ms")
     crowd = {"fastlock": contested("fastlock", 1, ratio=Spread(50, 50, 50), sent_per_grant=1.3)}
     assert judged("crowd", {None: crowd}) == [(50, True), (1.3, False)]
@@ -447,17 +447,17 @@ def test_budget_of_the_sweep_is_of_the_most_waiters() -> None:
 
 
 def test_handover_is_compared_with_hiredis_or_else_a_pair() -> None:
-    played = {"fastlock": contested("fastlock", 5_000)}
-    results = {"handover": budgets.Played({None: {**played, "hiredis": contested("hiredis", 10_000)}})}
+    measured = {"fastlock": contested("fastlock", 5_000)}
+    results = {"handover": budgets.Measured({None: {**measured, "hiredis": contested("hiredis", 10_000)}})}
     (verdict,) = budgets.judge(results, ("handover",))
     assert (verdict.measured, verdict.met, verdict.detail) == (2, False, "200 us a grant; hiredis: 100 us a pair")
     assert str(verdict).endswith("(bound 1.5): 2 (200 us a grant; hiredis: 100 us a pair)")
     pair = {"fastlock": contested("fastlock", 7_500)}
-    results = {"handover": budgets.Played({None: played}), "pair": budgets.Played({None: pair})}
+    results = {"handover": budgets.Measured({None: measured}), "pair": budgets.Measured({None: pair})}
     (verdict,) = budgets.judge(results, ("handover",))
     assert (verdict.measured, verdict.met) == (1.5, True)
     assert "fastlock's pair: 133 us a pair" in verdict.detail
-    assert judged("handover", {None: played}) == [(None, False)]
+    assert judged("handover", {None: measured}) == [(None, False)]
 
 
 def test_rate_of_the_benchmark_tool() -> None:

@@ -89,8 +89,8 @@ def run(folder: Path, *args: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One run of every scenario of contention, against a server that another client uses too."""
-    scenarios, players = chosen("--scenario", *SCENARIOS), chosen("--rival", OURS, "redis-py")
-    return run(tmp_path_factory.mktemp("bench"), *scenarios, *players, *SMALLEST, "--url", shared.url)
+    scenarios, runners = chosen("--scenario", *SCENARIOS), chosen("--rival", OURS, "redis-py")
+    return run(tmp_path_factory.mktemp("bench"), *scenarios, *runners, *SMALLEST, "--url", shared.url)
 
 
 def test_document_keeps_to_the_schema(document: dict[str, Any]) -> None:
@@ -171,26 +171,26 @@ def test_run_leaves_nothing_behind(document: dict[str, Any], db: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "players"),
+    ("option", "runners"),
     [
         ("--threads", ("fallback", "dropin", "python-redis-lock", "pottery")),
         ("--tasks", ("fallback", "dropin", "pottery", "valkey-glide")),
     ],
     ids=["threads", "tasks"],
 )
-def test_every_rival_runs_on_its_apis(option: str, players: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_rival_runs_on_its_apis(option: str, runners: tuple[str, ...], tmp_path: Path) -> None:
     """In the crash scenario, in which they are forked, killed, wait, acquire and release."""
     if OURS == "fallback":
-        players = tuple(name for name in players if name != "dropin")  # it runs compiled
+        runners = tuple(name for name in runners if name != "dropin")  # it runs compiled
     short = ("--scenario", "crash", option, "4", "--processes", "2", "--quick", "--rounds", "1")
-    found = run(tmp_path, *short, *chosen("--rival", *players))["scenarios"]["crash"]["rows"]
-    assert set(found) == set(players) & THERE
+    found = run(tmp_path, *short, *chosen("--rival", *runners))["scenarios"]["crash"]["rows"]
+    assert set(found) == set(runners) & THERE
     for name, row in found.items():
         assert (row["grants"], row["failures"], row["violations"]) == (4, 0, 0), name
         assert row["lease_ms"] == (1000 if name == "python-redis-lock" else 300)
 
 
-@pytest.mark.skipif(OURS != "fastlock", reason="the references are played beside the compiled fastlock")
+@pytest.mark.skipif(OURS != "fastlock", reason="the references are measured beside the compiled fastlock")
 def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
     # in 0.1 s some clients get nothing
     options = (*chosen("--scenario", "hot", "crowd"), "--seconds", "0.4", "--rounds", "1")
@@ -349,7 +349,7 @@ def test_interrupt_keeps_results_and_leaves_nothing(
         (("--scenario", "cold"), "invalid choice: 'cold'"),
         (("--rival", "redlock"), "--rival redlock: no such rival"),
         (("--scenario", "pair", "--hold", "1"), "--hold changes hot"),
-        (("--scenario", "hot", "--rival", "valkey-glide"), "valkey-glide plays tasks only"),
+        (("--scenario", "hot", "--rival", "valkey-glide"), "valkey-glide runs tasks only"),
         (("--url", "redis://127.0.0.1:1/0"), "cannot use redis://127.0.0.1:1/0"),
         (("--url", "http://localhost"), "argument --url"),
     ],

@@ -66,7 +66,7 @@ def test_an_acquire_that_finds_the_name_held_joins_both_queues(clock: Clock) -> 
     assert played.kinds == [PlainAcquire, steps.Enqueue, steps.Enter]
     (call,) = entered(played)
     entry = entry_of(call)
-    assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_marked(
+    assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_contended(
         entry
     )
     lease = played.outcome

@@ -88,8 +88,8 @@ def doing(nothing: Any) -> Callable[[Any], Any]:
 ENTER, LEAVE, HAND_OVER = commands.ENTER_LUA, commands.LEAVE_LUA, commands.HAND_OVER_LUA
 GRANTING = (ENTER, LEAVE, HAND_OVER)
 PLANTED: dict[str, Plant] = {
-    "enter does not mark the holder": in_scripts("if markable(held) then", "if false then", ENTER),
-    "enter does not mark that more wait": in_scripts("waiting > 0 and markable(value)", "false", ENTER),
+    "enter does not mark the holder": in_scripts("if can_be_contended(held) then", "if false then", ENTER),
+    "enter does not mark that more wait": in_scripts("waiting > 0 and can_be_contended(value)", "false", ENTER),
     "enter does not say that more wait": in_scripts("return {1, waiting, fence}", "return {1, 0, fence}", ENTER),
     "enter forgets who else waits": in_scripts("redis.call('ZREM', KEYS[2], me)", "redis.call('DEL', KEYS[2])", ENTER),
     "enter puts a queued entry last again": in_scripts(
@@ -103,7 +103,7 @@ PLANTED: dict[str, Plant] = {
     "grant is for long": in_scripts("local MOMENT = 1000", "local MOMENT = 10000000", *GRANTING),
     "hand_over deletes": in_scripts("if not grant() then", "if true then", HAND_OVER),
     "hand_over releases anybody's": in_scripts("if not mine(held, ARGV[1]) then", "if not held then", HAND_OVER),
-    "hand_over does not know a marked token": in_scripts("not mine(held, ARGV[1])", "held ~= ARGV[1]", HAND_OVER),
+    "hand_over does not know a contended token": in_scripts("not mine(held, ARGV[1])", "held ~= ARGV[1]", HAND_OVER),
     "leave keeps the entry": in_scripts("redis.call('ZREM', KEYS[2], ARGV[2] .. ARGV[1])", "", LEAVE),
     "leave keeps the grant": in_scripts("or not mine(held, ARGV[1])", "or true", LEAVE),
     "leave deletes": in_scripts("if not grant() then", "if true then", LEAVE),

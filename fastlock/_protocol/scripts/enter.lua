@@ -19,8 +19,8 @@ if mine(held, ARGV[1]) or (not held and not grant(me)) then
   end
   redis.call('ZREM', KEYS[2], me) -- also if it is not in there: a script that has begun to write is not refused memory
   local waiting, value = redis.call('ZCARD', KEYS[2]), ARGV[1]
-  if waiting > 0 and markable(value) then
-    value = marked(value)
+  if waiting > 0 and can_be_contended(value) then
+    value = contended(value)
   end
   if ARGV[3] == '0' then
     redis.call('SET', KEYS[1], value)
@@ -39,8 +39,8 @@ end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 held = redis.call('GET', KEYS[1])
 local told = string.sub(held, 1, 3) == 'fl+'
-if markable(held) then
-  redis.call('SET', KEYS[1], marked(held), 'KEEPTTL')
+if can_be_contended(held) then
+  redis.call('SET', KEYS[1], contended(held), 'KEEPTTL')
   told = true
 end
 return {0, redis.call('PTTL', KEYS[1]), told and 1 or 0}
