@@ -33,7 +33,7 @@ cdef class PendingReply:
     cdef public object reply
     cdef public object wake
     cdef public bint ready
-    cdef public bint abandoned
+    cdef public bint cancelled
     cdef unsigned long thread  # the thread that waits for the reply
     cpdef set_result(self, reply)
     cdef bint waits(self, unsigned long thread) noexcept
@@ -69,7 +69,7 @@ cdef class Stream:
     cdef int _make_room(self) except -1
     cdef int _push(self, pending_reply) except -1
     cdef object _pop(self)
-    cdef object _getter_at(self, Py_ssize_t place)
+    cdef object _getter_at(self, Py_ssize_t index)
     cdef bint _within_reply(self) noexcept
     cdef int _deliver(self, Py_ssize_t size) except -1
 

@@ -33,25 +33,25 @@ class Template:
         if not 0 < len(parts) <= 16:
             raise ValueError("a template has 1 to 16 parts")
         self.parts = parts
-        text, holes = b"*%d\r\n" % len(parts), []
+        text, placeholders = b"*%d\r\n" % len(parts), []
         for part in parts:
             if isinstance(part, bytes):
                 text += b"$%d\r\n%b\r\n" % (len(part), part.replace(b"%", b"%%"))
             elif part in (0, 1, 2):
                 text += b"$%d\r\n%b\r\n"
-                holes.append(part)
+                placeholders.append(part)
             else:
                 raise ValueError(f"a template's part is bytes or 0, 1, 2, not {part!r}")
-        if len(holes) > 7:
-            raise ValueError("a template has too many holes")
+        if len(placeholders) > 7:
+            raise ValueError("a template has too many placeholders")
         self._format = text
-        self._placeholders = tuple(holes)
+        self._placeholders = tuple(placeholders)
 
     def _encode(self, name: bytes, token: bytes, ms: int) -> bytes:
         values = (_bytes(name), _bytes(token), b"%d" % ms)
         filled: list[Any] = []
-        for hole in self._placeholders:
-            value = values[hole]
+        for placeholder in self._placeholders:
+            value = values[placeholder]
             filled += (len(value), value)
         return self._format % tuple(filled)
 
@@ -59,13 +59,13 @@ class Template:
 class PendingReply:
     """What a thread waits for: `reply` once `ready`; `wake` is the lock on which the thread sleeps, if it sleeps."""
 
-    __slots__ = ("_thread", "abandoned", "ready", "reply", "wake")
+    __slots__ = ("_thread", "cancelled", "ready", "reply", "wake")
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()  # the thread that waits for the reply
         self.reply: object = None
         self.wake: Any = None
-        self.ready = self.abandoned = False
+        self.ready = self.cancelled = False
 
     def done(self) -> bool:
         return self.ready
@@ -190,7 +190,7 @@ class Stream:
         with self._mutex:
             return sum(map(len, self._out))
 
-    def drain(self, into: list[Any]) -> list[Any]:
+    def take_pending(self, into: list[Any]) -> list[Any]:
         """Move every pending reply into that list, in order, and return it; none is pending afterwards, and bytes that
         were not sent are dropped. A caller that is interrupted in it calls again, and may find some twice."""
         with self._mutex:
@@ -261,7 +261,7 @@ class Stream:
 
     def _deliver(self, reply: object) -> None:
         with self._mutex:
-            if not self._pending_replies:  # drained, as the connection failed meanwhile
+            if not self._pending_replies:  # they were taken, as the connection failed meanwhile
                 return
             pending_reply = self._pending_replies[0]
             if type(pending_reply) is _Many:
@@ -273,7 +273,7 @@ class Stream:
         getter = pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
         if getter is not None and not getter.done():
             getter.set_result(reply)
-        with self._mutex:  # only now: if a signal handler raised in `set_result`, `drain` still finds it
+        with self._mutex:  # only now: if a signal handler raised in `set_result`, `take_pending` still finds it
             if self._pending_replies and self._pending_replies[0] is pending_reply:
                 self._pending_replies.popleft()
 

@@ -25,7 +25,7 @@ cdef class Template:
 
     cdef int _segment(self, bytes literal, int argument) except -1:
         if argument >= 0 and self.count == PARTS - 1:
-            raise ValueError("a template has too many holes")
+            raise ValueError("a template has too many placeholders")
         self.literals.append(literal)
         self.segments[self.count].literal = PyBytes_AS_STRING(literal)
         self.segments[self.count].size = PyBytes_GET_SIZE(literal)

@@ -225,11 +225,11 @@ def _beside(prefix: bytes, name: bytes) -> bytes:
 def token_matches(held: bytes | None, token: bytes) -> bool:
     """Whether a key's value `held` is this token, plain or contended."""
     return held == token or (
-        held is not None and held[:3] == CONTENDED_PREFIX and held[3:] == token[3:] and can_be_marked(token)
+        held is not None and held[:3] == CONTENDED_PREFIX and held[3:] == token[3:] and can_be_contended(token)
     )
 
 
-def can_be_marked(token: bytes) -> bool:
+def can_be_contended(token: bytes) -> bool:
     """Whether waiters can mark the token as contended, so that its holder learns of them: whether it is one of ours."""
     return len(token) == TOKEN_SIZE and token[:3] == PLAIN_PREFIX
 

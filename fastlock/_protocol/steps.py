@@ -208,7 +208,7 @@ class Operation(ABC, Generic[T]):
         return None
 
     @abstractmethod
-    def rest(self, answer: object, clock: Clock) -> Steps[T]:
+    def continue_from(self, answer: object, clock: Clock) -> Steps[T]:
         """Go on from the first answer to the outcome."""
 
     @abstractmethod
@@ -221,7 +221,7 @@ class Operation(ABC, Generic[T]):
             answer = self.local(queues, clock()) or Answer.ASK_SERVER
         if answer is Answer.ASK_SERVER:
             answer = yield self.request
-        return (yield from self.rest(answer, clock))
+        return (yield from self.continue_from(answer, clock))
 
 
 class Driver(Generic[T]):

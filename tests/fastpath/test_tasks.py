@@ -326,7 +326,7 @@ async def test_a_contended_release_is_left_to_the_slow_path(
 
 def waiters(client: Any) -> list[Any]:
     """The waiters that the timers shared by tasks wake when their time is over."""
-    return [sleeper for alarm in client._transport.shared_timeouts.values() for sleeper in alarm.waiters]
+    return [sleeper for timeout in client._transport.shared_timeouts.values() for sleeper in timeout.waiters]
 
 
 @valkey
@@ -373,11 +373,11 @@ async def test_shared_timers_end_with_the_client_and_are_reused(face: Face, serv
         lock = client.lock(NAME, blocking_timeout=limit)
         assert await lock.acquire()
         await lock.release()
-    alarms = dict(client._transport.shared_timeouts)
+    timeouts = dict(client._transport.shared_timeouts)
     await client.close()
     if fastlock.IMPLEMENTATION == "cython":
-        assert list(alarms) == list(range(1024, 1040)), "the latest"
-    assert [alarm.timer for alarm in alarms.values()] == [None] * len(alarms) and not waiters(client)
+        assert list(timeouts) == list(range(1024, 1040)), "the latest"
+    assert [timeout.timer for timeout in timeouts.values()] == [None] * len(timeouts) and not waiters(client)
 
 
 @valkey

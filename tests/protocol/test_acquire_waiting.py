@@ -66,7 +66,7 @@ def test_an_acquire_that_finds_the_name_held_joins_both_queues(clock: Clock) -> 
     assert played.kinds == [PlainAcquire, steps.Enqueue, steps.Enter]
     (call,) = entered(played)
     entry = entry_of(call)
-    assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_marked(
+    assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_contended(
         entry
     )
     lease = played.outcome
@@ -209,7 +209,7 @@ def test_a_waiter_interrupted_after_a_handover_gives_the_lease_back(clock: Clock
     queues.may_enter_now(first, clock())
     lease = Lease("name", b"name", first.queue.entry, clock() + 10)
     first.queue.note_granted(first, lease, 0, clock())
-    rest = acquire(blocking=True).rest(Answer.WAIT_LOCALLY, clock)
+    rest = acquire(blocking=True).continue_from(Answer.WAIT_LOCALLY, clock)
     join = rest.send(None)
     queues.enqueue(join.waiter)
     assert type(join) is steps.Enqueue and type(rest.send(None)) is steps.Wait
@@ -225,7 +225,7 @@ def test_a_waiter_interrupted_after_a_handover_gives_the_lease_back(clock: Clock
 def test_a_waiter_whose_generator_is_closed_lets_others_go_on(clock: Clock) -> None:
     """By hand, or by the interpreter: nothing can be sent, but the waiters behind it go on."""
     queues = Ran().queues
-    steps = acquire(blocking=True).rest(OTHER, clock)
+    steps = acquire(blocking=True).continue_from(OTHER, clock)
     waiter = steps.send(None).waiter
     queues.enqueue(waiter)
     steps.send(None)

@@ -88,8 +88,8 @@ def doing(nothing: Any) -> Callable[[Any], Any]:
 ENTER, LEAVE, HAND_OVER = commands.ENTER_LUA, commands.LEAVE_LUA, commands.HAND_OVER_LUA
 GRANTING = (ENTER, LEAVE, HAND_OVER)
 PLANTED: dict[str, Plant] = {
-    "enter does not mark the holder": in_scripts("if markable(held) then", "if false then", ENTER),
-    "enter does not mark that more wait": in_scripts("waiting > 0 and markable(value)", "false", ENTER),
+    "enter does not mark the holder": in_scripts("if can_be_contended(held) then", "if false then", ENTER),
+    "enter does not mark that more wait": in_scripts("waiting > 0 and can_be_contended(value)", "false", ENTER),
     "enter does not say that more wait": in_scripts("return {1, waiting, fence}", "return {1, 0, fence}", ENTER),
     "enter forgets who else waits": in_scripts("redis.call('ZREM', KEYS[2], me)", "redis.call('DEL', KEYS[2])", ENTER),
     "enter puts a queued entry last again": in_scripts(

@@ -168,7 +168,7 @@ def test_tokens_have_the_prefix_and_32_hex_digits_and_are_unique() -> None:
     tokens = [new_token() for _ in range(100_000)]
     assert len(set(tokens)) == len(tokens)
     assert all(type(token) is bytes and re.fullmatch(rb"fl:[0-9a-f]{32}", token) for token in tokens)
-    assert all(commands.can_be_marked(token) for token in tokens[:1000])
+    assert all(commands.can_be_contended(token) for token in tokens[:1000])
 
 
 def test_tokens_use_all_their_bits() -> None:

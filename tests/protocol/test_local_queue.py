@@ -92,7 +92,7 @@ def test_each_name_has_a_queue_and_each_queue_an_entry_of_its_own(queues: LocalQ
     for key in keys:
         assert joined(queues, "x", key, MS, False, None).woken
     entries = {queue.entry for queue in queues.by_key.values()}
-    assert list(queues.by_key) == keys and len(entries) == 3 and all(map(commands.can_be_marked, entries))
+    assert list(queues.by_key) == keys and len(entries) == 3 and all(map(commands.can_be_contended, entries))
 
 
 def test_the_channel_is_as_long_as_the_scripts_expect() -> None:

@@ -112,7 +112,7 @@ def test_after_a_late_grant_the_next_try_has_another_token(clock: Clock, given: 
     op = acquire(ms=50, fenced=fenced, blocking=True, polls=True, given=given)
     played = run_steps(clock, op, lost(), note(0.06), lost(), 1, note(0.0))
     assert tokens[0] == MINE and (tokens[1] == MINE) is given and played.outcome.token == op.token == tokens[1]
-    assert played.undos == [] and commands.can_be_marked(op.token)
+    assert played.undos == [] and commands.can_be_contended(op.token)
 
 
 def test_an_answer_of_deadline_exceeded_gives_no_lease(clock: Clock) -> None:

@@ -127,7 +127,7 @@ class ServerSimulator:
     def mark(self, key: bytes) -> bool:
         """Mark the holder's token as contended, if it can be marked."""
         token, end = self.keys[key]
-        if commands.can_be_marked(token):
+        if commands.can_be_contended(token):
             self.keys[key] = commands.CONTENDED_PREFIX + token[3:], end
         return self.keys[key][0].startswith(commands.CONTENDED_PREFIX)
 
