@@ -132,7 +132,7 @@ class Acquire(Operation[Lease | None]):
                 if lease is not None or not self.polls:
                     return lease
             elif lease is None:
-                yield from self._wait_turn(clock)
+                yield from self._sleep_before_try(clock)
             answer = yield self.request
 
     def local(self, queues: LocalQueues, now: float) -> Answer | None:
@@ -217,7 +217,7 @@ class Acquire(Operation[Lease | None]):
         own = self.token if self.alone or self.outcome_unknown else None
         return Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
 
-    def _wait_turn(self, clock: Clock) -> Steps[None]:
+    def _sleep_before_try(self, clock: Clock) -> Steps[None]:
         """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
         self.polled = True
         request = Command(Opcode.PTTL, self.key)

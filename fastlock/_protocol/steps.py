@@ -195,7 +195,7 @@ class Abandonable(Protocol):
     """What a caller may leave behind where it is interrupted."""
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """End it, for a caller that was interrupted. Returns the undos to send; called again, the same."""
+        """End the operation, for a caller that was interrupted. Returns the undos to send; called again, the same."""
 
 
 class Operation(ABC, Generic[T]):
@@ -213,7 +213,7 @@ class Operation(ABC, Generic[T]):
 
     @abstractmethod
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """As of an Abandonable."""
+        """End the operation, as `Abandonable.abandon` says."""
 
     def steps(self, queues: LocalQueues, clock: Clock, answer: object = Answer.NOT_ASKED) -> Steps[T]:
         """All steps from an answer on."""

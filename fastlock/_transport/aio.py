@@ -198,12 +198,13 @@ class AsyncTransport(Transport):
             raise
 
     def was_interrupted(self, error: BaseException | None) -> bool:
-        """As for threads, except for a cancelled task: that leaves its undos where it waits. A task that is collected
-        with its loop counts as interrupted: what it waits in may have been collected before it."""
+        """As `Transport.was_interrupted`; but a cancelled task was not, as it leaves its undos where it waits. A task
+        that is collected with its loop was: what it waits in may have been collected before it."""
         return not isinstance(error, asyncio.CancelledError) and super().was_interrupted(error)
 
     def undo_interrupted_batch(self, leases: Iterable[Lease | None], released: list[Any], error: BaseException) -> None:
-        """As for threads; also for a cancelled task, which may have sent nothing yet as it waits for a connection."""
+        """As `Transport.undo_interrupted_batch`; also for a cancelled task, which may still wait for a connection, and
+        have sent nothing yet."""
         super().undo_interrupted_batch(leases, released, error)
         if isinstance(error, asyncio.CancelledError):
             for undo in InterruptedRelease(leases, released).abandon(self.queues, now):

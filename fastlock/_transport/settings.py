@@ -121,8 +121,8 @@ class Settings:
         return _pair(self.credential_provider.get_credentials())
 
     async def credentials_async(self) -> tuple[str | None, str | None]:
-        """The same for asyncio: from `get_credentials_async`, where the provider has it, as those of redis-py 5.1 and
-        newer do."""
+        """(user, password), for asyncio: from the provider's `get_credentials_async`, where it has one, as those of
+        redis-py 5.1 and newer do."""
         ask = getattr(self.credential_provider, "get_credentials_async", None)
         return self.credentials() if ask is None else _pair(await ask())
 
