@@ -22,7 +22,7 @@ def test_encode_one(benchmark: BenchmarkFixture, layer: ModuleType) -> None:
 
     def encode() -> None:
         stream.put(template, None, NAME, TOKEN, MS)
-        stream.drain([])
+        stream.take_pending([])
 
     benchmark(encode)
     stream.put(template, None, NAME, TOKEN, MS)
@@ -35,7 +35,7 @@ def test_encode_500_names(benchmark: BenchmarkFixture, layer: ModuleType) -> Non
 
     def encode() -> None:
         stream.put_many(template, None, names, tokens, MS)
-        stream.drain([])
+        stream.take_pending([])
 
     benchmark(encode)
     stream.put_many(template, None, names, tokens, MS)

@@ -22,7 +22,7 @@ TOKEN = b"0123456789abcdef0123456789abcdef"
 def run(operation: AcquireMany, answer: Any) -> Any:
     """Run a batch that sends one request, as a transport would, and return its outcome."""
     operation.request.sent = now()
-    steps: Steps[Any] = operation.rest(answer, now)
+    steps: Steps[Any] = operation.continue_from(answer, now)
     try:
         next(steps)
     except StopIteration as end:
@@ -49,7 +49,7 @@ def test_release(benchmark: BenchmarkFixture) -> None:
     lease = Lease("order:4711", b"order:4711", TOKEN, math.inf)
 
     def release() -> object:
-        steps = Release(lease).rest(1, now)
+        steps = Release(lease).continue_from(1, now)
         try:
             next(steps)
         except StopIteration as end:

@@ -33,7 +33,7 @@ cdef class PendingReply:
     cdef public object reply
     cdef public object wake
     cdef public bint ready
-    cdef public bint abandoned
+    cdef public bint cancelled
     cdef unsigned long thread  # the thread that waits for the reply
     cpdef set_result(self, reply)
     cdef bint waits(self, unsigned long thread) noexcept

@@ -19,7 +19,7 @@ from libc.string cimport memcpy, strerror
 
 from fastlock._libc cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, POLLIN, POLLOUT, _digits, _ms, _now, _ns, c_poll, c_recv, c_send,
-    fastlock_patience, fastlock_relax, fastlock_swap, pollfd,
+    fastlock_relax, fastlock_set_recv_timeout, fastlock_swap, pollfd,
 )
 
 from hiredis import ProtocolError, PushNotification, Reader

@@ -36,8 +36,8 @@ def is_passing(reply: Exception) -> bool:
 
 
 def is_lasting(reply: Exception) -> bool:
-    """As `is_passing`, or what may take long: the server cannot write, as it is a replica, or lacks replicas of its
-    own."""
+    """Whether an error reply says that nothing is executed now, as of `is_passing`, or that the server cannot write for
+    a while, as it is a replica or lacks replicas of its own."""
     return is_passing(reply) or text_of(reply).partition(" ")[0] in _LASTING
 
 

@@ -14,8 +14,8 @@ cdef class _ReplyFilter:
         return self.skip > 0 or self.kind != 0
 
     cdef bytes passed(self, bytes chunk):
-        """Those of these bytes that go on to the reader; a string's header only when it is complete. ProtocolError: a
-        header announces more than any reply has."""
+        """Returns what the reader is to get of these bytes: a string's header only when it is complete. ProtocolError:
+        a header announces more than any reply has."""
         cdef const unsigned char *data
         cdef Py_ssize_t size, step, i = 0, start = 0, done = 0
         cdef unsigned char byte

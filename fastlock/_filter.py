@@ -32,8 +32,8 @@ class ReplyFilter:
         return bool(self._skip or self._head)
 
     def passed(self, data: bytes) -> bytes:
-        """Those of these bytes that go on to the reader; a string's header only when it is complete. ProtocolError: a
-        header announces more than any reply has."""
+        """Returns what the reader is to get of these bytes: a string's header only when it is complete. ProtocolError:
+        a header announces more than any reply has."""
         head, self._head = self._head, b""
         if head[:1] == b"$":
             data, head = head + data, b""

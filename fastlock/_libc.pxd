@@ -35,16 +35,16 @@ cdef extern from *:
 cdef extern from *:
     """
     #include <sys/time.h>
-    static inline void fastlock_patience(int fd, int ms) {
-        struct timeval patience = {ms / 1000, (ms % 1000) * 1000};
-        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    static inline void fastlock_set_recv_timeout(int fd, int ms) {
+        struct timeval timeout = {ms / 1000, (ms % 1000) * 1000};
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     }
-    #define fastlock_swap(place, from, to) __sync_bool_compare_and_swap(place, from, to)
-    #define fastlock_exchange(place, to) __atomic_exchange_n(place, to, __ATOMIC_ACQ_REL)
+    #define fastlock_swap(target, from, to) __sync_bool_compare_and_swap(target, from, to)
+    #define fastlock_exchange(target, to) __atomic_exchange_n(target, to, __ATOMIC_ACQ_REL)
     """
-    void fastlock_patience(int fd, int ms)  # from now on a blocking recv returns after so many milliseconds
-    bint fastlock_swap(int *place, int old, int new) nogil  # atomically: if it is old, set it to new; whether it was
-    int fastlock_exchange(int *place, int new) nogil  # atomically: set it to new; returns what it was
+    void fastlock_set_recv_timeout(int fd, int ms)  # from now on a blocking recv returns after so many milliseconds
+    bint fastlock_swap(int *target, int old, int new) nogil  # atomically: if it is old, set it to new; whether it was
+    int fastlock_exchange(int *target, int new) nogil  # atomically: set it to new; returns what it was
 
 
 cdef inline Py_ssize_t _digits(char *text, int64_t value) noexcept nogil:

@@ -103,7 +103,8 @@ def _in_gevent() -> bool:
 
 
 def _in_eventlet() -> bool:
-    """The same for eventlet."""
+    """Whether the calling thread runs eventlet's hub, and either the caller is a greenlet beside the hub, or eventlet
+    has replaced what threads wait with. False in the threads of eventlet's pool."""
     hubs, pool = sys.modules.get("eventlet.hubs"), sys.modules.get("eventlet.tpool")
     if hubs is None or getattr(hubs._threadlocal, "hub", None) is None:
         return False

@@ -10,11 +10,11 @@ cdef class PendingReply:
 
     cdef bint waits(self, unsigned long thread) noexcept:
         """Whether the thread with that number waits for the reply."""
-        return self.thread == thread and not self.ready and not self.abandoned
+        return self.thread == thread and not self.ready and not self.cancelled
 
     cdef bint sleeps(self) noexcept:
         """Whether the thread that waits for the reply sleeps, and could become the leader."""
-        return self.wake is not None and not self.abandoned
+        return self.wake is not None and not self.cancelled
 
     def done(self):
         return self.ready

@@ -22,7 +22,7 @@ cdef class SocketStream(Stream):
         self.listeners = []
         self.sock = sock
         self.fd = sock.fileno()
-        fastlock_patience(self.fd, SLICE)
+        fastlock_set_recv_timeout(self.fd, SLICE)
 
     def __dealloc__(self):
         free(self.chunk)
@@ -319,7 +319,7 @@ cdef class SocketStream(Stream):
             if not self._exchange(pending_reply, timeout, spin):
                 raise NoReply(f"no reply within {timeout} s")
         finally:
-            pending_reply.abandoned = not pending_reply.ready
+            pending_reply.cancelled = not pending_reply.ready
             self._resign(pending_reply)
         return pending_reply.reply
 

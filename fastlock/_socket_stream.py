@@ -45,16 +45,16 @@ class SocketStream(Stream):
         self._leader: PendingReply | None = None  # of the thread that reads
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._turn = allocate_lock() if self._tls else contextlib.nullcontext()  # TLS: not send and receive together
+        self._tls_lock = allocate_lock() if self._tls else contextlib.nullcontext()  # no send during a receive
         self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never blocks
         if not _AT_ONCE:
             sock.setblocking(False)
         elif not self._tls:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(_SLICE * 1e6)))
-        self._quiet: Any = None  # a poller that tells whether anything came: to find out by reading costs an exception
+        self._poller: Any = None  # a poller that tells whether anything came: to find out by reading costs an exception
         if not self._tls and poll is not None:
-            self._quiet = poll()
-            self._quiet.register(sock, _READABLE)
+            self._poller = poll()
+            self._poller.register(sock, _READABLE)
         self._usual_delay = self._last_reply_at = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
         self._listeners: list[PendingReply] = []  # of threads that wait for push messages
@@ -67,9 +67,9 @@ class SocketStream(Stream):
         with self._mutex:
             return self._usable()
 
-    def _is_quiet(self) -> bool:
+    def _nothing_came(self) -> bool:
         try:
-            return not self._quiet.poll(0)
+            return not self._poller.poll(0)
         except RuntimeError as error:  # the caller is a signal handler that interrupted this very call
             if by_handler(error):
                 raise
@@ -78,7 +78,7 @@ class SocketStream(Stream):
     def _usable(self) -> bool:
         if self._pending_replies or self._leader or self._tls:
             return True  # under TLS there may be data that is no reply, such as session tickets
-        if self._quiet is not None and self._is_quiet():
+        if self._poller is not None and self._nothing_came():
             return True
         read = False
         try:
@@ -135,7 +135,7 @@ class SocketStream(Stream):
     def _send(self, data: bytes, timeout: float) -> None:
         while data:
             try:
-                with self._turn:
+                with self._tls_lock:
                     sent = self._sock.send(data, self._at_once)
             except OSError as error:
                 if by_handler(error):
@@ -167,7 +167,7 @@ class SocketStream(Stream):
             while data is None:
                 flags = 0 if waits and not spinning else self._at_once
                 try:
-                    with self._turn:
+                    with self._tls_lock:
                         lost = self._tls  # which is Python's own code: an interrupt may come anywhere in it
                         (data,) = map(self._sock.recv, (_CHUNK,), (flags,))  # no interrupt between taken and kept
                 except OSError as error:
@@ -240,10 +240,10 @@ class SocketStream(Stream):
 
     def _next_reader(self) -> PendingReply | None:
         for pending_reply in self._getters():
-            if type(pending_reply) is PendingReply and pending_reply.wake is not None and not pending_reply.abandoned:
+            if type(pending_reply) is PendingReply and pending_reply.wake is not None and not pending_reply.cancelled:
                 return pending_reply
         for pending_reply in self._listeners:
-            if pending_reply.wake is not None and not pending_reply.abandoned:
+            if pending_reply.wake is not None and not pending_reply.cancelled:
                 return pending_reply
         return None
 
@@ -278,7 +278,7 @@ class SocketStream(Stream):
                 type(pending_reply) is PendingReply
                 and pending_reply._thread == me
                 and not pending_reply.ready
-                and not pending_reply.abandoned
+                and not pending_reply.cancelled
             ):
                 return True
         return False
@@ -304,7 +304,7 @@ class SocketStream(Stream):
             if not self.exchange(pending_reply, timeout, spin):
                 raise NoReply(f"no reply within {timeout} s")
         finally:
-            pending_reply.abandoned = not pending_reply.ready
+            pending_reply.cancelled = not pending_reply.ready
             try:
                 self.resign(pending_reply)
             except BaseException:  # interrupted in it: no other thread could resign for this pending reply

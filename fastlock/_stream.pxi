@@ -123,7 +123,7 @@ cdef class Stream:
         self.pending_ -= 1
         return pending_reply
 
-    def drain(self, list into not None):
+    def take_pending(self, list into not None):
         """Move every pending reply into that list, in order, and return it; none is pending afterwards, and bytes that
         were not sent are dropped."""
         while self.pending_ > 0:
@@ -184,7 +184,7 @@ cdef class Stream:
             raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
         self.missing -= len(replies)
         for reply in replies:
-            if not self.pending_:  # drained, as the connection failed meanwhile
+            if not self.pending_:  # they were taken, as the connection failed meanwhile
                 break
             pending_reply = self.ring[self.head]
             if type(pending_reply) is _Many:
@@ -200,7 +200,7 @@ cdef class Stream:
             elif getter is not None and not getter.done():
                 getter.set_result(reply)
             if self.pending_ and self.ring[self.head] is pending_reply:
-                self._pop()  # only now: if a signal handler raised in `set_result`, `drain` still finds it
+                self._pop()  # only now: if a signal handler raised in `set_result`, `take_pending` still finds it
         if self.pushes:
             replies, self.pushes = self.pushes, []
             for reply in replies:

@@ -59,13 +59,13 @@ class Template:
 class PendingReply:
     """What a thread waits for: `reply` once `ready`; `wake` is the lock on which the thread sleeps, if it sleeps."""
 
-    __slots__ = ("_thread", "abandoned", "ready", "reply", "wake")
+    __slots__ = ("_thread", "cancelled", "ready", "reply", "wake")
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()  # the thread that waits for the reply
         self.reply: object = None
         self.wake: Any = None
-        self.ready = self.abandoned = False
+        self.ready = self.cancelled = False
 
     def done(self) -> bool:
         return self.ready
@@ -190,7 +190,7 @@ class Stream:
         with self._mutex:
             return sum(map(len, self._out))
 
-    def drain(self, into: list[Any]) -> list[Any]:
+    def take_pending(self, into: list[Any]) -> list[Any]:
         """Move every pending reply into that list, in order, and return it; none is pending afterwards, and bytes that
         were not sent are dropped. A caller that is interrupted in it calls again, and may find some twice."""
         with self._mutex:
@@ -261,7 +261,7 @@ class Stream:
 
     def _deliver(self, reply: object) -> None:
         with self._mutex:
-            if not self._pending_replies:  # drained, as the connection failed meanwhile
+            if not self._pending_replies:  # they were taken, as the connection failed meanwhile
                 return
             pending_reply = self._pending_replies[0]
             if type(pending_reply) is _Many:
@@ -273,7 +273,7 @@ class Stream:
         getter = pending_reply.pending_reply if type(pending_reply) is _Many else pending_reply
         if getter is not None and not getter.done():
             getter.set_result(reply)
-        with self._mutex:  # only now: if a signal handler raised in `set_result`, `drain` still finds it
+        with self._mutex:  # only now: if a signal handler raised in `set_result`, `take_pending` still finds it
             if self._pending_replies and self._pending_replies[0] is pending_reply:
                 self._pending_replies.popleft()
 

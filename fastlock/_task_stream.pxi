@@ -5,7 +5,7 @@ cdef class TaskStream(Stream):
     """A stream whose bytes an event loop carries: what a tick of the loop queues is flushed at once.
 
     It belongs to a connection, which writes the output; `wakeups` and `thread` are those of the connection's tasks, and
-    `flush_soon` schedules a call of `tick`.
+    `flush_soon` schedules a call of `run_flush`.
     """
 
     def __cinit__(self, connection, wakeups, thread, flush_soon):
@@ -20,7 +20,7 @@ cdef class TaskStream(Stream):
         if not self.flushing:
             self.announce()
 
-    def tick(self):
+    def run_flush(self):
         """Flush what was announced; again, if a signal handler raises as the flush begins."""
         try:
             self.connection.flush()

@@ -15,7 +15,7 @@ class TaskStream(Stream):
     """A stream whose bytes an event loop carries: what a tick of the loop queues is flushed at once.
 
     It belongs to a connection, which writes the output; `wakeups` and `thread` are those of the connection's tasks, and
-    `flush_soon` schedules a call of `tick`.
+    `flush_soon` schedules a call of `run_flush`.
     """
 
     def __init__(self, connection: Any, wakeups: Any, thread: int, flush_soon: Callable[[], object]) -> None:
@@ -33,7 +33,7 @@ class TaskStream(Stream):
         if not self._flushing:
             self.announce()
 
-    def tick(self) -> None:
+    def run_flush(self) -> None:
         """Flush what was announced; again, if a signal handler raises as the flush begins."""
         try:
             self.connection.flush()

@@ -189,9 +189,9 @@ def _declare_server(parser: argparse.ArgumentParser) -> None:
 def _run_server(args: argparse.Namespace) -> int:
     from fastlock import embedded
 
-    over = threading.Event()
+    stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: over.set())
+        signal.signal(number, lambda number, frame: stopped.set())
     try:
         server = embedded.Server(args.server, tcp=args.tcp)
     except (embedded.EmbeddedServerError, ValueError) as error:
@@ -199,7 +199,7 @@ def _run_server(args: argparse.Namespace) -> int:
     with server:
         about = {"url": server.url, "pid": server.pid, "version": server.version, "kind": server.kind}
         print(json.dumps(about) if args.json else server.url, flush=True)
-        while not over.wait(ALIVE_SECONDS):
+        while not stopped.wait(ALIVE_SECONDS):
             if not _listens(server.path):
                 print(f"fastlock: {server.kind} {server.version} (pid {server.pid}) ended by itself", file=sys.stderr)
                 return WRONG

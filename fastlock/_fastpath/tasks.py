@@ -102,7 +102,7 @@ async def _aio_wait(
         try:
             transport.queues.enqueue_locked(waiter, start)
             if not waiter.woken:
-                transport.tick()
+                transport.sweep()
                 waiter.on_wake = wakeup = Wakeup().arm(wakeups)
                 timer = (
                     None if until is None else wakeups.loop.call_later(until - now(), wakeup, Answer.DEADLINE_EXCEEDED)
@@ -149,8 +149,8 @@ async def aio_exit_lock(self: Any, kind: object, error: BaseException | None, tr
     the body of the `with`."""
     try:
         await aio_release(self, True, error)
-    except BaseException as struck:  # also raised as `aio_release` is entered
-        self._transport.finish_release(self, self._owner(), None, None, struck)
+    except BaseException as caught:  # also raised as `aio_release` is entered
+        self._transport.finish_release(self, self._owner(), None, None, caught)
         raise
 
 
@@ -188,16 +188,16 @@ async def aio_release(
             return
         op, sent = _as_sent(LockRelease(lock, lease), stream.connection, sent), 0.0
         await transport.release(lock, owner, op, answer, leaving, error)
-    except BaseException as struck:
+    except BaseException as caught:
         try:
-            _undo_struck(lock, owner, lease, op, struck, stream, sent)
+            _undo_interrupted(lock, owner, lease, op, caught, stream, sent)
         except BaseException as again:
-            _undo_struck(lock, owner, lease, op, again, stream, sent)
+            _undo_interrupted(lock, owner, lease, op, again, stream, sent)
             raise
         raise
 
 
-def _undo_struck(
+def _undo_interrupted(
     lock: BaseLock,
     owner: object,
     lease: Lease | None,

@@ -70,7 +70,7 @@ cdef class _Awaitable(Wakeup):
         """Send the command and begin to wait, or hand on to a coroutine."""
         raise NotImplementedError
 
-    cdef _end(self, answer):
+    cdef _finish(self, answer):
         """Return the outcome, or wait again, or hand on to a coroutine."""
         raise NotImplementedError
 
@@ -92,8 +92,8 @@ cdef class _Awaitable(Wakeup):
             self.owner = task
         return stream
 
-    cdef _step(self, bint *over):
-        """Returns what to wait for; or, with `over` set, the outcome."""
+    cdef _step(self, bint *finished):
+        """Returns what to wait for; or, with `finished` set, the outcome."""
         if self.ended:
             raise RuntimeError("cannot reuse what was already awaited")
         if self.others is None:
@@ -105,24 +105,24 @@ cdef class _Awaitable(Wakeup):
                 if self.wakeups is None:
                     self._begin()
                 else:
-                    outcome = self._end(self.result())
+                    outcome = self._finish(self.result())
                 if self.others is None:
-                    over[0] = self.wakeups is None or self.ready
-                    if not over[0]:
+                    finished[0] = self.wakeups is None or self.ready
+                    if not finished[0]:
                         outcome = self.begin_wait()
                         self.ended = False
                     return outcome
             except BaseException as error:  # nothing else would undo what was sent or queued until then
                 if self.others is None:
-                    self._undo_struck(error)
+                    self._undo_interrupted(error)
                 raise
         self.ended = True
         cdef PyObject *result
         try:
-            self.ended = over[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
+            self.ended = finished[0] = PyIter_Send(self.others, None, &result) == PYGEN_RETURN
         except BaseException as error:
             if not is_own(error):  # a signal handler may have raised before the coroutine had begun
-                self._undo_struck(error)
+                self._undo_interrupted(error)
             raise
         outcome = <object>result
         Py_DECREF(outcome)  # the reference that came with it
@@ -139,9 +139,9 @@ cdef class _Awaitable(Wakeup):
 
     def send(self, value):
         """As a coroutine's `send`."""
-        cdef bint over = False
-        outcome = self._step(&over)
-        if over:
+        cdef bint finished = False
+        outcome = self._step(&finished)
+        if finished:
             raise StopIteration(outcome)
         return outcome
 
@@ -172,14 +172,14 @@ cdef class _Awaitable(Wakeup):
 
     def __del__(self):
         if not self.ended:
-            self._dropped()
+            self._collected()
 
-    cdef _dropped(self):
-        """Collected before it had ended: as a coroutine then, it closes."""
+    cdef _collected(self):
+        """The collector found this before it had ended: close it, as a coroutine is closed then."""
         if self.wakeups is not None or self.others is not None:
             self.close()
 
-    cdef _undo_struck(self, error):
+    cdef _undo_interrupted(self, error):
         """Undo what was sent, where an error interrupted it; again, if another one interrupts this."""
         try:
             self._undo_for(error)
@@ -196,7 +196,7 @@ cdef class _Awaitable(Wakeup):
             raise
 
     cdef _undo_for(self, error):
-        """As `_undo_struck`, once."""
+        """Undo what was sent, for `_undo_interrupted`, which calls this again if it is interrupted."""
         self._leave()
 
     cdef _leave(self):
@@ -257,19 +257,19 @@ cdef class _SharedTimeout:
         return 0
 
 
-cdef _SharedTimeout _shared_timeout(dict timeouts, length, loop):
-    """The shared timer of the acquires with this timeout. None: there are too many others."""
-    timeout = timeouts.get(length)
+cdef _SharedTimeout _shared_timeout(dict shared, length, loop):
+    """The shared timer of the acquires with this timeout. None: there are too many other timeouts."""
+    timeout = shared.get(length)
     if timeout is not None:
         return timeout
-    if len(timeouts) >= MAX_SHARED_TIMEOUTS:
-        for other in timeouts:
-            if not (<_SharedTimeout>timeouts[other]).waiters:
-                timeouts.pop(other).cancel()
+    if len(shared) >= MAX_SHARED_TIMEOUTS:
+        for other in shared:
+            if not (<_SharedTimeout>shared[other]).waiters:
+                shared.pop(other).cancel()
                 break
         else:
             return None
-    timeout = timeouts[length] = _SharedTimeout(loop)
+    timeout = shared[length] = _SharedTimeout(loop)
     return timeout
 
 
@@ -309,30 +309,30 @@ cdef class _Acquire(_Awaitable):
         )
         self.sent = stream.sent
         if lock.blocking_timeout is not None:
-            self._limit(lock.blocking_timeout, self.start + <double>lock.blocking_timeout, self.start)
+            self._set_deadline(lock.blocking_timeout, self.start + <double>lock.blocking_timeout, self.start)
 
-    cdef _limit(self, length, double at, double now):
-        """Have it called at its deadline `at`. `length`: the key of the shared timer for the same timeout."""
+    cdef _set_deadline(self, length, double at, double now):
+        """Have a timer end this wait at its deadline `at`. `length` is the key of the shared timer."""
         self.timer = _shared_timeout((<Transport>self.lock._transport).shared_timeouts, length, self.wakeups.loop)
         if self.timer is None or not (<_SharedTimeout>self.timer).add(self, at, now):
             self.timer = self.wakeups.loop.call_later(at - now, self._late)  # asyncio may refuse `self`, as a coroutine
 
-    cdef _unlimit(self):
+    cdef _clear_deadline(self):
         timer, self.timer = self.timer, None
         if type(timer) is _SharedTimeout:
             (<_SharedTimeout>timer).waiters.pop(self, None)
         elif timer is not None:
             timer.cancel()
 
-    cdef _end(self, answer):
+    cdef _finish(self, answer):
         cdef Lease lease
         if self.waiter is not None:
             lease = self.lock._handed_over(self.owner, self.waiter, clock(), (<Transport>self.lock._transport).queues)
-            self._unlimit()
+            self._clear_deadline()
             if lease is None:
                 self.others = self.lock._transport.run(self._op(), self.waiter)
             return lease
-        self._unlimit()
+        self._clear_deadline()
         if answer is None:
             lease = self.lock._granted(
                 self.owner, self.token, self.sent, clock(), (<Transport>self.lock._transport).stats
@@ -358,11 +358,11 @@ cdef class _Acquire(_Awaitable):
             self.others = self.lock._transport.run(self._op(), waiter)
             return
         if (<Transport>self.lock._transport).sweep_timer is None:
-            self.lock._transport.tick()
+            self.lock._transport.sweep()
         self.arm(<Waker>self.stream.wakeups)
         waiter.on_wake = self
         if self.lock.blocking_timeout is not None:
-            self._limit(-self.lock.blocking_timeout, _until(self.lock, self.start), clock())
+            self._set_deadline(-self.lock.blocking_timeout, _until(self.lock, self.start), clock())
 
     cdef _called(self, answer):
         """The waiter was woken, or the deadline has passed."""
@@ -376,7 +376,7 @@ cdef class _Acquire(_Awaitable):
         self._called(None)
 
     cdef _leave(self):
-        self._unlimit()
+        self._clear_deadline()
         if self.waiter is not None:
             self.ready, self.owner = True, None
             self.lock._transport.cancel_wait(self._op(), self.waiter)
@@ -469,7 +469,7 @@ cdef class _Release(_Awaitable):
         stream.request(<Template>stream.templates[RELEASE], self, lease._key, lease._raw_token, 0)
         self.sent = stream.sent
 
-    cdef _end(self, answer):
+    cdef _finish(self, answer):
         if answer == 1:
             self.lock._released(self.owner, self.lease)
         else:
@@ -478,13 +478,13 @@ cdef class _Release(_Awaitable):
     cdef _op(self):
         return LockRelease(self.lock, self.lease)
 
-    cdef _dropped(self):
+    cdef _collected(self):
         if self.leaving and self.wakeups is None and self.others is None:
             self.ended = True
             if self.lease is not None and self.thread == PyThread_get_thread_ident():
-                self._undo_struck(GeneratorExit())
+                self._undo_interrupted(GeneratorExit())
         else:
-            _Awaitable._dropped(self)
+            _Awaitable._collected(self)
 
     cdef _undo_for(self, error):
         if self.wakeups is not None and self.op is None:
@@ -497,18 +497,18 @@ cdef class _Release(_Awaitable):
 # How the interpreter resumes an _Awaitable, where `resume_by` may set it.
 
 cdef PySendResult _send(PyObject *self, PyObject *value, PyObject **result) except -1:
-    cdef bint over = False
+    cdef bint finished = False
     result[0] = NULL
-    outcome = (<_Awaitable>self)._step(&over)
+    outcome = (<_Awaitable>self)._step(&finished)
     Py_INCREF(outcome)
     result[0] = <PyObject *>outcome
-    return PYGEN_RETURN if over else PYGEN_NEXT
+    return PYGEN_RETURN if finished else PYGEN_NEXT
 
 
 cdef PyObject *_next(PyObject *self) except? NULL:
-    cdef bint over = False
-    outcome = (<_Awaitable>self)._step(&over)
-    if over:
+    cdef bint finished = False
+    outcome = (<_Awaitable>self)._step(&finished)
+    if finished:
         PyErr_SetObject(StopIteration, outcome)
         return NULL
     Py_INCREF(outcome)
@@ -526,9 +526,9 @@ def aio_exit_lock(BaseLock self not None, kind, error, trace):
     cdef _Release release = _Release.__new__(_Release, self, True, error)
     try:
         release._note()
-    except BaseException as struck:  # by a signal handler, where the running task is looked up in Python
+    except BaseException as caught:  # raised by a signal handler, where the running task is looked up in Python
         release.ended = True
-        release._undo_struck(struck)
+        release._undo_interrupted(caught)
         raise
     return release
 

@@ -203,7 +203,7 @@ class Client(Uncopyable):
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         transport = getattr(self, "_transport", None)
         if transport is not None and not ends():  # when the interpreter ends, so do the connections
-            transport.abandon()
+            transport.close_collected()
 
     def __repr__(self) -> str:
         return f"<fastlock.asyncio.Client of {self._settings.endpoint}, db {self._settings.db}>"

@@ -128,23 +128,23 @@ def as_blocking_timeout(value: object) -> Any:
 
 
 # The parts of redis-py's lock that are not here, each with the method to override instead.
-_INNARDS = {
-    name: verb
-    for verb in ("acquire", "release", "extend", "reacquire")
-    for name in (f"do_{verb}", f"lua_{verb}", f"LUA_{verb.upper()}_SCRIPT")
+_NOT_HERE = {
+    name: action
+    for action in ("acquire", "release", "extend", "reacquire")
+    for name in (f"do_{action}", f"lua_{action}", f"LUA_{action.upper()}_SCRIPT")
 } | {"register_scripts": ""}
 
 
-def _foreign(name: str) -> str:
+def _refusal(name: str) -> str:
     """The text of the error for code that replaces a part of redis-py's lock on one of ours."""
-    verb = _INNARDS[name]
-    way = f": override {verb!r} itself" if verb else ""
-    if verb == "extend":
+    action = _NOT_HERE[name]
+    way = f": override {action!r} itself" if action else ""
+    if action == "extend":
         way += ", or set the time that is left by `extend(seconds, replace_ttl=True)`"
     return f"fastlock's locks do not use redis-py's scripts, so {name!r} would be ignored{way}"
 
 
-class _HiddenAttribute:
+class _RefusedAttribute:
     """A descriptor for a part of redis-py's lock: reading it and assigning it raise AttributeError."""
 
     def __init__(self, name: str) -> None:
@@ -154,15 +154,15 @@ class _HiddenAttribute:
         raise AttributeError(f"fastlock's locks have no {self.name!r}")
 
     def __set__(self, lock: Any, value: object) -> None:
-        raise AttributeError(_foreign(self.name))
+        raise AttributeError(_refusal(self.name))
 
 
-def _named(lock: Any, value: object) -> Any:
+def _set_name(lock: Any, value: object) -> Any:
     lock._key = arguments.as_name(as_text(value), lock._names)
     return value
 
 
-def _timed(lock: Any, value: object) -> Any:
+def _set_timeout(lock: Any, value: object) -> Any:
     seconds = as_number(value)
     lock._ms = 0 if seconds is None else arguments.as_ms(seconds)
     return seconds
@@ -181,8 +181,8 @@ class _Whole(type):
     """A class on which such a part cannot be assigned either, as software does that replaces it for all locks."""
 
     def __setattr__(cls, name: str, value: object) -> None:
-        if name in _INNARDS:
-            raise AttributeError(_foreign(name))
+        if name in _NOT_HERE:
+            raise AttributeError(_refusal(name))
         super().__setattr__(name, value)
 
 
@@ -217,11 +217,11 @@ class DropIn(BaseLock, metaclass=_Whole):
     """What the drop-ins for threads and for asyncio have in common. Each adds how it waits."""
 
     if not TYPE_CHECKING:
-        name = mutable_setting("name", _named)
-        timeout = mutable_setting("timeout", _timed)
+        name = mutable_setting("name", _set_name)
+        timeout = mutable_setting("timeout", _set_timeout)
         sleep = mutable_setting("sleep", _checked_sleep)
         blocking_timeout = mutable_setting("blocking_timeout", _checked_blocking_timeout)
-        vars().update({name: _HiddenAttribute(name) for name in _INNARDS})
+        vars().update({name: _RefusedAttribute(name) for name in _NOT_HERE})
 
     redis: object
     _names: str  # the encoding of names; that of tokens may be another
@@ -266,12 +266,12 @@ class DropIn(BaseLock, metaclass=_Whole):
         super().__init_subclass__(**keywords)
         theirs = itertools.takewhile(lambda base: base.__module__.partition(".")[0] != "fastlock", cls.__mro__)
         defined = {name for base in theirs for name in vars(base)}
-        if innards := sorted(defined & _INNARDS.keys()):
-            raise TypeError(f"{cls.__qualname__}: {_foreign(innards[0])}")
-        cls._note_overrides(defined)
+        if refused := sorted(defined & _NOT_HERE.keys()):
+            raise TypeError(f"{cls.__qualname__}: {_refusal(refused[0])}")
+        cls._use_overrides(defined)
 
     @classmethod
-    def _note_overrides(cls, defined: set[str]) -> None:
+    def _use_overrides(cls, defined: set[str]) -> None:
         """Have a `with` enter and leave by the `acquire` and `release` that the subclass has defined."""
 
     @property
@@ -292,13 +292,13 @@ class DropIn(BaseLock, metaclass=_Whole):
     def _as_token(self, token: object) -> bytes:
         return arguments.as_bytes(as_text(token), "token", self._encoding)
 
-    def _extension(self, seconds: object, replace_ttl: object, verb: str, owner: object) -> Any:
-        lease = self._lease_for(verb, owner)
+    def _extension(self, seconds: object, replace_ttl: object, action: str, owner: object) -> Any:
+        lease = self._lease_for(action, owner)
         added = as_number(seconds)
         ms = int(arguments.as_number(added, "additional_time") * 1000)
         if ms > 0:
             ms = arguments.as_ms(added, "additional_time")
-            return extension.extend(lease, ms, bool(replace_ttl), now, verb == "reacquire")
+            return extension.extend(lease, ms, bool(replace_ttl), now, action == "reacquire")
         return shortened(lease, ms, bool(replace_ttl), now)
 
     def _endless(self, why: str) -> LockError:
@@ -309,8 +309,8 @@ class DropIn(BaseLock, metaclass=_Whole):
 def shortened(lease: Lease, ms: int, replace: bool, clock: Clock) -> Steps[extension.Outcome]:
     """Move the end of a lease to an earlier time, or to the next millisecond where it would lie in the past."""
     outcome = yield from extension.extend(lease, ms, replace, clock)
-    over = outcome is extension.Outcome.LOST and lease._deadline != ENDED  # the lease ended meanwhile, as asked for
-    return extension.Outcome.MOVED if over else outcome
+    expired = outcome is extension.Outcome.LOST and lease._deadline != ENDED  # the lease ended meanwhile, as asked for
+    return extension.Outcome.MOVED if expired else outcome
 
 
 class Lock(DropIn, SyncLock):
@@ -351,7 +351,7 @@ class Lock(DropIn, SyncLock):
         )
 
     @classmethod
-    def _note_overrides(cls, defined: set[str]) -> None:
+    def _use_overrides(cls, defined: set[str]) -> None:
         if "acquire" in defined and "__enter__" not in defined:
             cls.__enter__ = cls._enter  # type: ignore[method-assign]
         if "release" in defined and "__exit__" not in defined:
@@ -415,7 +415,7 @@ class AsyncioLock(DropIn, AsyncLock):
         )
 
     @classmethod
-    def _note_overrides(cls, defined: set[str]) -> None:
+    def _use_overrides(cls, defined: set[str]) -> None:
         if "acquire" in defined and "__aenter__" not in defined:
             cls.__aenter__ = cls._enter  # type: ignore[method-assign]
         if "release" in defined and "__aexit__" not in defined:

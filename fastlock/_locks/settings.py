@@ -28,12 +28,12 @@ def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
     return property(read, lambda lock, value: write(lock, changed(lock, value)))
 
 
-def _named(lock: Any, value: object) -> Any:
+def _set_name(lock: Any, value: object) -> Any:
     lock._key = as_name(value, lock._encoding)
     return value
 
 
-def _timed(lock: Any, value: object) -> Any:
+def _set_timeout(lock: Any, value: object) -> Any:
     lock._ms = 0 if value is None else as_ms(value)
     return value
 
@@ -44,8 +44,8 @@ class MutableSettings:
     __slots__ = ()
 
     if not TYPE_CHECKING:
-        name = mutable_setting("name", _named)
-        timeout = mutable_setting("timeout", _timed)
+        name = mutable_setting("name", _set_name)
+        timeout = mutable_setting("timeout", _set_timeout)
         sleep = mutable_setting("sleep", lambda lock, value: as_wait(value, "sleep"))
         blocking_timeout = mutable_setting(
             "blocking_timeout", lambda lock, value: value if value is None else as_wait(value, "blocking_timeout")

@@ -69,7 +69,7 @@ class Acquire(Operation[Lease | None]):
     polls = False  # whether it may not use the queue
     given = False  # whether the caller chose its token
     alone = False  # whether its waiter has an entry of its own on the server: for strict order, or with a given token
-    sleep = 0.1  # seconds between two tries, where the holder's token cannot be marked as contended
+    sleep = 0.1  # seconds between two tries, where the holder's token cannot become a contended one
     outcome_unknown = False  # whether a try's reply was lost once: from then on its own token may turn up at any time
     polled = False  # whether it has waited without a queue
     late_grants = 0  # grants to it that ended before the reply came
@@ -105,7 +105,7 @@ class Acquire(Operation[Lease | None]):
         """What undoes this acquire, whether or not it was granted."""
         return Undo([self.key], [self.token], self.request.stale)
 
-    def rest(self, answer: object, clock: Clock) -> Steps[Lease | None]:
+    def continue_from(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         """Go on from the first answer to the outcome. The answer may be a Waiter, which waits in the local queue."""
         tries = self._try_until_granted(answer, clock)
         lease = yield from with_undo(tries, lambda: self.undo() if self.outcome_unknown else None)
@@ -132,7 +132,7 @@ class Acquire(Operation[Lease | None]):
                 if lease is not None or not self.polls:
                     return lease
             elif lease is None:
-                yield from self._wait_turn(clock)
+                yield from self._sleep_before_try(clock)
             answer = yield self.request
 
     def local(self, queues: LocalQueues, now: float) -> Answer | None:
@@ -161,9 +161,9 @@ class Acquire(Operation[Lease | None]):
                     yield from self._enter(waiter, request, answer, clock)
                 elif waiter.lease is None and queue.queues.may_enter_now(waiter, clock()):
                     yield from self._enter(waiter, self.enter_request(waiter), None, clock)
-                if waiter.entry is None and (over := queue.queues.take_back_expired(waiter, clock())) is not None:
+                if waiter.entry is None and (expired := queue.queues.take_back_expired(waiter, clock())) is not None:
                     self.late_grants += 1
-                    yield Undo([self.key], [over._raw_token])
+                    yield Undo([self.key], [expired._raw_token])
                     continue
                 lease, waiter.lease = waiter.lease, None  # in one statement: no interrupt comes between
                 if lease is not None:  # what `abandon` needs to undo it
@@ -217,7 +217,7 @@ class Acquire(Operation[Lease | None]):
         own = self.token if self.alone or self.outcome_unknown else None
         return Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
 
-    def _wait_turn(self, clock: Clock) -> Steps[None]:
+    def _sleep_before_try(self, clock: Clock) -> Steps[None]:
         """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
         self.polled = True
         request = Command(Opcode.PTTL, self.key)

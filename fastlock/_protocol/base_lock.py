@@ -206,40 +206,40 @@ class BaseLock:
     def _lease_of(self, owner: object) -> Lease | None:
         return self._leases.get(owner) or self._orphaned_lease()
 
-    def _lease_for(self, verb: str, owner: object) -> Lease:
+    def _lease_for(self, action: str, owner: object) -> Lease:
         """The lease to work on. Raises LockError: there is none, or the lock has no timeout by now."""
         lease = self._lease_of(owner)
         if lease is None:
-            raise self._not_held(verb)
+            raise self._not_held(action)
         if lease.inherited:
             why = "the parent process acquired it before it forked"
-            raise LockError(self._cannot(verb, why), lock_name=self._text)
-        if verb != "release" and not self._ms:
-            raise LockError(self._cannot(verb, "it has no timeout"), lock_name=self._text)
+            raise LockError(self._cannot(action, why), lock_name=self._text)
+        if action != "release" and not self._ms:
+            raise LockError(self._cannot(action, "it has no timeout"), lock_name=self._text)
         if lease._deadline == ENDED:  # released by `release_many`, or by its token
-            if verb == "release":
+            if action == "release":
                 self._drop_lease(lease)
-            raise self._lost(verb)
+            raise self._lost(action)
         return lease
 
     @property
     def _text(self) -> Any:  # `lock_name` of an error: declared by redis-py as a str, whatever the name is
         return self.name
 
-    def _cannot(self, verb: str, why: str) -> str:
-        return f"Cannot {verb} lock {abbreviated(self.name)}: {why}"
+    def _cannot(self, action: str, why: str) -> str:
+        return f"Cannot {action} lock {abbreviated(self.name)}: {why}"
 
-    def _extension(self, seconds: float, replace_ttl: bool, verb: str, owner: object) -> Any:
+    def _extension(self, seconds: float, replace_ttl: bool, action: str, owner: object) -> Any:
         """The operation that moves the end of an owner's lease by `seconds`, or to `seconds` from now."""
         ms = as_ms(seconds, "additional_time")
-        return extension.extend(self._lease_for(verb, owner), ms, replace_ttl, now, verb == "reacquire")
+        return extension.extend(self._lease_for(action, owner), ms, replace_ttl, now, action == "reacquire")
 
-    def _moved(self, verb: str, outcome: extension.Outcome) -> Literal[True]:
+    def _moved(self, action: str, outcome: extension.Outcome) -> Literal[True]:
         """True if the extension moved the lease's end; else raises LockError or LockNotOwnedError."""
         if outcome is extension.Outcome.ENDLESS:
-            raise self._endless(self._cannot(verb, "it was acquired without end; reacquire() gives it one"))
+            raise self._endless(self._cannot(action, "it was acquired without end; reacquire() gives it one"))
         if outcome is not extension.Outcome.MOVED:
-            raise self._lost(verb, found=outcome is extension.Outcome.LOST)
+            raise self._lost(action, found=outcome is extension.Outcome.LOST)
         return True
 
     def _endless(self, why: str) -> LockError:
@@ -250,24 +250,24 @@ class BaseLock:
         """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""
         return LockRelease(self, self._lease_for("release", owner or self._owner()))
 
-    def _not_held(self, verb: str) -> LockError:
-        why = f"it is {NOT_HELD[verb]}"
+    def _not_held(self, action: str) -> LockError:
+        why = f"it is {NOT_HELD[action]}"
         if self._leases:
             why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
-        return LockError(self._cannot(verb, why), lock_name=self._text)
+        return LockError(self._cannot(action, why), lock_name=self._text)
 
     def _not_got(self) -> LockError:
         limit = self.blocking_timeout  # after it, nobody knows whether the name was held or the server was slow
         why = ": somebody else holds it" if limit is None else f" within {limit} seconds"
         return LockError(f"Unable to acquire lock {abbreviated(self.name)}{why}", lock_name=self._text)
 
-    def _lost(self, verb: str, found: bool = False) -> LockNotOwnedError:
+    def _lost(self, action: str, found: bool = False) -> LockNotOwnedError:
         """The error of a lost lease. found: it was found lost just now, so it is counted and logged; else that was
         known before, or it was released."""
         if found:
             self._transport.stats.losses += 1
-            warn_of_loss(self.name, verb)
-        return LockNotOwnedError(self._cannot(verb, "it is no longer owned"), lock_name=self._text)
+            warn_of_loss(self.name, action)
+        return LockNotOwnedError(self._cannot(action, "it is no longer owned"), lock_name=self._text)
 
     def _report_release_error(self, error: BaseException | None, problem: Exception) -> None:
         """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
@@ -292,10 +292,10 @@ def abbreviated(name: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def warn_of_loss(name: object, verb: str) -> None:
+def warn_of_loss(name: object, action: str) -> None:
     """Log the loss of a lease, once for each lease that its holder finds lost."""
     why = "its lease had ended, or its key was deleted or taken"
-    _LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[verb], why)
+    _LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[action], why)
 
 
 def warn_of_losses(leases: list[Lease], released: list[Any]) -> list[Any]:
@@ -331,8 +331,8 @@ class LockAcquire(Acquire):
             self.lock._drop_lease(handed)
         return super().leave(waiter, lease, clock)
 
-    def rest(self, answer: object, clock: Clock) -> Steps[Lease | None]:
-        lease = yield from super().rest(answer, clock)
+    def continue_from(self, answer: object, clock: Clock) -> Steps[Lease | None]:
+        lease = yield from super().continue_from(answer, clock)
         self._count(lease is not None)
         if lease is not None:
             self.lock._keep_lease(self.lock._owner(), lease)
@@ -364,8 +364,8 @@ class LockRelease(Release):
             self.lock._drop_lease(self.lease)
         return undos
 
-    def rest(self, answer: object, clock: Clock) -> Steps[bool]:
-        was_mine = yield from super().rest(answer, clock)
+    def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
+        was_mine = yield from super().continue_from(answer, clock)
         lock = self.lock
         known = self.lease._deadline == ENDED  # released by somebody else meanwhile, or reported as lost before
         lock._drop_lease(self.lease)

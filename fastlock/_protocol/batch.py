@@ -71,7 +71,7 @@ def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
 
 
 def unended(leases: list[Any], at: list[int]) -> list[int]:
-    """Those of the indexes `at` whose leases were not released yet."""
+    """The indexes, out of `at`, of leases that were not released yet."""
     left = len(at)
     for i in at:
         lease = leases[i]

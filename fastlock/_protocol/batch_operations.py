@@ -47,7 +47,7 @@ class AcquireMany(Operation[list[Lease | None]]):
         opcode = Opcode.ACQUIRE if ms else Opcode.ACQUIRE_ENDLESS
         self.request: CommandBatch = CommandBatch(opcode, keys, [token] * len(keys), ms)
 
-    def rest(self, answer: object, clock: Clock) -> Steps[list[Lease | None]]:
+    def continue_from(self, answer: object, clock: Clock) -> Steps[list[Lease | None]]:
         """Go on from the first answer to the outcome."""
         request = self.request
         leases = yield from with_undo(self._each(answer, clock), request.undo)
@@ -99,8 +99,8 @@ def release_many(
     If it fails for some, a repeated call reports what the failed one had released.
     """
     released = [] if released is None else released
-    told, rest = batch.reported(leases)
-    released += told
+    reported, rest = batch.reported(leases)
+    released += reported
     try:
         for i in rest if queues.by_key else ():
             released[i] = queues.release(leases[i], clock()) == ReleaseRoute.LOCAL
@@ -111,7 +111,7 @@ def release_many(
         for i in rest if len(sent) < len(rest) else ():
             released[i] = released[i] or None
         if sent:
-            yield from _release_by_commands(leases, sent, released, session, clock)
+            yield from _release_leases(leases, sent, released, session, clock)
     except BaseException:
         batch.unreported(leases, released)
         raise
@@ -137,7 +137,7 @@ class InterruptedRelease:
         return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]
 
 
-def _release_by_commands(
+def _release_leases(
     given: list[Lease], at: list[int], released: list[Any], session: Session | None, clock: Clock
 ) -> Steps[None]:
     """Release the leases at these indexes, and note in `released` which were the caller's."""
@@ -153,7 +153,7 @@ def _release_by_commands(
                 for i in range(0, len(names), RELEASE_CHUNK)
             ]
         )
-    answers = yield from _asked_to_release(request, leases)
+    answers = yield from _send_releases(request, leases)
     if type(answers) is list and type(request) is RawCommands:
         answers = _flat(answers, len(leases))
     whole = type(answers) is list and len(answers) == len(leases)
@@ -162,15 +162,15 @@ def _release_by_commands(
         yield from _hand_over([given[i] for i in odd], odd, released, clock)
 
 
-def _asked_to_release(request: Request, leases: list[Lease]) -> Steps[Any]:
+def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
     """Send releases; returns the server's answers. If they are lost, each lease is noted as perhaps released: a
     repeated release may find its key gone."""
-    request.allowed_after_close = unknown = True
+    request.allowed_after_close = outcome_unknown = True
     try:
         answers = yield request
-        unknown = type(answers) is ConnectionLost and answers.sent
+        outcome_unknown = type(answers) is ConnectionLost and answers.sent
     finally:
-        if unknown and request.sent:
+        if outcome_unknown and request.sent:
             for lease in leases:
                 lease._note_unknown_release(request.sent)
     return answers
@@ -189,7 +189,7 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: C
     """Release by the hand-over script the leases of a batch that somebody waits for, or that are not the caller's any
     more, which the script tells apart."""
     request = RawCommands([commands.hand_over(lease._key, lease._raw_token) for lease in leases])
-    answers = yield from _asked_to_release(request, leases)
+    answers = yield from _send_releases(request, leases)
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
         known = lease._deadline == ENDED
@@ -198,6 +198,6 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: C
         else:  # the answer was lost, or is an error: a release of its own finds out the outcome
             again = Release(lease)
             again.hand_over()
-            released[i] = yield from again.rest((yield again.request), clock)
+            released[i] = yield from again.continue_from((yield again.request), clock)
         released[i] = released[i] or (None if known else False)
         lease._deadline = ENDED

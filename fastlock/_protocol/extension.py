@@ -77,9 +77,8 @@ def _extended(request: Command, retry: RetryState) -> Steps[object]:
     if answer == b"OK" or answer == 1:
         return answer
     answer = yield from resolve(request, answer, retry)
-    if answer is None and commands.can_be_contended(
-        request.token
-    ):  # the token was marked, or the lock is not the caller's
+    if answer is None and commands.can_be_contended(request.token):
+        # The token is contended, or the lock is not the caller's
         request.opcode = Opcode.EXTEND_SCRIPT
         try:
             answer = yield from resolve(request, (yield request), retry)

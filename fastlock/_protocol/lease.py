@@ -105,9 +105,9 @@ class Lease:
     def __getstate__(self) -> tuple[Any, ...]:
         """The state of a copy or pickle, which is valid as long as the lease is, wherever it is read."""
         self._token_read = True
-        told = (self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended)
+        values = (self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended)
         state = (self._release_unknown, self._expiry_unknown, self._stale_sessions, is_inherited(self))
-        return (*told, *state, boot_id(), time.time() + self.remaining)
+        return (*values, *state, boot_id(), time.time() + self.remaining)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended = state[:6]

@@ -61,7 +61,7 @@ class Release(Operation[bool]):
         """What carries the release out for a caller that is gone."""
         return self.request.undo()
 
-    def rest(self, answer: object, clock: Clock) -> Steps[bool]:
+    def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         """Go on from the first answer to the outcome."""
         lease = self.lease
         retry = RetryState(clock)
@@ -111,7 +111,7 @@ class Release(Operation[bool]):
             deleted = yield from resolve(self.request, answer, retry)
             if deleted or not commands.can_be_contended(self.lease._raw_token):
                 return bool(deleted)
-            self.hand_over()  # the token was marked as somebody waits, or the lock is not the caller's
+            self.hand_over()  # the token is contended, as somebody waits, or the lock is not the caller's
             answer = yield self.request
         try:
             return bool((yield from run_script(self.request, answer, is_int, retry)))

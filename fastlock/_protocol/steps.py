@@ -195,7 +195,7 @@ class Abandonable(Protocol):
     """What a caller may leave behind where it is interrupted."""
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """End it, for a caller that was interrupted. Returns the undos to send; called again, the same."""
+        """End the operation, for a caller that was interrupted. Returns the undos to send; called again, the same."""
 
 
 class Operation(ABC, Generic[T]):
@@ -208,12 +208,12 @@ class Operation(ABC, Generic[T]):
         return None
 
     @abstractmethod
-    def rest(self, answer: object, clock: Clock) -> Steps[T]:
+    def continue_from(self, answer: object, clock: Clock) -> Steps[T]:
         """Go on from the first answer to the outcome."""
 
     @abstractmethod
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        """As of an Abandonable."""
+        """End the operation, as `Abandonable.abandon` says."""
 
     def steps(self, queues: LocalQueues, clock: Clock, answer: object = Answer.NOT_ASKED) -> Steps[T]:
         """All steps from an answer on."""
@@ -221,7 +221,7 @@ class Operation(ABC, Generic[T]):
             answer = self.local(queues, clock()) or Answer.ASK_SERVER
         if answer is Answer.ASK_SERVER:
             answer = yield self.request
-        return (yield from self.rest(answer, clock))
+        return (yield from self.continue_from(answer, clock))
 
 
 class Driver(Generic[T]):

@@ -40,7 +40,7 @@ class Undo:
         self.connection = connection  # the connection that it has to go over, as long as that is there
 
     def untied(self) -> Undo:
-        """The same, to go over any connection."""
+        """This undo, to go over any connection."""
         return Undo(self.names, self.tokens, self.stale)
 
     def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:

@@ -76,7 +76,7 @@ class AsyncTransport(Transport):
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
         self.wakeups: Any = None  # the WakeupQueue of that loop
         self._binding = threading.RLock()  # a caller that is interrupted as it enters it can enter it again
-        self._end: Any = None  # a generator that the loop closes when it ends: see `_at_end`
+        self._loop_end: Any = None  # a generator that the loop closes when it ends: see `_at_end`
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
         self.releases = 0  # releases under way that take more than one command
@@ -114,24 +114,24 @@ class AsyncTransport(Transport):
                             'loop_scope="session"); code without `async` is better served by fastlock.Client'
                         )
                     )
-                self._leave_loop()
+                self._forget_loop()
             self.loop, self.wakeups = loop, WakeupQueue(loop)
-            self._end = _at_end(weakref.ref(self))
+            self._loop_end = _at_end(weakref.ref(self))
             with contextlib.suppress(StopIteration):
-                self._end.asend(None).send(None)  # to its `yield`, where it waits for the loop's end
+                self._loop_end.asend(None).send(None)  # to its `yield`, where it waits for the loop's end
 
-    async def part(self) -> None:
+    async def leave_loop(self) -> None:
         """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
-        self._end = None
+        self._loop_end = None
         try:
-            await self._flush_undos_over()
+            await self._flush_undos()
         finally:
             if self.connection is not None and self.connection.error is None:
-                await self._part_from(self.connection, EOFError("its event loop ends"))
+                await self._end_connection(self.connection, EOFError("its event loop ends"))
 
-    def _leave_loop(self) -> None:
+    def _forget_loop(self) -> None:
         """The loop was closed: drop its waiters and its connection. Leases and pending undos stay."""
-        self._unwatch()
+        self._stop_watching_loop()
         self._undelay()
         connection, self.connection, self.open_stream = self.connection, None, None
         if connection is not None:
@@ -144,9 +144,9 @@ class AsyncTransport(Transport):
         self.shared_timeouts = {}
         self.sweep_timer = None
 
-    def _unwatch(self) -> None:
+    def _stop_watching_loop(self) -> None:
         """Close the generator that waits for the loop's end."""
-        end, self._end = self._end, None
+        end, self._loop_end = self._loop_end, None
         if end is not None:
             with contextlib.suppress(StopIteration, RuntimeError):  # RuntimeError: it runs already
                 end.aclose().send(None)
@@ -198,12 +198,13 @@ class AsyncTransport(Transport):
             raise
 
     def was_interrupted(self, error: BaseException | None) -> bool:
-        """As for threads, except for a cancelled task: that leaves its undos where it waits. A task that is collected
-        with its loop counts as interrupted: what it waits in may have been collected before it."""
+        """As `Transport.was_interrupted`; but a cancelled task was not, as it leaves its undos where it waits. A task
+        that is collected with its loop was: what it waits in may have been collected before it."""
         return not isinstance(error, asyncio.CancelledError) and super().was_interrupted(error)
 
     def undo_interrupted_batch(self, leases: Iterable[Lease | None], released: list[Any], error: BaseException) -> None:
-        """As for threads; also for a cancelled task, which may have sent nothing yet as it waits for a connection."""
+        """As `Transport.undo_interrupted_batch`; also for a cancelled task, which may still wait for a connection, and
+        have sent nothing yet."""
         super().undo_interrupted_batch(leases, released, error)
         if isinstance(error, asyncio.CancelledError):
             for undo in InterruptedRelease(leases, released).abandon(self.queues, now):
@@ -266,7 +267,7 @@ class AsyncTransport(Transport):
             return self._lost(error)
         finally:
             if connection is not None:
-                await self._part_from(connection, errors.ClientClosedError("this client was closed"))
+                await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
 
     async def _execute_once(self, request: Request | GetSession) -> Any:
         try:
@@ -290,7 +291,7 @@ class AsyncTransport(Transport):
     def _lost(self, error: BaseException) -> ConnectionLost:
         known = errors.as_connection_error(error, self.settings.endpoint)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not (self.ever_connected or self.settings.retries_first_connect)
+        final = refused or self.closed or not (self.ever_connected or self.settings.retry_first_connect)
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     async def answered(self, request: Request | GetSession, connection: AsyncConnection) -> Any:
@@ -343,7 +344,7 @@ class AsyncTransport(Transport):
             timer.cancel()
             self.defer(delivery)
 
-    async def _flush_undos_over(self) -> None:
+    async def _flush_undos(self) -> None:
         """Send the pending undos, over a new connection where needed, if that comes up within CLOSE_SECONDS."""
         self._undelay()
         if self.pending_undos and self.ever_connected:
@@ -366,7 +367,7 @@ class AsyncTransport(Transport):
         self.deliver(delivery)
 
     def deliver(self, delivery: UndoDelivery) -> None:
-        """As `undo`."""
+        """Send the undo of this delivery; where there is no connection, it is sent over the next one."""
         if self.connection is not None and self.connection.loop is not running_loop():
             with contextlib.suppress(RuntimeError):  # the connection's loop is closed: keep it for the next connection
                 self.connection.loop.call_soon_threadsafe(self.deliver, delivery)
@@ -391,7 +392,7 @@ class AsyncTransport(Transport):
         loop = asyncio.get_running_loop()
         waiter.on_wake = wakeup = Wakeup().arm(self.wakeups)
         timer = loop.call_later(max(0.0, at - now()), wakeup, None) if at < math.inf else None
-        self.tick()
+        self.sweep()
         try:
             await wakeup
         finally:
@@ -401,23 +402,23 @@ class AsyncTransport(Transport):
         if self.closed:
             raise errors.ClientClosedError("this client was closed")
 
-    def tick(self, over: bool = False) -> None:
+    def sweep(self, timer_ended: bool = False) -> None:
         """While anybody waits, check every second (RECHECK_SECONDS) whether a lease that circulates in this client has
-        expired. over: the timer of this check has ended."""
-        if self.loop is not None and (over or self.sweep_timer is None):
+        expired. timer_ended: the timer of this check has ended."""
+        if self.loop is not None and (timer_ended or self.sweep_timer is None):
             self.sweep_timer = None
             try:
-                self._tick_later(self.loop)
+                self._schedule_sweep(self.loop)
             except BaseException:  # a signal handler raised, but the waiters still need the timer
-                self._tick_later(self.loop)
+                self._schedule_sweep(self.loop)
                 raise
-        if over and self.wakeups is not None:
+        if timer_ended and self.wakeups is not None:
             self.wakeups.reschedule()
             self.queues.expire(now())
 
-    def _tick_later(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.sweep_timer is None and self.queued_keys and not self.closed:
-            self.sweep_timer = loop.call_later(RECHECK_SECONDS, self.tick, True)
+            self.sweep_timer = loop.call_later(RECHECK_SECONDS, self.sweep, True)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
@@ -479,7 +480,7 @@ class AsyncTransport(Transport):
                 if settings.path is not None:
                     await loop.create_unix_connection(lambda: connection, settings.path)
                 else:
-                    host, port = settings.address()
+                    host, port = settings.host, settings.port
                     await loop.create_connection(
                         lambda: connection, host, port, ssl=settings.tls, server_hostname=host if settings.tls else None
                     )
@@ -518,7 +519,7 @@ class AsyncTransport(Transport):
             not self.closed
             and self.connection is None
             and self.ever_connected
-            and self._end is not None  # the loop is not about to end
+            and self._loop_end is not None  # the loop is not about to end
             and loop is not None
             and loop is running_loop()
             and not loop.is_closed()
@@ -543,7 +544,7 @@ class AsyncTransport(Transport):
         try:
             if self.loop is not None:
                 await asyncio.sleep(0)  # lets a release begin whose task was just created
-                await self._flush_undos_over()
+                await self._flush_undos()
         finally:
             await self._shut()
             await self._flush_after_close(loop)
@@ -555,14 +556,14 @@ class AsyncTransport(Transport):
             pending = list(self.pending_undos)
             try:
                 connection = await asyncio.wait_for(self._connect(loop, last=True), CLOSE_SECONDS)
-                await self._part_from(connection, errors.ClientClosedError("this client was closed"))
+                await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
             except Exception as error:  # also from a credential provider
                 if by_handler(error):
                     raise
             left = [delivery for delivery in pending if removed(self.pending_undos, delivery)]
             handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
 
-    async def _part_from(self, connection: AsyncConnection, error: Exception) -> None:
+    async def _end_connection(self, connection: AsyncConnection, error: Exception) -> None:
         """End a connection, after all that is in flight was answered."""
         try:
             await connection.drain()
@@ -575,7 +576,7 @@ class AsyncTransport(Transport):
     async def _shut(self) -> None:
         self.closed = True
         self.open_stream = None
-        self._unwatch()
+        self._stop_watching_loop()
         connection = self.connection
         connecting = self._connecting
         if connecting is not None:
@@ -588,9 +589,9 @@ class AsyncTransport(Transport):
             await self._await_waiters(connection, until)
         if connecting is not None:
             await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
-            await asyncio.sleep(0)  # as in `_part_from`
+            await asyncio.sleep(0)  # as in `_end_connection`
         if connection is not None:
-            await self._part_from(connection, errors.ClientClosedError("this client was closed"))
+            await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
         self.cancel_shared_timeouts()
 
     async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:
@@ -625,11 +626,11 @@ class AsyncTransport(Transport):
         for timeout in self.shared_timeouts.values():
             timeout.cancel()
 
-    def abandon(self) -> None:
+    def close_collected(self) -> None:
         """The client was collected, in whatever thread: have its loop close the connection."""
         check()
         connection, self.closed, self.open_stream = self.connection, True, None
-        self._unwatch()
+        self._stop_watching_loop()
         if connection is not None and connection.error is None and connection.loop.is_closed():
             connection.fail(errors.ClientClosedError("nobody holds this client"))
         elif connection is not None and connection.error is None:
@@ -648,19 +649,19 @@ class AsyncTransport(Transport):
                 null = os.open(os.devnull, os.O_RDWR)
                 os.dup2(null, sock.fileno())  # the descriptor stays in use, until asyncio's transport closes it
                 os.close(null)
-        self._unwatch()
+        self._stop_watching_loop()
         self._start()
 
 
 async def _at_end(transport: weakref.ref[AsyncTransport]) -> AsyncGenerator[None, None]:
-    """Calls `part` when the loop is about to end. A loop closes then the asynchronous generators that began in it,
-    under asyncio.run and all that work alike: there is no other notice while commands can still be sent."""
+    """Calls `leave_loop` when the loop is about to end. A loop then closes the asynchronous generators that began in
+    it, under asyncio.run and all that work alike: there is no other notice while commands can still be sent."""
     try:
         yield
     finally:
         found = transport()
-        if found is not None and found._end is not None:
-            await found.part()
+        if found is not None and found._loop_end is not None:
+            await found.leave_loop()
 
 
 _TRANSPORTS: weakref.WeakSet[AsyncTransport] = weakref.WeakSet()
@@ -676,7 +677,7 @@ def _close_leftovers() -> None:
     check()
     for transport in list(_TRANSPORTS):
         if transport.connection is not None and transport.connection.loop.is_closed():
-            transport.abandon()
+            transport.close_collected()
 
 
 at_fork(_forget_parent)

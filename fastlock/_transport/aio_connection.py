@@ -48,7 +48,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.failed = False  # whether these were resolved, and all else done that follows
         self.byte_transport: Any = None
         self._watch: asyncio.TimerHandle | None = None
-        self._quiet = True  # whether all that was sent has been answered
+        self._all_answered = True  # whether all that was sent has been answered
         self._room = memoryview(bytearray(ROOM))
         # Whether the loop reads into that. Not noted over TLS and in other loops, which may begin a read without data
         self._reading = False
@@ -83,7 +83,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.fail(Broken("interrupted half-way"))
             raise
         else:
-            self._quiet = not self.stream.pending
+            self._all_answered = not self.stream.pending
 
     def connection_lost(self, error: Exception | None) -> None:
         try:
@@ -180,7 +180,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _flush_soon(self) -> None:
         self.stream.sent = now()
         self._watch_over()
-        self.loop.call_soon(self.stream.tick)
+        self.loop.call_soon(self.stream.run_flush)
 
     def _watch_over(self) -> None:
         if self._watch is None:
@@ -192,8 +192,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.fail(self.error or Broken("interrupted half-way"))  # again, if it failed: that may be unfinished
             return
         try:
-            if self._quiet:
-                self._quiet = False
+            if self._all_answered:
+                self._all_answered = False
                 self._progress = self.loop.time()
             self._watch_over()
             self.byte_transport.write(self.stream.take_output())
@@ -217,9 +217,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.fail(self.error)
         if not self.stream.pending:
             return
-        if self._quiet:  # the flush comes this tick, or the loop has forgotten it: to flush twice does no harm
+        if self._all_answered:  # the flush comes this tick, or the loop has forgotten it: to flush twice does no harm
             self._watch_over()
-            self.loop.call_soon(self.stream.tick)
+            self.loop.call_soon(self.stream.run_flush)
             return
         limit = self.transport.settings.reply_timeout
         left = self._progress + limit - self.loop.time()
@@ -245,19 +245,19 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.transport.stats.retire(self.stream)
         if self.byte_transport is not None:
             abort(self.byte_transport)
-        pending_replies = self.stream.drain(self.in_flight)
+        pending_replies = self.stream.take_pending(self.in_flight)
         own = isinstance(error, ProtocolError) and len(pending_replies) == 1
         final = isinstance(self.error, errors.ClientClosedError)
         lost = ConnectionLost(
             self.error, self.transport.settings.reply_timeout, sent=True, final=final, session=self.session, own=own
         )
-        over = self.loop.is_closed()  # no task waits here any more; undos are still pending
+        loop_closed = self.loop.is_closed()  # no task waits here any more; undos are still pending
         for pending_reply in pending_replies:
             if type(pending_reply) is UndoReply:
                 pending_reply.connection_broke(self.transport, self.session)
-            elif isinstance(pending_reply, Wakeup) and not over:
+            elif isinstance(pending_reply, Wakeup) and not loop_closed:
                 pending_reply.set_result_once(lost)
-        if not over:
+        if not loop_closed:
             self.transport.discard(self)
             if self.subscribed:
                 self.transport.queues.on_reconnect()

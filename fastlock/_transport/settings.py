@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -35,7 +35,6 @@ _NOT_IN_URL = frozenset(
         "credential_provider",
         "keepalive",
         "keepalive_options",
-        "locate",
         "retry",
         "socket_keepalive_options",
         "ssl",
@@ -72,14 +71,11 @@ class Settings:
     connect_timeout: float = 5.0
     reply_timeout: float = 5.0
     max_connections: int = 16
-    retries_first_connect: bool = (
-        False  # whether to retry a server that was never reached; else its address is taken for wrong
-    )
+    retry_first_connect: bool = False  # else a server that was never reached is taken for a wrong address
     keepalive: bool = True
     keepalive_options: dict[Any, int] | None = None
     socket_type: int = 0
     tls: ssl.SSLContext | None = field(default=None, repr=False)
-    locate: Callable[[], tuple[str, int]] | None = field(default=None, repr=False)  # gives the address of each connect
 
     def __post_init__(self) -> None:
         _check_text("host", self.host)
@@ -125,14 +121,10 @@ class Settings:
         return _pair(self.credential_provider.get_credentials())
 
     async def credentials_async(self) -> tuple[str | None, str | None]:
-        """The same for asyncio: from `get_credentials_async`, where the provider has it, as those of redis-py 5.1 and
-        newer do."""
+        """(user, password), for asyncio: from the provider's `get_credentials_async`, where it has one, as those of
+        redis-py 5.1 and newer do."""
         ask = getattr(self.credential_provider, "get_credentials_async", None)
         return self.credentials() if ask is None else _pair(await ask())
-
-    def address(self) -> tuple[str, int]:
-        """Where to connect now."""
-        return self.locate() if self.locate is not None else (self.host, self.port)
 
     def socket_options(self) -> list[tuple[Any, int]]:
         """TCP options as (constant or its name, value), beyond SO_KEEPALIVE itself."""
@@ -140,7 +132,7 @@ class Settings:
         return list(options.items())
 
 
-_OPTIONS = Settings.__dataclass_fields__.keys() - {"retries_first_connect"}
+_OPTIONS = Settings.__dataclass_fields__.keys() - {"retry_first_connect"}
 
 
 def _pair(found: Sequence[str | bytes | None]) -> tuple[str | None, str | None]:
@@ -331,7 +323,7 @@ def settings_from_pool(pool: Any) -> Settings:
     for name in ("port", "db"):  # redis-py accepts them as strings, as they are in environment variables
         if isinstance(options.get(name), str):
             options[name] = int(options[name])
-    return replace(settings_from_options(options | {"ssl": secure}), retries_first_connect=True)
+    return replace(settings_from_options(options | {"ssl": secure}), retry_first_connect=True)
 
 
 def _checks_names(bases: tuple[type, ...]) -> bool:

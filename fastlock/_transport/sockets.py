@@ -18,7 +18,7 @@ def open_socket(settings: Settings) -> Any:
         if settings.path is not None:
             sock = _connected(settings, socket.AF_UNIX, settings.path)
         else:
-            host, port = settings.address()
+            host, port = settings.host, settings.port
             sock = _connected_to(settings, host, port)
             tune_socket(sock, settings)
             if settings.tls is not None:

@@ -81,7 +81,7 @@ class SyncTransport(Transport):
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
         self._opening: set[object] = set()  # one mark for each thread that opens a connection now
-        self._turn = 0
+        self._last_shared = 0  # counts the connections that were shared, in round robin
         self._broken = 0  # broken connections that no new one has replaced yet
         self._mutex = native.RLock()
         self._changed = native.Changes()  # wakes threads that wait for a connection
@@ -305,7 +305,7 @@ class SyncTransport(Transport):
             raise error
         known = errors.as_connection_error(error, self.settings.endpoint)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not (self.ever_connected or self.settings.retries_first_connect)
+        final = refused or self.closed or not (self.ever_connected or self.settings.retry_first_connect)
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     def _get_connection(self, until: float | None = None) -> tuple[Connection, bool]:
@@ -370,8 +370,8 @@ class SyncTransport(Transport):
     def _share_connection(self) -> Connection:
         """The next connection in turn, to be shared; one on which this thread may wait, if there is any."""
         for _ in self.connections:
-            self._turn += 1
-            connection = self.connections[self._turn % len(self.connections)]
+            self._last_shared += 1
+            connection = self.connections[self._last_shared % len(self.connections)]
             if not self._would_deadlock(connection):
                 break
         return connection
@@ -469,7 +469,7 @@ class SyncTransport(Transport):
             self.flush_pending_undos()
         finally:
             try:
-                self._end()
+                self._end_connections()
             finally:
                 self._ended = True
             self.flush_after_close()
@@ -494,7 +494,7 @@ class SyncTransport(Transport):
                 left = [delivery for delivery in pending if removed(self.pending_undos, delivery)]
             handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
 
-    def _end(self) -> None:
+    def _end_connections(self) -> None:
         with self._mutex:
             try:
                 self._closing.release()

@@ -212,7 +212,7 @@ class Connection:
             if stream.leads(pending_reply):
                 stream.exchange(pending_reply, max(0.0, end - now()), spin)
         finally:
-            pending_reply.abandoned = not pending_reply.ready  # first: no thread may make this one the leader any more
+            pending_reply.cancelled = not pending_reply.ready  # first: no thread may make this one the leader any more
             try:
                 stream.resign(pending_reply)
             except BaseException:  # interrupted in it: no other thread could resign for this pending reply
@@ -278,7 +278,7 @@ class Connection:
         if self.in_flight is None:
             self.in_flight = []
             self.transport.stats.retire(self.stream)
-        self.stream.drain(self.in_flight)
+        self.stream.take_pending(self.in_flight)
         self.garbled = isinstance(error, ProtocolError) and len(self.in_flight) == 1
         shut(self.sock)  # wakes the thread that reads; the socket is closed when no thread refers to it any more
         final = isinstance(error, errors.ClientClosedError)

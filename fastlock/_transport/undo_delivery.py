@@ -23,10 +23,10 @@ class Carrier(Protocol):
     def session(self) -> Session | None: ...
 
     def post(self, delivery: UndoDelivery) -> None:
-        """Send it, at once."""
+        """Send the undo, at once."""
 
     def post_later(self, delivery: UndoDelivery, seconds: float) -> None:
-        """Send it after so many seconds, over whichever connection there is then."""
+        """Send the undo after so many seconds, over whichever connection there is then."""
 
     def warn_refused(self, purpose: Purpose, error: errors.RedisError) -> None:
         """Warn that the server refuses for good what a command is for."""
@@ -36,7 +36,7 @@ class Deferrer(Protocol):
     """What a delivery uses of its transport."""
 
     def defer(self, delivery: UndoDelivery) -> None:
-        """Keep it for the next connection."""
+        """Keep the undo for the next connection."""
 
 
 class UndoDelivery:

@@ -90,7 +90,7 @@ def _listen(connection: Connection, pending: _stream.PendingReply, wake: LockTyp
     except STREAM_ERRORS as error:
         connection.fail(error)
     finally:
-        pending.abandoned = True  # first: no other thread must make this one the reader any more
+        pending.cancelled = True  # first: no other thread must make this one the reader any more
         try:
             stream.unlisten(pending)
             stream.resign(pending)

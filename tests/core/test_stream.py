@@ -274,7 +274,7 @@ def check_deliveries(layer: ModuleType, data: bytes, cuts: list[int], seed: int 
     ]
     assert all(pending_reply.ready and pending_reply.done() for pending_reply, _ in pending_replies)
     assert [shown(push) for push in heard] == [shown(push) for push in notes]
-    assert (stream.pending, stream.broken, stream.drain([])) == (0, False, [])
+    assert (stream.pending, stream.broken, stream.take_pending([])) == (0, False, [])
 
 
 @seeded
@@ -348,7 +348,7 @@ def test_invalid_bytes_break_the_stream_and_cost_no_memory(layer: ModuleType, ga
     assert stream.broken
     assert not log
     assert not other.ready
-    assert stream.drain([]) == [pending_reply, other]
+    assert stream.take_pending([]) == [pending_reply, other]
 
 
 HUGE = [
@@ -426,7 +426,7 @@ def test_an_excess_reply_invalidates_its_whole_chunk(layer: ModuleType, asked_fo
         stream.put_command(pending_reply, (b"GET",))
     with pytest.raises(hiredis.ProtocolError):
         stream.feed(b":1\r\n" * (asked_for + 1))
-    assert (log, stream.broken, stream.drain([])) == ([], True, pending_replies)
+    assert (log, stream.broken, stream.take_pending([])) == ([], True, pending_replies)
 
 
 def test_an_unexpected_push_is_no_error(layer: ModuleType) -> None:
@@ -479,7 +479,7 @@ def test_ten_thousand_pending_replies_stay_in_order(layer: ModuleType) -> None:
         answered += count
         assert stream.pending == len(model)
     assert log == [(number, shown(number)) for number in range(answered)]
-    assert [pending_reply.number for pending_reply in stream.drain([])] == list(model)
+    assert [pending_reply.number for pending_reply in stream.take_pending([])] == list(model)
 
 
 def test_drain_returns_each_pending_reply_once(layer: ModuleType) -> None:
@@ -493,8 +493,8 @@ def test_drain_returns_each_pending_reply_once(layer: ModuleType) -> None:
     stream.put_calls(pending_reply, [(b"GET",)] * 3)
     stream.feed(b"_\r\n_\r\n_\r\n_\r\n")
     stream.put_command(pending_replies[3], (b"GET",))
-    assert stream.drain([]) == pending_replies[2:]
-    assert (stream.pending, stream.unsent, stream.take_output(), stream.drain([])) == (0, 0, b"", [])
+    assert stream.take_pending([]) == pending_replies[2:]
+    assert (stream.pending, stream.unsent, stream.take_output(), stream.take_pending([])) == (0, 0, b"", [])
     assert not pending_reply.ready
     with pytest.raises(hiredis.ProtocolError):
         stream.feed(b"_\r\n")  # the rest of the replies that were drained
@@ -511,7 +511,7 @@ def test_a_pending_reply_wakes_its_caller_once(layer: ModuleType) -> None:
         pending_reply.reply,
         pending_reply.wake,
         pending_reply.ready,
-        pending_reply.abandoned,
+        pending_reply.cancelled,
         pending_reply.done(),
     ) == (
         None,
@@ -537,7 +537,7 @@ def test_an_answered_or_drained_pending_reply_is_freed(layer: ModuleType) -> Non
     del pending_replies, pending_reply
     stream.feed(b"*1\r\n:1\r\n" * 6)
     assert [ref() is None for ref in kept] == [True] * 5 + [False]
-    stream.drain([])
+    stream.take_pending([])
     assert kept[5]() is None
 
 

@@ -124,7 +124,7 @@ def test_message_waiters_become_readers_after_reply_waiters(layer: ModuleType, e
     stream = layer.SocketStream(ends[0])
     asking, awake, gone, first, second = (layer.PendingReply() for _ in range(5))
     asking.wake = gone.wake = first.wake = second.wake = Wake()
-    gone.abandoned = True
+    gone.cancelled = True
     for watching in (awake, gone, first, second):
         stream.listen(watching)
     assert stream.next_reader() is first and stream.pending == 0
@@ -137,7 +137,9 @@ def test_message_waiters_become_readers_after_reply_waiters(layer: ModuleType, e
     assert stream.next_reader() is second
     awake.wake = Wake()
     assert stream.next_reader() is awake
-    assert stream.drain([]) == [] and stream.next_reader() is awake, "a message waiter has no reply that could be lost"
+    assert stream.take_pending([]) == [] and stream.next_reader() is awake, (
+        "a message waiter has no reply that could be lost"
+    )
     for pending_reply in (awake, gone, second):
         stream.unlisten(pending_reply)
     assert stream.next_reader() is None

@@ -32,7 +32,7 @@ def test_the_next_reader_is_the_first_that_sleeps_and_waits(layer: ModuleType, e
     assert stream.next_reader() is None
     awake, gone, first, second = (layer.PendingReply() for _ in range(4))
     gone.wake = first.wake = second.wake = Wake()
-    gone.abandoned = True
+    gone.cancelled = True
     stream.put_command(None, (b"X",))
     stream.put_command(Pending([], 0), (b"X",))
     stream.put_command(awake, (b"X",))
@@ -59,7 +59,7 @@ def test_a_reader_that_resigns_wakes_the_next_one_once(layer: ModuleType, ends: 
         False,
     ]
     assert pending_replies[0].wake is None
-    pending_replies[1].abandoned = True
+    pending_replies[1].cancelled = True
     assert [stream.leads(pending_reply) for pending_reply in pending_replies] == [True, False, False, False]
     stream.resign(pending_replies[3])  # a caller that is not the reader hands nothing on
     assert stream.leads(pending_replies[0])
@@ -173,12 +173,12 @@ def test_a_message_waiter_is_woken_to_read_next(layer: ModuleType, ends: Any) ->
     assert stream.leads(listeners[0]) and [wake.locked() for wake in wakes] == [False, True]
     ends[1].sendall(message(b"one"))
     assert stream.exchange(listeners[0], LONG, 0.0) and received == [b"one"]
-    listeners[0].abandoned = True
+    listeners[0].cancelled = True
     stream.unlisten(listeners[0])
     stream.resign(listeners[0])
     assert stream.leads(listeners[1]) and not wakes[1].locked()
     assert stream.exchange(listeners[1], 0.005, 0.0) is False, "no message came for it"
-    listeners[1].abandoned = True
+    listeners[1].cancelled = True
     stream.unlisten(listeners[1])
     stream.resign(listeners[1])
     assert nobody_reads(layer, stream) and stream.pending == 0
@@ -323,7 +323,7 @@ def test_many_threads_on_one_stream_are_all_served(layer: ModuleType, ends: Any,
                 wrong.append((word[:20], "was stranded"))
         if stream.leads(pending_reply):
             stream.exchange(pending_reply, 10.0, 0.0)
-        pending_reply.abandoned = not pending_reply.ready
+        pending_reply.cancelled = not pending_reply.ready
         stream.resign(pending_reply)
         return pending_reply.reply
 

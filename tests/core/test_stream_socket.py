@@ -72,7 +72,7 @@ def test_a_full_socket_times_out_and_breaks_the_stream(layer: ModuleType, ends: 
     with pytest.raises(TimeoutError, match="takes no more"):
         stream.flush(0.02)
     assert stream.broken
-    assert stream.drain([]) == [pending_reply]
+    assert stream.take_pending([]) == [pending_reply]
 
 
 def test_sending_to_a_closed_peer_raises_and_sends_no_signal(layer: ModuleType, ends: Any) -> None:
@@ -415,7 +415,7 @@ def test_an_interrupted_send_breaks_the_stream(layer: ModuleType, ends: Any) -> 
         over.set()
         thread.join(LONG)
     assert stream.broken  # half a command is sent: nothing may follow it
-    assert stream.drain([]) == [pending_reply]
+    assert stream.take_pending([]) == [pending_reply]
 
 
 def test_a_signal_whose_handler_returns_interrupts_nothing(layer: ModuleType, ends: Any) -> None:
@@ -460,7 +460,7 @@ def test_an_interrupted_receive_shifts_no_reply() -> None:
             assert [t.reply for t in pending_replies if t.ready] == [
                 n for n, t in enumerate(pending_replies) if t.ready
             ], f"{step}"
-            for pending_reply in stream.drain([]):  # which learn that the connection broke
+            for pending_reply in stream.take_pending([]):  # which learn that the connection broke
                 pending_reply.set_result("broken")
             assert not any(wake.locked() for wake in wakes), f"point {step}: a caller sleeps on"
             if not interrupted:

@@ -78,7 +78,7 @@ class FakeTransport(Transport):
         elif answer is Answer.ASK_SERVER or isinstance(answer, Waiter):
             self.slow_path.append(("run", op, answer))
         else:  # the steps from an answer on
-            self.slow_path.append(("drive", op.rest(answer, now)))
+            self.slow_path.append(("drive", op.continue_from(answer, now)))
         return "slow"
 
     def wait(self, waiter: Any, until: float | None) -> None:

@@ -418,7 +418,7 @@ def test_callback_that_the_loop_dropped_is_scheduled_again(server: Server, impl:
             task = asyncio.create_task(client.lock(NAME).acquire())
             await asyncio.sleep(0)
             if what == "flush":
-                loop._ready.remove(next(handle for handle in loop._ready if "tick" in repr(handle)))
+                loop._ready.remove(next(handle for handle in loop._ready if "run_flush" in repr(handle)))
             else:
                 while wakeups.scheduled is None:
                     await asyncio.sleep(0)

@@ -84,7 +84,7 @@ def test_check_that_the_server_answers_may_be_interrupted(
             probe.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
             try:
                 asked = asyncio.create_task(client.lock(NAME).acquire(blocking=False))
-                await until(lambda: connection.stream.pending and not connection._quiet)
+                await until(lambda: connection.stream.pending and not connection._all_answered)
                 connection._watch.cancel()
                 raised = interrupt(connection._check_progress)
                 await until(lambda: connection.error is not None)
@@ -105,7 +105,7 @@ def test_check_for_expired_leases_may_be_interrupted(server: Server, impl: str, 
             await until(lambda: transport.sweep_timer is not None)
             before = transport.sweep_timer
             before.cancel()
-            raised = interrupt(lambda: transport.tick(True))
+            raised = interrupt(lambda: transport.sweep(True))
             assert transport.sweep_timer not in (None, before) and not transport.sweep_timer.cancelled()
             waiting.cancel()
             await asyncio.wait([waiting])

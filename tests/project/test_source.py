@@ -74,6 +74,23 @@ WORDS = {
     r"\b(blazing|lightning[- ]fast|world[- ]class|bulletproof)\b": "praise instead of a figure",
 }
 
+# Words that the package has left behind, and what it says instead (docs/architecture.md): one word for one thing.
+LEFT_BEHIND = {
+    r"gates?|crowds?": "local queue, cohort",
+    r"inbox(es)?|ears?": "channel, push connection",
+    r"heirs?": "successor, the next waiter",
+    r"markable": "contended token",
+    r"dialects?|verbs?|holes?|(?<!session )tickets?": "command table, opcode or action, placeholder, pending reply",
+    r"(?<!broken )pipes?|wires?": "stream, connection",
+    r"laws?|trials?|innards?": "protocol, operation, internals",
+    r"doubt(s|ed|ful)?|patien(ce|t)|debts?|ow(e|es|ed)": "outcome unknown, retry, pending undo",
+    r"(?<!false )alarms?": "timer, shared timeout",
+    r"hot paths?|brisk(ness|ly)?": "fast path",
+    r"naps?|dozes?|dozing": "park, sleep",
+    r"prolongs?|lets? go|letting go": "extend, release",
+}
+MAY_SPEAK_OF_PIPES = "fastlock/embedded.py"  # those of the operating system, to the processes that it starts
+
 # Of CPython and its asyncio, and where alone they may be named.
 INTERNALS = (
     r"\basyncio(\.\w+)*\._[a-z]|\bfrom asyncio\S* c?import .*\b_[a-z]|"
@@ -206,6 +223,18 @@ def word_faults(path: str, text: str) -> list[str]:
     ]
 
 
+def left_behind_faults(path: str, text: str) -> list[str]:
+    """Old words in comments, docstrings, messages and identifiers, also as a part of one: `_heir`, `LastHeir`."""
+    faults = []
+    for at, line in enumerate(text.splitlines(), 1):
+        words = re.sub(r"_|(?<=[a-z0-9])(?=[A-Z])", " ", line).lower()
+        for pattern, instead in LEFT_BEHIND.items():
+            found = re.search(rf"\b({pattern})\b", words)
+            if found and not (path == MAY_SPEAK_OF_PIPES and found[0].startswith("pipe")):
+                faults.append(f"{path}:{at}: {found[0]!r} is a word of the past, say instead: {instead}")
+    return faults
+
+
 def internals_faults(path: str, text: str) -> list[str]:
     """Internals of the interpreter that are named outside the module that has the plain way beside each."""
     if path in MAY_NAME_INTERNALS:
@@ -300,12 +329,12 @@ def test_only_the_stream_of_threads_makes_system_calls(part: str) -> None:
 
 
 def system_calls(text: str) -> list[str]:
-    return re.findall(r"\b(?:c_\w+|fastlock_patience)\(", text)
+    return re.findall(r"\b(?:c_\w+|fastlock_set_recv_timeout)\(", text)
 
 
 def test_system_call_rule_sees() -> None:
     found = system_calls((PACKAGE / "_socket_stream.pxi").read_text())
-    assert set(found) == {"c_poll(", "c_recv(", "c_send(", "fastlock_patience("}
+    assert set(found) == {"c_poll(", "c_recv(", "c_send(", "fastlock_set_recv_timeout("}
 
 
 def test_no_two_modules_import_each_other() -> None:
@@ -469,6 +498,26 @@ def test_words() -> None:
 )
 def test_word_rule_sees(text: str) -> None:
     assert len(word_faults("a.py", text)) == 1
+
+
+def test_no_word_of_the_past_comes_back() -> None:
+    assert complaints(left_behind_faults, [*MODULES, *SCRIPTS]) == []
+
+
+OLD = ["def _heir(self): ...", "class LastHeir: ...", "MAX_DEBTS = 3", '"""The gate of a name."""', "# on the hot path"]
+OLD += ["local function markable(token)", "-- Let go of a lock.", "cdef object _pipe", "for alarm in alarms:"]
+NEW = ["a pipeline", "investigate", "a false alarm", "except BrokenPipeError:", "no_hotel", "snap", "session tickets"]
+
+
+@pytest.mark.parametrize("text", OLD)
+def test_rule_of_left_behind_words_sees(text: str) -> None:
+    assert len(left_behind_faults("fastlock/a.py", text)) == 1
+
+
+@pytest.mark.parametrize("text", NEW)
+def test_rule_of_left_behind_words_lets_pass(text: str) -> None:
+    assert left_behind_faults("fastlock/a.py", text) == []
+    assert left_behind_faults(MAY_SPEAK_OF_PIPES, "a shell that waits on a pipe") == []
 
 
 def bare_any(text: str) -> tuple[int, int]:

@@ -120,14 +120,14 @@ class Process(WalkedClient):
             if answer is None and len(self.callers) == 1:
                 self.start(caller, caller.op.steps(self.queues, self.clock, Answer.ASK_SERVER))
             else:
-                self.start(caller, caller.op.rest(Answer.WAIT_LOCALLY, self.clock))
+                self.start(caller, caller.op.continue_from(Answer.WAIT_LOCALLY, self.clock))
 
     def another(self, *, fenced: bool) -> None:
         """One more caller comes, while others of the client wait or hold."""
         self.callers.append(caller(strict=False, fenced=fenced))
         op = self.callers[-1].op
         assert op.local(self.queues, self.clock()) is Answer.WAIT_LOCALLY
-        self.start(self.callers[-1], op.rest(Answer.WAIT_LOCALLY, self.clock))
+        self.start(self.callers[-1], op.continue_from(Answer.WAIT_LOCALLY, self.clock))
 
     def start(self, caller: Caller, steps_of_operation: Any) -> None:
         caller.driver = steps.Driver(steps_of_operation, lambda waiter: self.enqueue(caller, waiter), self.undo)

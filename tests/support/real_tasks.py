@@ -212,7 +212,7 @@ class TaskClient(RealClient):
         who.gate.set_result(None)
 
     def recheck(self) -> None:
-        self.loop.end_timers(self.first().waiter.on_wake, self.transport.tick)
+        self.loop.end_timers(self.first().waiter.on_wake, self.transport.sweep)
 
     def break_lines(self, lines: list[Line]) -> None:
         for line in lines:
@@ -226,7 +226,7 @@ class TaskClient(RealClient):
         for caller in self.callers:
             if caller.task is not None:
                 caller.task.cancel()
-        self.transport.abandon()
+        self.transport.close_collected()
         self.loop.run_until_quiet()
 
     def close(self) -> None:

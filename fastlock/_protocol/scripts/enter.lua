@@ -1,9 +1,10 @@
--- Acquire a contended lock, or join its queue. Sent again it keeps the entry's place, and confirms a grant.
+-- Acquire a contended lock, or join its queue. Sent again it keeps the entry's position, and confirms a grant.
 -- KEYS     1: name, 2: queue, 3: counter of fences (only if a fence is wanted)
 -- ARGV     1: entry, which becomes the holder's token, 2: the client's channel, 3: lease in milliseconds, 0 = without
 --          end, 4: how long the queue is kept after its last use, in milliseconds, 5: the same of the counter
--- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, told}: queued, the holder's lease has so
---          many milliseconds left (-1: without end), told = 1: the holder's token is contended now, 0: it cannot be
+-- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, contended}: queued, the holder's lease has
+--          so many milliseconds left (-1: without end), contended = 1: the holder's token is contended now, 0: it
+--          cannot be
 -- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 again
 redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
 local me = ARGV[2] .. ARGV[1]
@@ -20,7 +21,7 @@ if mine(held, ARGV[1]) or (not held and not grant(me)) then
   redis.call('ZREM', KEYS[2], me) -- also if it is not in there: a script that has begun to write is not refused memory
   local waiting, value = redis.call('ZCARD', KEYS[2]), ARGV[1]
   if waiting > 0 and can_be_contended(value) then
-    value = contended(value)
+    value = as_contended(value)
   end
   if ARGV[3] == '0' then
     redis.call('SET', KEYS[1], value)
@@ -38,9 +39,9 @@ if not redis.call('ZSCORE', KEYS[2], me) then
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 held = redis.call('GET', KEYS[1])
-local told = string.sub(held, 1, 3) == 'fl+'
+local contended = string.sub(held, 1, 3) == 'fl+'
 if can_be_contended(held) then
-  redis.call('SET', KEYS[1], contended(held), 'KEEPTTL')
-  told = true
+  redis.call('SET', KEYS[1], as_contended(held), 'KEEPTTL')
+  contended = true
 end
-return {0, redis.call('PTTL', KEYS[1]), told and 1 or 0}
+return {0, redis.call('PTTL', KEYS[1]), contended and 1 or 0}
