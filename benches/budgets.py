@@ -1,8 +1,9 @@
 """The acceptance list: what the numbers of a run must reach (``fastlock bench --check``).
 
-Bounds are ratios taken in one run on one server, or counts; the one time among them, of a recovery, is far above
-what any machine needs. A bound whose scenario was chosen but could not be measured counts as missed. They are meant for
-the scenarios as they are written: an option that changes one may make its bound meaningless.
+What lives here: the bounds, which are ratios taken in one run on one server, or counts; the one time among them, of a
+recovery, is far above what any machine needs. A bound whose scenario was chosen but could not be measured counts as
+missed. The bounds are meant for the scenarios as they are written: an option that changes a scenario may make its bound
+meaningless. Never here: measuring, printing.
 """
 
 from __future__ import annotations
@@ -14,31 +15,32 @@ from typing import Any
 from .stats import Row
 
 FEW = 10
-"""Waiters by whose cost that of the most is judged: with fewer of them hardly anybody waits."""
+"""The number of waiters whose cost is compared with that of the most: with fewer of them hardly any client waits."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured of a scenario: rows by place in the sweep (None where nothing is swept) and rival."""
+class ScenarioResult:
+    """What was measured of a scenario: rows by point of the sweep (None where nothing is swept) and rival."""
 
     rows: Mapping[float | None, Mapping[str, Row]]
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def row(self, rival: str, x: float | None = None) -> Row | None:
-        """One of them."""
+        """The row of a rival, at one point of a sweep; None if it was not measured."""
         return self.rows.get(x, {}).get(rival)
 
 
-Results = Mapping[str, Measured]
-"""All of a run, by scenario."""
+Results = Mapping[str, ScenarioResult]
+"""The results of a run, by scenario."""
 
 Measure = Callable[[Results, str], float | None]
-"""Takes the results and the scenario; None: could not be measured."""
+"""A function from the results and the name of a scenario to a number; None: it could not be measured."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """One bound: what ``measure`` finds must be at least (or at most) ``bound``. ``detail``: what that was made of."""
+    """One bound: what ``measure`` finds must be at least (or at most) ``bound``. ``detail``: what the number was made
+    of."""
 
     name: str
     scenario: str
@@ -50,7 +52,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A budget and what was measured; None: nothing could be."""
+    """A budget and what was measured for it; None: it could not be measured."""
 
     name: str
     bound: float
@@ -59,7 +61,7 @@ class Verdict:
     detail: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The verdict as plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -69,7 +71,7 @@ class Verdict:
 
 
 def _of(rival: str, value: Callable[[Row], float | None]) -> Measure:
-    """The value of one row of the scenario."""
+    """A measure that is a value of one rival's row."""
 
     def measure(results: Results, scenario: str) -> float | None:
         row = results[scenario].row(rival) if scenario in results else None
@@ -87,7 +89,7 @@ def _rate(results: Results, scenario: str, rival: str) -> float | None:
 
 
 def _part(rival: str, of: str) -> Measure:
-    """The rate of one rival as a part of another's."""
+    """A measure that is the rate of one rival as a part of another's."""
 
     def measure(results: Results, scenario: str) -> float | None:
         ours, theirs = (_rate(results, scenario, each) for each in (rival, of))
@@ -97,7 +99,7 @@ def _part(rival: str, of: str) -> Measure:
 
 
 def _in_rounds(p99: Measure) -> Measure:
-    """A p99 as a multiple of the time in which every client holds once."""
+    """A measure that is a p99 as a multiple of the time in which every client holds once."""
 
     def measure(results: Results, scenario: str) -> float | None:
         wait = p99(results, scenario)
@@ -113,20 +115,20 @@ _punctual_p99 = _in_rounds(_of("fastlock", lambda row: row.punctual_us.p99 if ro
 
 
 def _punctual(results: Results, scenario: str) -> str:
-    """What it would be without overtime: a machine that stalls makes some holds longer than they should be."""
+    """The same p99 without overtime, in words: a machine that stalls makes some holds longer than they should be."""
     found = _punctual_p99(results, scenario)
     hold = results[scenario].parameters.get("hold_ms", 0) if scenario in results else 0
     return "" if found is None else f"{found:.3g} without what was held beyond {hold:g} ms"
 
 
 def _pair_in_c(results: Results) -> tuple[float | None, str]:
-    """Pairs per second of a caller in C; without the tool that of one thread of fastlock's, if it measured alone."""
+    """Pairs per second of a caller in C; without the benchmark tool those of one thread of fastlock, if it was run."""
     found = _rate(results, "handover", "hiredis")
     return (found, "hiredis") if found else (_rate(results, "pair", "fastlock"), "fastlock's pair")
 
 
 def _period(results: Results, scenario: str) -> float | None:
-    """From grant to grant, as a multiple of a pair."""
+    """The time from grant to grant, as a multiple of the time of a pair."""
     ours, (pair, _) = _rate(results, scenario, "fastlock"), _pair_in_c(results)
     return pair / ours if ours and pair else None
 
@@ -137,15 +139,15 @@ def _periods(results: Results, scenario: str) -> str:
 
 
 def _served(row: Row) -> float:
-    """The part of a storm that was served."""
+    """The part of a storm's clients that were served."""
     return 1.0 if row.served_s else 1.0 - (row.timeouts or 0.0) - (row.failures or 0.0)
 
 
 def _growth(rival: str) -> Measure:
-    """Server CPU per grant with the most waiters, times that with FEW."""
+    """A measure that is the server CPU per grant with the most waiters, as a multiple of that with FEW waiters."""
 
     def measure(results: Results, scenario: str) -> float | None:
-        found = results.get(scenario, Measured({}))
+        found = results.get(scenario, ScenarioResult({}))
         row = {x: found.row(rival, x) for x in found.rows if x is not None}
         cpu = {x: each.server_cpu_us for x, each in row.items() if each and each.server_cpu_us}
         few, most = cpu.get(FEW), max(cpu, default=0)

@@ -1,9 +1,9 @@
 """What redis-benchmark or valkey-benchmark reaches with the same two commands, and the raw round trip.
 
-These run in turn with the rivals, but hold no locks for anybody. Acquires are measured on free names and
-releases on held ones, each alone: pairs/s = 1 / (1/acquires + 1/releases). The tool draws names at random, out of four
-times as many as there are commands: about 88 % find what they should, the rest costs the server less, so that the
-ceiling errs upwards.
+What lives here: runners that take part like a rival. Acquires are measured on free names and releases on held ones,
+each alone: pairs/s = 1 / (1/acquires + 1/releases). The tool draws names at random, out of four times as many as there
+are commands: about 88 % of the commands find the name free (or held) as they should, the others cost the server less,
+so that the ceiling errs upwards. Never here: locks, worker processes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from . import raw
 from .rivals import LEASE
 from .stats import Sample, encode
 from .target import Target
-from .workers import Meanwhile, Turn
+from .workers import Meanwhile, RunSpec
 
 MOST = 50_000
-"""Commands of a run at most: keys are filled four times as many, which must not take longer than the run."""
+"""Commands of a run at most: four times as many keys are filled, which must not take longer than the run."""
 
 TOOLS = ("valkey-benchmark", "redis-benchmark")
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -34,21 +34,21 @@ SPARE = 4  # names per command, see above
 
 
 def find_tool() -> str | None:
-    """The benchmark program of the server, if one is on PATH."""
+    """The path of the server's benchmark program; None if there is none on PATH."""
     return next(filter(None, map(shutil.which, TOOLS)), None)
 
 
-def spoken(url: str, verb: int, key: str) -> list[str]:
-    """The command that fastlock says for ``verb`` to that server; the handshake has loaded its scripts."""
+def command_of(url: str, opcode: int, key: str) -> list[str]:
+    """The command that fastlock sends to the server for an opcode; the handshake has loaded fastlock's scripts."""
     with fastlock.Client.from_url(url) as client:
         capabilities = frozenset(client.server_info()["capabilities"])
     values = {commands.NAME: key, commands.TOKEN: TOKEN, commands.MS: str(LEASE * 1000)}
-    template = commands.command_table(capabilities)[verb]
+    template = commands.command_table(capabilities)[opcode]
     return [part.decode() if isinstance(part, bytes) else values[part] for part in template]
 
 
 def parse_rate(output: str) -> float:
-    """Requests per second out of the tool's ``--csv``. Raises ValueError on anything else."""
+    """Requests per second, read from the output of the tool's ``--csv``. Raises ValueError on anything else."""
     lines = list(csv.reader(io.StringIO(output)))
     if len(lines) != 2 or "rps" not in lines[0]:
         raise ValueError(f"not the CSV of a benchmark run: {output!r:.200}")
@@ -56,7 +56,7 @@ def parse_rate(output: str) -> float:
 
 
 class Ceiling:
-    """Takes part in ``batch``: the server's own benchmark tool with the same commands, as fast as it can.
+    """The runner ``ceiling`` of ``batch``: the server's own benchmark tool with the same commands, as fast as it can.
 
     pipeline: commands of a write, as in the budget. clients: numbers of connections tried in the warm-up, of which the
     better one counts. pace: commands per second of which there are enough for a run.
@@ -74,21 +74,21 @@ class Ceiling:
         self._base = [tool, *at, "--dbnum", str(where.get("db", 0)), "--csv", "-P", str(self.pipeline)]
         self.versions: dict[str, str] = {"tool": tool.rsplit("/", 1)[-1]}
 
-    def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
-        """Find out which commands this server takes."""
+    def open(self, scenario: str, label: str, specs: Sequence[RunSpec]) -> None:
+        """Find out which commands fastlock sends to this server."""
         self._best: tuple[int, int] | None = None
         self._prefix = f"{label}:"
         key = f"{self._prefix}__rand_int__"
-        self._acquire = spoken(self._target.url, Opcode.ACQUIRE, key)
-        self._release = spoken(self._target.url, Opcode.RELEASE, key)
+        self._acquire = command_of(self._target.url, Opcode.ACQUIRE, key)
+        self._release = command_of(self._target.url, Opcode.RELEASE, key)
         self._sock = raw.RawSocket(self._target.url)
         words = [word for word in self._acquire if word not in (key, TOKEN)]
         self.versions |= {"acquire": " ".join(words), "release": self._release[0]}
 
-    def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
-        """Acquires, then releases, each with the better number of connections, which the first run finds out. CPU is
-        left out: keys are filled too."""
-        count = min(MOST, max(256, int(turn.seconds * self.pace)))
+    def run(self, spec: RunSpec, meanwhile: Meanwhile | None = None) -> Sample:
+        """Run the acquires, then the releases, each with the better number of connections, which the first run finds
+        out. CPU is left out, as the keys are filled meanwhile."""
+        count = min(MOST, max(256, int(spec.seconds * self.pace)))
         acquires: dict[int, float] = {}
         releases: dict[int, float] = {}
         for clients in self.clients if self._best is None else sorted(set(self._best)):
@@ -103,7 +103,9 @@ class Ceiling:
 
     def _rate(self, command: Sequence[str], count: int, clients: int) -> float:
         line = [*self._base, "-c", str(clients), "-n", str(count), "-r", str(SPARE * count), *command]
-        for _ in range(2):  # seen once on a busy machine: all of its connections dropped; it does not try again
+        for _ in range(
+            2
+        ):  # seen once on a busy machine: the server dropped all connections of the tool, which does not retry
             done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
             if not done.returncode:
                 break
@@ -117,8 +119,8 @@ class Ceiling:
 
 
 class Hiredis(Ceiling):
-    """Takes part in ``handover``: the same tool with one connection and one command at a time, which is what a pair
-    costs a caller in C that uses libhiredis."""
+    """The runner ``hiredis`` of ``handover``: the same tool with one connection and one command at a time, which is
+    what a pair costs a caller in C that uses libhiredis."""
 
     name = "hiredis"
     pipeline = 1
@@ -127,9 +129,9 @@ class Hiredis(Ceiling):
 
 
 class RoundTrip:
-    """Runs beside every round: two PINGs over a blocking socket, what the machine asks for two waits.
+    """The runner that is measured beside every round: two PINGs over a blocking socket, what two waits cost here.
 
-    To wake a sleeping thread costs 5 us on one machine and 40 us on the next: read all latencies beside it.
+    Waking a sleeping thread costs 5 us on one machine and 40 us on the next: all latencies are read beside this one.
     """
 
     name = "round trip"
@@ -138,18 +140,18 @@ class RoundTrip:
         self._url = target.url
         self.versions: dict[str, str] = {}
 
-    def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
-        """Connect."""
+    def open(self, scenario: str, label: str, specs: Sequence[RunSpec]) -> None:
+        """Connect the socket."""
         self._sock = raw.RawSocket(self._url)
 
-    def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
-        """Pairs of PINGs for so many seconds."""
+    def run(self, spec: RunSpec, meanwhile: Meanwhile | None = None) -> Sample:
+        """Send pairs of PINGs for the seconds of the run."""
         before = time.process_time()
-        laps = self._sock.ping_pairs(turn.seconds)
+        laps = self._sock.ping_pairs(spec.seconds)
         cpu = time.process_time() - before
         histograms = {"latency": encode(laps)}
         return Sample(len(laps), sum(laps) / 1e9, len(laps), len(laps), cpu, histograms=histograms)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the socket."""
         self._sock.close()

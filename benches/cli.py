@@ -1,7 +1,8 @@
 """The command ``fastlock bench``: what it refuses, how it ends.
 
-Never here: measuring. A debug or traced build is refused, because its numbers would be believed. Exit codes: 0 all is
-well; 1 a scenario was not true, or --check missed a budget; 2 refused; 130 Ctrl-C, after printing what was measured.
+What lives here: the way from arguments to an exit code. A debug or traced build is refused, because its numbers would
+be believed. Exit codes: 0 all is well; 1 the run failed, or --check missed a budget; 2 refused; 130 Ctrl-C, after
+printing what was measured. Never here: measuring.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark: 0 or 1. Raises Refusal if it cannot be run, KeyboardInterrupt after printing what there is."""
+    """Run the benchmark and return 0 or 1. Raises Refusal if it cannot be run, KeyboardInterrupt after printing what
+    was measured."""
     if args.results:
         return results.run(args)
     refuse_slow_build(_core())
     if args.url is not None and args.server is not None:
         raise Refusal("--url and --server exclude each other: a server is either there or started")
     with results.libraries():
-        from .plan import Wishes, make_plan
+        from .plan import Options, make_plan
 
         results.load(page=bool(args.html), document=bool(args.json))
     plan = make_plan(
-        Wishes(
+        Options(
             scenarios=args.scenario or (),
             rivals=args.rival,
             **{
@@ -104,12 +106,12 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
     server, session = target.describe(), Session(target, plan)
     stopped: KeyboardInterrupt | None = None
     try:
-        with _noted(session):
+        with _signals_noted(session):
             session.run()
     except KeyboardInterrupt as interrupt:  # SIGTERM too: the command line makes it one
         stopped = interrupt
     finally:
-        with _patient():
+        with _signals_ignored():
             session.end()
     code = _report(args, session, server, stopped is not None)
     if stopped is not None:
@@ -118,13 +120,13 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
 
 
 @contextlib.contextmanager
-def _noted(session: Session) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are noted as well as raised, as what is raised within a library is lost now and then."""
+def _signals_noted(session: Session) -> Iterator[None]:
+    """Record Ctrl-C and SIGTERM in the session as well as raising them: a library may swallow what is raised in it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def noted(number: int, frame: FrameType | None) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         try:
             before[number](number, frame)
         except KeyboardInterrupt as interrupt:
@@ -132,20 +134,20 @@ def _noted(session: Session) -> Iterator[None]:
             raise
 
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    heard = [number for number in before if callable(before[number])]
+    replaced = [number for number in before if callable(before[number])]
     try:
-        for number in heard:
-            signal.signal(number, noted)
+        for number in replaced:
+            signal.signal(number, note)
         yield
     finally:
-        for number in heard:
+        for number in replaced:
             signal.signal(number, before[number])
 
 
 @contextlib.contextmanager
-def _patient() -> Iterator[None]:
-    """A second Ctrl-C must not cut short what tidies up after the first; it takes a few seconds at most."""
-    if threading.current_thread() is not threading.main_thread():  # which is the one that gets it
+def _signals_ignored() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM: a second one must not cut short the cleanup after the first, which takes seconds."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -157,15 +159,15 @@ def _patient() -> Iterator[None]:
 
 
 def _report(args: argparse.Namespace, session: Session, server: dict[str, str], interrupted: bool) -> int:
-    from .budgets import Measured, judge
+    from .budgets import ScenarioResult, judge
     from .document import document
     from .report import show
 
-    measured = {
-        name: Measured({x: taken.rows(x) for x in taken.samples}, taken.stage.parameters)
-        for name, taken in session.taken.items()
+    found = {
+        name: ScenarioResult({x: measured.rows(x) for x in measured.samples}, measured.stage.parameters)
+        for name, measured in session.measured.items()
     }
-    verdicts = judge(measured, session.plan.scenarios) if args.check else []
+    verdicts = judge(found, session.plan.scenarios) if args.check else []
     show(session, server, verdicts, interrupted, sys.stderr if args.json == "-" else sys.stdout)
     result = document(session, server, verdicts, interrupted) if args.json or args.html else None
     if args.html:

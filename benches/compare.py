@@ -20,17 +20,17 @@ SCHEMA = "fastlock-bench-compare/1"
 BASELINE = "redis-py"
 
 SETTING = ("kernel", "cpus", "cpu_model", "governor", "python", "build", "uvloop", "server")
-"""What has to be equal in two environments for their plain numbers to be comparable; load and commits vary."""
+"""Keys of the environment that have to be equal for the plain numbers of two runs to be comparable; load and commits
+vary."""
 
 APART = ("scenarios", "rounds")
 """Parameters that say how much was measured, not how."""
 
 OURS = ("fastlock", "fallback")
-"""What the names of fastlock's own rivals begin with."""
-
+"""Beginnings of the names of fastlock's own rivals."""
 
 ENOUGH = 20
-"""Calls slower than a percentile, below which that percentile is chance."""
+"""Number of calls slower than a percentile, below which the percentile is chance."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Measure:
     beyond: float | None = None
 
     def of(self, row: Row) -> float | None:
-        """The value of this figure in a row; None where it was not measured."""
+        """The value of this measure in a row; None where it was not measured."""
         found = dig(row, *self.keys)
         return None if found is None else float(found)
 
     def solid(self, row: Row) -> bool:
-        """Whether enough was measured for this value to mean something."""
+        """Whether a row has enough calls for its value of this measure to mean something."""
         return self.beyond is None or (dig(row, self.keys[0], "count") or 0) * self.beyond >= ENOUGH
 
 
@@ -91,7 +91,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Entry:
-    """A rival in a scenario, or at a point of a sweep (``x``), and what became of its measures."""
+    """A rival in a scenario, or at a point of a sweep (``x``), and the changes of its measures."""
 
     scenario: str
     rival: str
@@ -107,18 +107,18 @@ class Entry:
 
 
 GONE = "gone"
-"""Instead of a measure: a had this row of fastlock, b has not."""
+"""The name that stands for a measure where result a has a row of fastlock that b lacks."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison. ``differs``: what differs in the environments, {what: (a, b)}; ``measured``: the same of how each
-    scenario was run."""
+    """Two results compared. ``differs``: what differs in the environments, {what: (a, b)}; ``changed_parameters``: what
+    differs in the parameters of each scenario, likewise."""
 
     a: Document
     b: Document
     differs: Mapping[str, tuple[Any, Any]]
-    measured: Mapping[str, Mapping[str, tuple[Any, Any]]]
+    changed_parameters: Mapping[str, Mapping[str, tuple[Any, Any]]]
     entries: Sequence[Entry]
     only_a: Sequence[str]
     only_b: Sequence[str]
@@ -126,23 +126,23 @@ class Comparison:
 
 
 def compare(a: Document, b: Document) -> Comparison:
-    """What changed from a to b."""
+    """Compare two results: what changed from a to b."""
     differs = setting_differences(a, b)
     shared = [name for name in a["scenarios"] if name in b["scenarios"]]
-    measured = {name: found for name in shared if (found := _measured(a, b, name))}
+    changed_parameters = {name: found for name in shared if (found := _parameter_differences(a, b, name))}
     rows_a, rows_b = dict(_rows(a)), dict(_rows(b))
     entries = []
     for key, row in rows_a.items():
         if key in rows_b:
             scenario, rival, x = key
             base = (rows_a.get((scenario, BASELINE, x)), rows_b.get((scenario, BASELINE, x)))
-            judge = Judge(_noise(a, b, scenario, row, rows_b[key]), base, bool(differs), scenario in measured)
+            judge = Judge(_noise(a, b, scenario, row, rows_b[key]), base, bool(differs), scenario in changed_parameters)
             entries.append(Entry(scenario, rival, x, row, rows_b[key], judge.changes(rival, row, rows_b[key])))
     return Comparison(
         a,
         b,
         differs,
-        measured,
+        changed_parameters,
         entries,
         _only(rows_a.keys() - rows_b.keys()),
         _only(rows_b.keys() - rows_a.keys()),
@@ -169,7 +169,7 @@ def _only(keys: Any) -> list[str]:
 
 
 def setting_differences(a: Document, b: Document) -> dict[str, tuple[Any, Any]]:
-    """What keeps the plain numbers of two runs from being compared."""
+    """What differs between two runs and keeps their plain numbers from being compared."""
     found = _different(*({key: dig(each, "environment", key) for key in SETTING} for each in (a, b)))
     found |= _different(*(_parameters(each) for each in (a, b)))
     return found | _different(*({"libraries of redis-py": _libraries(each)} for each in (a, b)))
@@ -180,12 +180,12 @@ def _parameters(document: Document) -> dict[str, Any]:
 
 
 def _libraries(document: Document) -> Any:
-    """Versions that the baseline ran with, without fastlock's own."""
+    """The versions that the baseline ran with, without fastlock's own."""
     found = dig(document, "environment", "rivals", BASELINE)
     return {key: value for key, value in found.items() if key != "fastlock"} if found else None
 
 
-def _measured(a: Document, b: Document, name: str) -> dict[str, tuple[Any, Any]]:
+def _parameter_differences(a: Document, b: Document, name: str) -> dict[str, tuple[Any, Any]]:
     found = (dig(each, "scenarios", name, "parameters") or {} for each in (a, b))
     kinds = ({"kind": dig(each, "scenarios", name, "kind")} for each in (a, b))
     return _different(*found) | _different(*kinds)
@@ -205,7 +205,8 @@ def _noise(a: Document, b: Document, scenario: str, row_a: Row, row_b: Row) -> f
 
 
 def _spread(document: Document, scenario: str, row: Row) -> float | None:
-    """Of fastlock against itself; where that was not measured, of the row's own rounds."""
+    """The noise of one run: that of fastlock against itself; where it was not measured, that of the row's own
+    rounds."""
     recorded = dig(document, "noise", scenario, "spread")
     if recorded is not None:
         return float(recorded)
@@ -217,12 +218,12 @@ def _spread(document: Document, scenario: str, row: Row) -> float | None:
 
 @dataclass(frozen=True)
 class Judge:
-    """Tells changes from noise in one cell; ``base``: redis-py's rows there, in a and in b."""
+    """Tells changes from noise for one rival in one scenario; ``base``: redis-py's rows there, in a and in b."""
 
     noise: float | None
     base: tuple[Row | None, Row | None]
-    apart: bool
-    played_apart: bool
+    setting_differs: bool
+    parameters_differ: bool
 
     def changes(self, rival: str, a: Row, b: Row) -> dict[str, Change]:
         """The changes of all measures that both rows have."""
@@ -238,10 +239,10 @@ class Judge:
         relative = (
             _over(b["ratio"]["median"], a["ratio"]["median"]) if _by_rounds(measure, a, b) else _over(ratio, drift)
         )
-        by = "relative" if self.apart or (rival != BASELINE and _by_rounds(measure, a, b)) else "ratio"
+        by = "relative" if self.setting_differs or (rival != BASELINE and _by_rounds(measure, a, b)) else "ratio"
         counted = relative if by == "relative" else ratio
         noise = self.noise if by == "relative" or rival == BASELINE else wider(self.noise, drift)
-        verdict = "" if self.played_apart else judged(counted, noise, measure.better)
+        verdict = "" if self.parameters_differ else judged(counted, noise, measure.better)
         if verdict and not (measure.solid(a) and measure.solid(b)):
             verdict = "few"
         slowdown = slowed(counted, measure) if verdict not in ("", "few") and counted is not None else None
@@ -258,7 +259,7 @@ def wider(noise: float | None, drift: float | None) -> float | None:
 
 
 def slowed(ratio: float, measure: Measure) -> float | None:
-    """How many times as long it takes; None if it is not a matter of speed."""
+    """How many times as long b takes; None if the measure is not one of speed."""
     if not measure.speed:
         return None
     if measure.better == "less":
@@ -267,7 +268,8 @@ def slowed(ratio: float, measure: Measure) -> float | None:
 
 
 def judged(ratio: float | None, noise: float | None, better: str) -> str:
-    """Same, better or worse; "" where there is no ratio. Without a known noise every difference counts."""
+    """The verdict on a ratio: same, better or worse; "" where there is no ratio. Without a known noise every difference
+    counts."""
     if ratio is None:
         return ""
     if 1 / (1 + (noise or 0.0)) <= ratio <= 1 + (noise or 0.0):
@@ -296,8 +298,8 @@ def _over(value: float | None, base: float | None) -> float | None:
 
 
 def slower(comparison: Comparison, percent: float) -> list[tuple[Entry, str]]:
-    """What of fastlock takes more than ``percent`` longer in b, beyond the noise: entries and names of measures; and
-    what b has no more."""
+    """Entries of fastlock, each with the name of a measure, that take more than ``percent`` longer in b, beyond the
+    noise; and those that b lacks."""
     found = [
         (entry, name)
         for entry in comparison.entries
@@ -308,7 +310,7 @@ def slower(comparison: Comparison, percent: float) -> list[tuple[Entry, str]]:
 
 
 def judgeable(comparison: Comparison) -> bool:
-    """Whether there is anything of fastlock that could be called slower, or gone."""
+    """Whether any entry of fastlock could be called slower, or gone."""
     return bool(comparison.gone) or any(
         change.slowdown for entry in comparison.entries if entry.ours for change in entry.changes.values()
     )
@@ -330,7 +332,8 @@ def as_json(comparison: Comparison, names: tuple[str, str], percent: float | Non
         **{side: _run(each, name) for side, each, name in (("a", a, names[0]), ("b", b, names[1]))},
         "differs": {key: list(values) for key, values in comparison.differs.items()},
         "played": {
-            name: {key: list(values) for key, values in found.items()} for name, found in comparison.measured.items()
+            name: {key: list(values) for key, values in found.items()}
+            for name, found in comparison.changed_parameters.items()
         },
         "only_a": list(comparison.only_a),
         "only_b": list(comparison.only_b),
@@ -354,7 +357,7 @@ def as_json(comparison: Comparison, names: tuple[str, str], percent: float | Non
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: what came to a standstill has no slowdown."""
+    """The values without infinity, which JSON lacks: a rate that fell to zero has no slowdown."""
     return {key: None if value == math.inf else value for key, value in values.items()}
 
 

@@ -1,6 +1,6 @@
 """A comparison as text: what differs between the runs first, then a table for each scenario, then what got slower.
 
-Shows what ``compare`` found and decides nothing. Three lines for a rival: a, b, and b / a with its verdict; a
+This file shows what ``compare`` found and decides nothing. Three lines for a rival: a, b, and b / a with its verdict; a
 fourth, relative to redis-py, where the runs differ so much that nothing else can be compared.
 """
 
@@ -47,7 +47,7 @@ def _about(document: Document) -> str:
 
 
 def warnings(comparison: Comparison) -> Iterator[str]:
-    """Lines that a reader has to know before any number."""
+    """Warnings that a reader has to know before any number."""
     for side, document in (("a", comparison.a), ("b", comparison.b)):
         if document.get("interrupted"):
             yield f"warning: {side} was interrupted, it holds what was measured until then"
@@ -57,7 +57,7 @@ def warnings(comparison: Comparison) -> Iterator[str]:
         yield "warning: the runs differ, so only ratios to redis-py within each of them can be compared:"
         for what, (one, other) in comparison.differs.items():
             yield f"  {what}: {shown(one)} / {shown(other)}"
-    for scenario, found in comparison.measured.items():
+    for scenario, found in comparison.changed_parameters.items():
         what = "; ".join(f"{key} {shown(one)} / {shown(other)}" for key, (one, other) in found.items())
         yield f"warning: {scenario} was run otherwise in b, nothing of it can be compared: {what}"
 
@@ -87,7 +87,7 @@ def _headings(name: str) -> list[str]:
 
 
 def _trip(comparison: Comparison, scenario: str) -> str:
-    """Round trips of both runs: how far the machine itself moved."""
+    """The round trips of both runs, in words: how far the machine itself moved."""
     one, other = (dig(each, "scenarios", scenario, "round_trip", "p50_us") for each in (comparison.a, comparison.b))
     if not one or not other:
         return ""
@@ -96,7 +96,7 @@ def _trip(comparison: Comparison, scenario: str) -> str:
 
 
 def _lines(entry: Entry, names: Sequence[str], apart: bool) -> list[tuple[str, ...]]:
-    """a, b, b/a and, for runs that stand ``apart``, the ratio relative to redis-py."""
+    """The lines of a rival: a, b, b/a and, for runs that differ (``apart``), the ratio relative to redis-py."""
     who = entry.rival if entry.x is None else f"{entry.rival} at {entry.x:,g}"
     columns = [[who, "", "", ""], ["a", "b", "b/a", "b/a rel."]]
     for name in names:
@@ -108,7 +108,7 @@ def _lines(entry: Entry, names: Sequence[str], apart: bool) -> list[tuple[str, .
 
 
 def _column(name: str, change: Change | None) -> list[str]:
-    """A measure: in a, in b, how they relate."""
+    """The column of a measure: its value in a, in b, and their ratio."""
     if change is None:
         return [written.NOTHING, written.NOTHING, "", ""]
     write = WRITE.get(name, written.duration)
@@ -119,7 +119,7 @@ def _column(name: str, change: Change | None) -> list[str]:
 
 
 def _within(entry: Entry, apart: bool) -> list[str]:
-    """The rate as a multiple of redis-py's, each in its own run."""
+    """The column of the rate as a multiple of redis-py's, each taken in its own run."""
     one, other = (dig(row, "ratio", "median") for row in (entry.a, entry.b))
     change = entry.changes.get(RATE.name)
     if change is None or one is None or other is None:
@@ -133,7 +133,7 @@ WRITE = {RATE.name: written.rate, "commands": written.significant}
 
 
 def _marked(change: Change, which: str) -> str:
-    """The ratio, or the relative one, with the verdict if it is the one that was judged."""
+    """The ratio, or the relative ratio, with the verdict if this one was judged."""
     mark = MARKS.get(change.verdict, f" {change.verdict}") if which == change.by else ""
     return written.significant(change.ratio if which == "ratio" else change.relative) + mark
 

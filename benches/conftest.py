@@ -1,8 +1,9 @@
-"""Fixtures of the CPU benchmarks (``pytest benches``): the bytes layers, a private server, clients.
+"""Fixtures of the CPU benchmarks (``pytest benches``): the cores, a private server, clients.
 
-What is measured here is the CPU of one caller, layer by layer, with pytest-benchmark. Throughput, concurrency and
-rivals belong to ``fastlock bench``. A benchmark also checks what it did, since with --benchmark-disable it is a test.
-FASTLOCK_IMPL chooses the implementation of the process, as everywhere; both bytes layers are measured in any.
+What lives here: what it takes to measure the CPU of one caller, layer by layer, with pytest-benchmark. A benchmark also
+checks what it did, since with --benchmark-disable it is a test. FASTLOCK_IMPL chooses the implementation of the
+process, as everywhere; the core is measured compiled and in Python in any. Never here: throughput, concurrency and
+rivals, which belong to ``fastlock bench``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MODULES = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Put beside the numbers what they mean nothing without."""
+    """Record the versions and the implementation beside the numbers."""
     versions = {name: version(name) for name in ("hiredis", "redis")}
     machine_info["fastlock"] = versions | {"fastlock": fastlock.__version__, "impl": fastlock.IMPLEMENTATION}
 
@@ -43,8 +44,8 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=MODULES)
-def layer(request: pytest.FixtureRequest) -> ModuleType:
-    """Each bytes layer in turn; the compiled one only where it is there."""
+def core(request: pytest.FixtureRequest) -> ModuleType:
+    """The core, once compiled, where it is there, and once in Python."""
     try:
         return _release(request, importlib.import_module(MODULES[request.param]))
     except ImportError:

@@ -1,7 +1,7 @@
 """The result of a run for programs: one JSON document, described in benches/README.md.
 
-Reads the session, measures nothing. The number of the schema rises with every change that could break a reader; keys
-may be added under it.
+This file reads the session and measures nothing. The number of the schema rises with every change that could break a
+reader; keys may be added under it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastlock._cli.console import mask
 
 from .budgets import Verdict
 from .schema import SCHEMA
-from .session import Session, Taken
+from .session import Measured, Session
 from .stats import Row, Sample
 
 
@@ -36,11 +36,11 @@ def document(session: Session, server: dict[str, str], verdicts: list[Verdict], 
         "environment": environment(session, server),
         "parameters": session.plan.as_dict(),
         "noise": {
-            name: {"spread": width, "rival": taken.subject}
-            for name, taken in session.taken.items()
-            if (width := taken.noise()) is not None
+            name: {"spread": width, "rival": measured.subject}
+            for name, measured in session.measured.items()
+            if (width := measured.noise()) is not None
         },
-        "scenarios": {name: scenario(taken) for name, taken in session.taken.items()},
+        "scenarios": {name: scenario(measured) for name, measured in session.measured.items()},
         "skipped": session.skipped,
         "failures": session.failures,
         "notes": session.notes,
@@ -49,18 +49,18 @@ def document(session: Session, server: dict[str, str], verdicts: list[Verdict], 
 
 
 def command(argv: list[str]) -> str:
-    """The command as it was typed, with the credentials of URLs masked."""
+    """The command line as it was typed, with the credentials of URLs masked."""
     return shlex.join(["fastlock", *map(mask, argv[1:])])
 
 
-def scenario(taken: Taken) -> dict[str, Any]:
-    """One scenario: rows, or the points of a sweep."""
-    stage = taken.stage
+def scenario(measured: Measured) -> dict[str, Any]:
+    """One scenario as plain values: rows, or the points of a sweep."""
+    stage = measured.stage
     rows: dict[str, Any] = {}
     points: list[dict[str, Any]] = []
-    for x in taken.samples:
-        for rival, found in taken.rows(x).items():
-            filled = row(found, taken.samples[x][rival])
+    for x in measured.samples:
+        for rival, found in measured.rows(x).items():
+            filled = row(found, measured.samples[x][rival])
             if x is None:
                 rows[rival] = filled
             else:
@@ -70,14 +70,14 @@ def scenario(taken: Taken) -> dict[str, Any]:
         "kind": stage.kind,
         "unit": stage.unit,
         "parameters": dict(stage.parameters),
-        "round_trip": taken.round_trip(),
+        "round_trip": measured.round_trip(),
         "rows": rows,
         "points": points,
     }
 
 
 def row(found: Row, samples: list[Sample]) -> dict[str, Any]:
-    """A row with the samples it was made of."""
+    """A row as plain values, with the samples that it was made of."""
     return found.as_dict() | {"samples": [sample.as_dict() for sample in samples]}
 
 
@@ -105,9 +105,9 @@ def build() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that this runs in, with ``+`` if it was changed since; None elsewhere."""
+    """The commit of the source tree that fastlock runs from, with ``+`` if files were changed since; None elsewhere."""
     root = Path(fastlock.__file__).resolve().parent.parent
-    if not (root / ".git").exists():  # else a tree that merely contains an installation would be named
+    if not (root / ".git").exists():  # git would name a repository that merely contains an installation
         return None
     try:
         done = subprocess.run(
@@ -123,7 +123,7 @@ def commit() -> str | None:
 
 
 def cpu_model() -> str | None:
-    """The processor, by the name that the kernel gives it."""
+    """The name that the kernel gives the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -132,7 +132,7 @@ def cpu_model() -> str | None:
 
 
 def governor() -> str | None:
-    """What decides over the clock rate of the first CPU; None where the machine does not say (most virtual ones)."""
+    """The frequency governor of the first CPU; None where the machine does not say (most virtual ones)."""
     try:
         return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,8 +1,8 @@
 """The report of a run as one page that needs nothing else: no network, no file beside it.
 
-Takes a checked document, returns the text of a page. Plotly draws the charts; its script is in the page, packed. The
-content security policy of the page forbids it to load anything, and to run anything but that script and page.js. What
-was not measured is named, never left to be guessed.
+This file takes a checked document and returns the text of a page. Plotly draws the charts; its script is in the page,
+packed. The content security policy of the page forbids it to load anything, and to run anything but that script and
+page.js. What was not measured is named.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHARTS = "The charts are drawn by Plotly, Copyright Plotly, Inc., MIT license."
 
 
 def page(document: Document) -> str:
-    """The whole page. Raises Unreadable for a histogram that is none."""
+    """The whole page. Raises Unreadable for text that is no histogram."""
     styles = styles_of(rivals_of(document))
     style, script, library = _part("page.css"), _part("page.js"), str(get_plotlyjs())
     head = [
@@ -68,7 +68,8 @@ def _part(name: str) -> str:
 
 
 def _policy(*scripts: str) -> str:
-    """Nothing is loaded, and only these scripts run. Plotly adds rules of style, and saves a picture when told to."""
+    """The content security policy: nothing is loaded, and only these scripts run. Plotly adds rules of style, and saves
+    a picture when told to."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     allowed = " ".join(["script-src", *(f"'sha256-{each}'" for each in hashes)])
     more = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -76,7 +77,7 @@ def _policy(*scripts: str) -> str:
 
 
 def _packed(library: str) -> str:
-    """A script in two fifths of its size; the same text makes the same page, so no time is written into it."""
+    """A script, packed to two fifths of its size; the same text makes the same page, so no time is written into it."""
     return base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode()
 
 
@@ -147,7 +148,7 @@ def _many(count: int, what: str) -> str:
 
 
 def contents(document: Document) -> Markup:
-    """Links to all sections."""
+    """The table of contents: links to all sections."""
     links = [_link("overview", "Overview", "all rivals, all scenarios")]
     for at, (name, scenario) in enumerate(document["scenarios"].items()):
         links.append(_link(f"scenario-{at}", name, scenario.get("title") or ""))
@@ -190,7 +191,7 @@ def _overview(document: Document, styles: Styles) -> Markup:
 
 
 def _ratios(document: Document, styles: Styles) -> list[Markup]:
-    """Throughput of each rival in each scenario that has rows."""
+    """A table of the throughput of each rival in each scenario that has rows."""
     found = {name: rows_of(each) for name, each in document["scenarios"].items() if rows_of(each)}
     if not found:
         return []
@@ -227,7 +228,7 @@ def _budgets(document: Document) -> list[Markup]:
 def section(anchor: str, name: str, document: Document, styles: Styles) -> Markup:
     """One scenario: its parameters, the raw round trip beside it, charts, tables, what is missing."""
     scenario, spread = document["scenarios"][name], dig(document, "noise", name, "spread")
-    control = dig(document, "noise", name, "rival") or "the first rival"
+    subject = dig(document, "noise", name, "rival") or "the first rival"
     twice = [
         f"{rival}: {_times(count)}" for (where, rival), count in violations(document).items() if count and where == name
     ]
@@ -235,7 +236,7 @@ def section(anchor: str, name: str, document: Document, styles: Styles) -> Marku
     parts = [
         tag("div", tag("h2", name), tag("p", scenario.get("title") or "", class_="soft"), class_="title"),
         chips((scenario.get("parameters") or {}).items()),
-        tag("p", _round_trip(scenario.get("round_trip")), " ", _noise_of(spread, control)),
+        tag("p", _round_trip(scenario.get("round_trip")), " ", _noise_of(spread, subject)),
         _alert("bad", HELD_TWICE, twice) if twice else Markup(""),
     ]
     if not rows_of(scenario) and not points_of(scenario):

@@ -16,6 +16,6 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def jain(counts: Sequence[int]) -> float | None:
-    """Jain's fairness index: 1 if all have the same, 1/n if one has it all; None if nobody has anything."""
+    """Jain's fairness index: 1 if all counts are equal, 1/n if one of n has all; None if all are 0."""
     squares = sum(count * count for count in counts)
     return sum(counts) ** 2 / (len(counts) * squares) if squares else None

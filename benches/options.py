@@ -1,7 +1,7 @@
 """The options of ``fastlock bench``, and what each of their values may be.
 
-Options are declared without loading the benchmarks, so that --help needs nothing installed; a value that cannot be
-right is refused here, a combination that makes no sense in ``plan``.
+What lives here: options, declared without loading the benchmarks, so that --help needs nothing installed; a value that
+cannot be right is refused. Never here: combinations of options, which ``plan`` refuses.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SCENARIO_NAMES = (
     *("hot", "zipf", "handover", "crowd", "crowd-uvloop", "crowd-threads", "flash-sale", "crash", "storm"),
     *("waiters", "load"),
 )
-"""As in ``plan``, which is not loaded for --help."""
+"""The names of all scenarios, as in ``plan``, which is not loaded for --help."""
 
 MOST_WAITERS, MOST_PROCESSES = 10_000, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of ``fastlock bench``."""
     parser.description = DESCRIPTION
     add = parser.add_argument
     add("--url", type=server_url, help="server to measure, such as redis://localhost:6379/0; default: an embedded one")
@@ -62,11 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_contention(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--processes", type=whole(1, MOST_PROCESSES), metavar="N", help="worker processes of each rival")
-    face = group.add_mutually_exclusive_group()
-    face.add_argument("--threads", type=whole(1, 1024), metavar="N", help="callers of a process, as threads")
-    face.add_argument(
-        "--tasks", type=whole(1, MOST_WAITERS), metavar="N", help="callers of a process, as asyncio tasks"
-    )
+    api = group.add_mutually_exclusive_group()
+    api.add_argument("--threads", type=whole(1, 1024), metavar="N", help="callers of a process, as threads")
+    api.add_argument("--tasks", type=whole(1, MOST_WAITERS), metavar="N", help="callers of a process, as asyncio tasks")
     add("--names", type=names, metavar="N", help="names of locks; unique: each caller its own")
     add("--zipf", type=number(0, 10), metavar="S", help="exponent of the names' popularity; 0: all alike")
     add("--hold", type=number(0, 4_999), metavar="MS", help="milliseconds that a lock is held")
@@ -88,7 +86,8 @@ def _add_contention(group: argparse._ArgumentGroup) -> None:
 
 
 def writable(path: str) -> str:
-    """The argparse type of a file to be written, ``-``: stdout. What cannot be is said before anything is measured."""
+    """The argparse type of a file to be written, ``-``: stdout. A file that cannot be written is refused before
+    anything is measured."""
     target = Path(path)
     if path == "-":
         return path
@@ -102,12 +101,12 @@ def writable(path: str) -> str:
 
 
 def names(text: str) -> int:
-    """The argparse type of --names: 0 stands for unique ones."""
+    """The argparse type of --names: 0 stands for ``unique``."""
     return 0 if text == "unique" else whole(1, 100_000)(text)
 
 
 def several(one: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
-    """An argparse type: some of these, separated by commas, in rising order and each once."""
+    """An argparse type for a list of values of the type ``one``, separated by commas: in rising order, each once."""
 
     def parse(text: str) -> tuple[float, ...]:
         return tuple(sorted({one(part.strip()) for part in text.split(",")}))

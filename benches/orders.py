@@ -23,7 +23,7 @@ def error_text(error: Exception) -> str:
 
 
 def answer(actions: Actions, order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one order; what goes wrong is reported to the parent, who decides."""
+    """Carry out one order; an error is reported to the parent, which decides what follows."""
     try:
         return actions[order.pop("action")](**order)
     except Exception as error:
@@ -35,7 +35,7 @@ def serve(actions: Actions, parent: Lines) -> None:
     with suppress(BrokenPipeError, EOFError):
         while (order := parent.receive()) is not None:
             parent.send(answer(actions, order))
-    with suppress(Exception):  # the parent is gone or does not care any more
+    with suppress(Exception):  # the parent is gone, or ends this process anyway
         actions["close"]()
 
 

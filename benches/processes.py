@@ -1,7 +1,7 @@
 """Worker processes that exchange JSON lines with their parent: both ends, for the benchmark and for the flash sale.
 
-The parent has a `Process` for each worker, the worker gets its end from `to_parent`; what the messages mean, neither
-knows. A worker ends when its standard input does, so that none outlives its parent, and is ended by its own process id:
+The parent has a `Process` for each worker, the worker gets its end from `to_parent`; neither knows what the messages
+mean. A worker ends when its standard input does, so that none outlives its parent, and is ended by its own process id:
 by closing that input, and if it does not leave then, by a kill. Ctrl-C of a terminal is for the parent only.
 """
 
@@ -26,15 +26,15 @@ GONE_SECONDS = 5.0
 
 
 class Lines:
-    """One end of a stream of messages. It reads past Python's buffers: half a line of a process that hangs blocks
-    nobody, and a thread that reads when its process ends holds no buffer's lock then."""
+    """One end of a stream of messages. Reads bypass Python's buffers: half a line of a process that hangs blocks no
+    reader, and a thread that reads when its process ends holds no buffer's lock."""
 
     def __init__(self, source: int, target: IO[bytes]) -> None:
         self._source, self._target = source, target
         self._unread = bytearray()
 
     def fileno(self) -> int:
-        """What `select` needs."""
+        """The file descriptor that is read, for `select`."""
         return self._source
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ class Lines:
 class Process(Lines):
     """A worker process, which runs `python -m module arguments` with the parent's `sys.path`.
 
-    env: what it gets beside the parent's environment. stderr: where its errors go, by default to the parent's.
+    env: additions to the parent's environment. stderr: where its errors go, by default to the parent's.
     """
 
     def __init__(
@@ -86,16 +86,17 @@ class Process(Lines):
             super().send(message)
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._popen.kill()
 
     def leave(self) -> None:
-        """Close its input: it leaves when it has read that."""
+        """Close the input of the process, which ends when it has read that."""
         with suppress(OSError):  # it died with a message unread
             self._target.close()
 
     def end(self, seconds: float = GONE_SECONDS) -> int:
-        """Wait `seconds` for it to end, kill it if it does not; how it ended: its exit code, or a signal negated."""
+        """Wait `seconds` for the process to end, and kill it if it does not. Returns its exit code, or a signal
+        negated."""
         try:
             code = self._popen.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -107,12 +108,12 @@ class Process(Lines):
 
 
 def readable(processes: Iterable[Process], seconds: float) -> list[Process]:
-    """Those of `processes` that have sent something or are gone, after waiting `seconds` at most for the first."""
+    """The processes that have sent something or are gone, after waiting `seconds` at most for the first."""
     return select.select(list(processes), [], [], seconds)[0]
 
 
 def end_all(processes: Sequence[Process], seconds: float = LEAVE_SECONDS) -> None:
-    """End all of them within `seconds`."""
+    """End all processes within `seconds`."""
     for process in processes:
         process.leave()
     deadline = time.monotonic() + seconds
@@ -121,7 +122,7 @@ def end_all(processes: Sequence[Process], seconds: float = LEAVE_SECONDS) -> Non
 
 
 def to_parent() -> Lines:
-    """The worker's end. From now on what a library prints goes to stderr, and Ctrl-C does nothing."""
+    """Open the worker's end. From then on what a library prints goes to stderr, and Ctrl-C does nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -1,7 +1,7 @@
 """A bare blocking socket: the raw round trip beside the table, and bulk keys for the ceiling.
 
-What is measured here is the socket and the scheduler. A caller asks ``reachable`` before it opens one. Never here: a
-client library, TLS.
+What lives here: what measures the socket and the scheduler only. Callers ask ``reachable`` before they open a socket.
+Never here: a client library, TLS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redis.connection import parse_url
 from .rivals import redis_url
 
 TIMEOUT = 30.0
-"""Seconds after which a silent server is given up."""
+"""Seconds after which a server that does not answer is given up."""
 
 
 def address(url: str) -> dict[str, Any]:
@@ -27,17 +27,17 @@ def address(url: str) -> dict[str, Any]:
 
 
 def reachable(url: str) -> bool:
-    """Whether a bare socket can talk to that server: no TLS."""
+    """Whether a bare socket can reach the server, which takes a URL without TLS."""
     return urlsplit(url).scheme not in ("rediss", "valkeys")
 
 
 def encode(*args: bytes) -> bytes:
-    """One command."""
+    """One command in RESP."""
     return b"*%d\r\n" % len(args) + b"".join([b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args])
 
 
 class RawSocket:
-    """A connection without any library. Only for commands whose reply is one line."""
+    """A connection without any library, only for commands whose reply is one line."""
 
     def __init__(self, url: str) -> None:
         where = address(url)
@@ -55,7 +55,8 @@ class RawSocket:
             self.call(encode(b"SELECT", b"%d" % database), 1)
 
     def call(self, commands: bytes, replies: int) -> None:
-        """Send, and read as many one-line replies. Raises RuntimeError on an error reply, EOFError at the end."""
+        """Send commands, and read their one-line replies. Raises RuntimeError on an error reply, EOFError if the server
+        closes the connection."""
         self._sock.sendall(commands)
         while replies:
             data = self._sock.recv(65536)
@@ -66,7 +67,7 @@ class RawSocket:
             replies -= data.count(b"\n")
 
     def ping_pairs(self, seconds: float) -> array[int]:
-        """Two round trips at a time, for so long: nanoseconds of each pair. The socket blocks in the kernel."""
+        """Make pairs of round trips for ``seconds``: nanoseconds of each pair. The socket blocks in the kernel."""
         self._sock.settimeout(None)  # with a timeout Python polls before each recv: one system call more
         ping, send, recv, laps = encode(b"PING"), self._sock.send, self._sock.recv, array("q")
         last = clock()
@@ -88,14 +89,14 @@ class RawSocket:
 
 
 DIGITS = 12
-"""Of a number in a key, as redis-benchmark makes them out of ``__rand_int__``."""
+"""Digits of a number in a key, as redis-benchmark makes it out of ``__rand_int__``."""
 
 STEP = 1000
-"""Commands, or keys of a command, per write."""
+"""Commands per write, or keys per command."""
 
 
 def fill(sock: RawSocket, prefix: str, count: int, token: bytes, milliseconds: int) -> None:
-    """Give the first ``count`` numbered keys the same value and a lease."""
+    """Set the first ``count`` numbered keys to the same value, with a lease."""
     head, _, tail = encode(b"SET", _key(prefix), token, b"PX", b"%d" % milliseconds).partition(b"0" * DIGITS)
     for start in range(0, count, STEP):
         numbers = range(start, min(start + STEP, count))
@@ -103,7 +104,7 @@ def fill(sock: RawSocket, prefix: str, count: int, token: bytes, milliseconds: i
 
 
 def remove(sock: RawSocket, prefix: str, count: int) -> None:
-    """Remove the first ``count`` numbered keys, there or not."""
+    """Remove the first ``count`` numbered keys, whether they exist or not."""
     start, key = b"$%d\r\n%b" % (len(_key(prefix)), prefix.encode()), b"%b%012d\r\n"
     for first in range(0, count, STEP):
         numbers = range(first, min(first + STEP, count))

@@ -1,6 +1,6 @@
-"""The result of a run for eyes: a table for each scenario, by rich where it is installed, and what must be said of it.
+"""The result of a run as text: a table for each scenario, by rich where it is installed, and notes that explain it.
 
-It reads the session. Never here: measuring.
+What lives here: what is read from the session and printed. Never here: measuring.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from . import terminal
 from .budgets import Verdict
 from .document import environment
 from .plan import Stage
-from .session import ROUND_TRIP, Session, Taken
+from .session import ROUND_TRIP, Measured, Session
 from .stats import Percentiles, Row
 
 Line = tuple[str, ...]
@@ -32,7 +32,7 @@ STORM = (
 )
 
 AMISS = {"missed": "timeouts", "failed": "failures"}
-"""Columns for what went wrong, and where a row says it."""
+"""Columns for what went wrong, and the fields of a row that they show."""
 
 NOTES = {
     "pairs": "pairs/s: acquire + release; grants/s: grants within the run; median of the rounds, and their spread.",
@@ -42,17 +42,17 @@ NOTES = {
     " that the server ran per grant, also within scripts; conns: most connections.",
     "sent": "sent: commands per grant as the clients sent them, of libraries that count them.",
     "pair": "Latencies of pairs are of a closed loop: with many threads or tasks mostly queueing; batch: of 500 names.",
-    "wait": "wait: from the (intended) start of an acquire to holding; who gave up counts with all the time that"
-    " he might have waited; rel: the call to release.",
+    "wait": "wait: from the (intended) start of an acquire to holding; an acquire that gave up counts with all the"
+    " time that it might have waited; rel: the call to release.",
     "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait, CPU per grant (waiters), and"
     " what was missed (not had in time) or failed (raised), where anything was.",
-    "gap": "gap: release called to next holder running, by another client, while somebody waited. Jain: 1 is even, over"
+    "gap": "gap: release called to next holder running, by another client, while one waited. Jain: 1 is even, over"
     " clients; min/max: grants of the client with fewest to that with most. missed: not had in time, or refused.",
     "storm": "served in: from the release to the last grant; order: 1 first come first served, 0 none.",
     "crash": "recovery: from the end of the dead holder's lease to the next grant.",
     "round trip": "round trip: two PINGs, blocking socket. Waking a sleeping thread costs 5 us on one machine, 40 us on"
     " the next.",
-    "alone": "alone: fastlock with one thread and nobody else: what a lock that costs nothing would grant.",
+    "alone": "alone: fastlock with one thread and no other client: what a lock that costs nothing would grant.",
     "hiredis": "hiredis: {tool} -c 1 -P 1, a caller in C: the same two commands, 1 / (1/acquires + 1/releases).",
     "ceiling": "ceiling: {tool} -P 256 with the same two commands, 1 / (1/acquires + 1/releases).",
 }
@@ -62,11 +62,11 @@ def show(session: Session, server: dict[str, str], verdicts: list[Verdict], inte
     """Print tables, notes, verdicts and failures to ``stream``."""
     facts = environment(session, server)
     print(headline(facts), file=stream)
-    for name, taken in session.taken.items():
-        if any(taken.rows(x) for x in taken.samples):
-            header, lines = table(taken)
-            terminal.table(f"{name}: {caption(taken.stage)}", header, lines, 1, stream)
-            print(beside(taken), file=stream)
+    for name, measured in session.measured.items():
+        if any(measured.rows(x) for x in measured.samples):
+            header, lines = table(measured)
+            terminal.table(f"{name}: {caption(measured.stage)}", header, lines, 1, stream)
+            print(footnote(measured), file=stream)
     print(file=stream)
     tools = [each["tool"] for each in facts["rivals"].values() if "tool" in each]
     for key in _needed(session):
@@ -89,8 +89,8 @@ def _counted(texts: Sequence[str]) -> list[str]:
 
 
 def _needed(session: Session) -> list[str]:
-    """Notes that explain something in these tables."""
-    stages = [taken.stage for taken in session.taken.values()]
+    """Keys of the notes that these tables need."""
+    stages = [measured.stage for measured in session.measured.values()]
     found = {"pairs", "ratio", "cpu"}
     found |= {"pair"} if any(stage.kind == "pair" for stage in stages) else set()
     found |= {"wait"} if any(stage.kind != "pair" for stage in stages) else set()
@@ -98,7 +98,7 @@ def _needed(session: Session) -> list[str]:
     found |= {"gap"} if any(stage.kind == "contention" for stage in stages) else set()
     found |= {"storm"} if any(stage.name == "storm" for stage in stages) else set()
     found |= {"crash"} if any(stage.kind == "crash" for stage in stages) else set()
-    found |= {ROUND_TRIP} if any(taken.round_trips for taken in session.taken.values()) else set()
+    found |= {ROUND_TRIP} if any(measured.round_trips for measured in session.measured.values()) else set()
     found |= {"sent"} if any(stage.unit == "grants" and not stage.sweep for stage in stages) else set()
     found |= {"alone", "hiredis", "ceiling"} & set(session.versions)
     return [key for key in NOTES if key in found]
@@ -124,11 +124,11 @@ def headline(facts: dict[str, Any]) -> str:
 
 
 def caption(stage: Stage) -> str:
-    """What is measured, in a line."""
+    """A scenario and its settings in a line."""
     if stage.kind == "pair":
         return stage.title
     settings = stage.parameters
-    clients = f"{settings['processes']} processes, {settings['lanes']:,} {stage.face}"
+    clients = f"{settings['processes']} processes, {settings['lanes']:,} {stage.api}"
     names = settings["names"]
     loop = f", {settings['rate']:g} arrivals/s" if isinstance(settings["rate"], float) and settings["rate"] else ""
     said = [
@@ -140,23 +140,23 @@ def caption(stage: Stage) -> str:
     return f"{stage.title} ({clients}, {', '.join(said)}{loop})"
 
 
-def beside(taken: Taken) -> str:
-    """The round trip and the noise of a table."""
+def footnote(measured: Measured) -> str:
+    """The line under a table: its round trip and its noise."""
     said = []
-    if trip := taken.round_trip():
+    if trip := measured.round_trip():
         said.append(f"round trip p50 {trip['p50_us']:.0f} us, p99 {trip['p99_us']:.0f} us")
-    if (width := taken.noise()) is not None:
-        where = " at its noisiest place" if taken.stage.sweep else ""
+    if (width := measured.noise()) is not None:
+        where = " at its noisiest point" if measured.stage.sweep else ""
         said.append(f"noise {width:.0%}{where}: ratios from {1 / (1 + width):.2f} to {1 + width:.2f} say nothing")
     return "  ".join(said)
 
 
-def table(taken: Taken) -> tuple[Line, list[Line]]:
+def table(measured: Measured) -> tuple[Line, list[Line]]:
     """Header and lines of a stage."""
-    stage = taken.stage
+    stage = measured.stage
     if stage.sweep:
-        return sweep(taken)
-    rows = list(taken.rows().values())
+        return sweep(measured)
+    rows = list(measured.rows().values())
     if stage.kind == "pair":
         return PAIRS, [pair_cells(row) for row in rows]
     if stage.kind == "crash":
@@ -166,12 +166,12 @@ def table(taken: Taken) -> tuple[Line, list[Line]]:
     return GRANTS, [grant_cells(row) for row in rows]
 
 
-def sweep(taken: Taken) -> tuple[Line, list[Line]]:
-    """A line for each place in the sweep; for each rival its rate and waits, and what it missed or failed, if anything;
-    ~: the ratio is inside the noise of that place."""
-    found = {x: taken.rows(x) for x in taken.samples}
+def sweep(measured: Measured) -> tuple[Line, list[Line]]:
+    """Header and lines of a sweep: a line for each point; for each rival its rate and waits, and what it missed or
+    failed, if anything; ~: the ratio is inside the noise of the point."""
+    found = {x: measured.rows(x) for x in measured.samples}
     rivals = list(dict.fromkeys(rival for rows in found.values() for rival in rows))
-    load = taken.stage.kind == "load"
+    load = measured.stage.kind == "load"
     amiss = {rival: _amiss([rows[rival] for rows in found.values() if rival in rows]) for rival in rivals}
     columns = [text for rival in rivals for text in (rival, *_waits(load), *_costs(load), *amiss[rival])]
     header = ("offered/s" if load else "waiters", *columns)
@@ -181,7 +181,9 @@ def sweep(taken: Taken) -> tuple[Line, list[Line]]:
         for rival in rivals:
             row = rows.get(rival)
             said = [_rate(row), *_times(row.wait_us if row else None, *_waits(load))]
-            said[load] += "~" if row and row.noisy else ""  # what is compared: rates, or the median waits of a load
+            said[load] += (
+                "~" if row and row.noisy else ""
+            )  # the mark stands at what is compared: rates, or the median waits of a load
             said += [_number(getattr(row, name) if row else None) for name in _costs(load).values()]
             cells += [*said, *(_percent(getattr(row, AMISS[what]) if row else None) for what in amiss[rival])]
         lines.append(tuple(cells))
@@ -202,7 +204,7 @@ def _costs(load: bool) -> dict[str, str]:
 
 
 def pair_cells(row: Row) -> Line:
-    """One line; what is not known stays empty."""
+    """One line of a scenario without contention; what is not known stays empty."""
     latency = row.latency_us
     return (
         *(row.rival, _rate(row), _range(row), _ratio(row)),

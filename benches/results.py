@@ -1,7 +1,7 @@
 """Commands about saved results: ``fastlock bench compare`` and ``render``, and the page of ``--html``.
 
-Reads files, writes files and returns exit codes; measures, draws and compares nothing itself. What is wrong with a file
-is a Refusal, one line; an existing page is replaced only by a complete one.
+This file reads files, writes files and returns exit codes; it measures, draws and compares nothing. What is wrong with
+a file is a Refusal, one line; an existing page is replaced only by a complete one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ says so where they differ too much in machine, versions or parameters."""
 RENDER = "Make the page of --html from a result that was saved with --json."
 
 OWN = {"command", "results", "of_a_run", "a", "b", "json", "fail_over", "result", "page"}
-"""Arguments of compare and render, and what argparse keeps beside them."""
+"""Arguments of compare and render, and those that argparse itself adds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def libraries() -> Iterator[None]:
-    """Turns the lack of a library into a Refusal that names the extra which installs it."""
+    """Turn an ImportError of a library into a Refusal that names the extra which installs it."""
     try:
         yield
     except ImportError as error:
@@ -75,7 +75,7 @@ def libraries() -> Iterator[None]:
 
 
 def load(page: bool, document: bool) -> None:
-    """Import what it takes to write a page, or a document: before a run, not when it is over. Raises ImportError."""
+    """Import what it takes to write a page, or a document, before a run and not after it. Raises ImportError."""
     if document or page:
         from . import document as _document  # noqa: F401
     if page:
@@ -96,7 +96,7 @@ def write_page(document: Any, path: str, name: str = "the result") -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Write a file, all of it or none. Raises Refusal."""
+    """Write a file completely or not at all. Raises Refusal."""
     try:
         if not Path(path).exists() or Path(path).is_file():
             _replace(Path(path), text)

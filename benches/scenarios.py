@@ -1,4 +1,4 @@
-"""Scenarios without contention: what every rival does, how it is clocked and counted, inside its worker process.
+"""Scenarios without contention: what every rival does, how it is timed and counted, inside its worker process.
 
 All rivals share one loop body. A lap is one pair (batch: one acquire_many + release_many), clocked in nanoseconds
 into an array made beforehand; laps follow each other without a pause, so a lap with 1,000 tasks is mostly queueing:
@@ -25,10 +25,10 @@ ROOM_RATE = 1_000_000
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who does what: ``face`` is threads, tasks or batch; ``clients`` call side by side; ``names`` distinct names."""
+    """A scenario: ``api`` is threads, tasks or batch; ``clients`` call side by side; ``names`` distinct names."""
 
     name: str
-    face: str
+    api: str
     clients: int
     names: int
     loop: str
@@ -62,7 +62,7 @@ class Client:
 
 @dataclass
 class Tally:
-    """One run over all clients. ``seconds`` from the first start to the last finish."""
+    """The counts of one run over all clients. ``seconds``: from the first start to the last finish."""
 
     pairs: int
     acquired: int
@@ -83,19 +83,19 @@ class OpenScenario(Protocol):
 def open_scenario(scenario: Scenario, rival: Rival, url: str, label: str) -> OpenScenario:
     """Open ``scenario`` for ``rival``; names begin with ``label``. Raises what the rival raises."""
     keys = [f"{label}:{number}" for number in range(scenario.names)]
-    if scenario.face == "tasks":
+    if scenario.api == "tasks":
         return _OnTasks(scenario, rival, url, label, keys)
     threads = rival.open_threads(url, label)
-    if scenario.face == "batch":
+    if scenario.api == "batch":
         assert threads.batch is not None, "this rival has no batches"
         return _Batches(threads.batch, threads.close, keys)
     return _OnThreads(threads, keys)
 
 
-def thread_client(client: Client, lock: MakeLock, key: str, gate: threading.Barrier, span: int) -> None:
-    """Pairs on ``key``, one after another, for ``span`` nanoseconds after the gate opens."""
+def thread_client(client: Client, lock: MakeLock, key: str, start: threading.Barrier, span: int) -> None:
+    """Make pairs on ``key``, one after another, for ``span`` nanoseconds from when all clients are at ``start``."""
     laps, room, acquired, released = client.laps, len(client.laps), 0, 0
-    gate.wait()
+    start.wait()
     client.started = last = clock()
     end = last + span
     try:
@@ -112,10 +112,10 @@ def thread_client(client: Client, lock: MakeLock, key: str, gate: threading.Barr
     client.count, client.acquired, client.released, client.finished = released, acquired, released, last
 
 
-async def task_client(client: Client, lock: MakeAsyncLock, key: str, gate: asyncio.Event, span: int) -> None:
-    """``thread_client`` for a task: kept line by line beside it."""
+async def task_client(client: Client, lock: MakeAsyncLock, key: str, start: asyncio.Event, span: int) -> None:
+    """The same as ``thread_client``, line by line, for a task."""
     laps, room, acquired, released = client.laps, len(client.laps), 0, 0
-    await gate.wait()
+    await start.wait()
     client.started = last = clock()
     end = last + span
     try:
@@ -135,7 +135,7 @@ async def task_client(client: Client, lock: MakeAsyncLock, key: str, gate: async
 def batch_client(
     client: Client, batch: Callable[[Sequence[str]], tuple[int, int]], keys: Sequence[str], span: int
 ) -> None:
-    """Whole batches of ``keys``, one after another, for ``span`` nanoseconds."""
+    """Make whole batches of ``keys``, one after another, for ``span`` nanoseconds."""
     laps, room = client.laps, len(client.laps)
     client.started = last = clock()
     end = last + span
@@ -161,7 +161,7 @@ def make_clients(count: int, seconds: float) -> list[Client]:
 
 
 def tally(clients: Iterable[Client], pairs_a_lap: int = 1) -> Tally:
-    """Add the clients up."""
+    """Add up the counts of the clients."""
     clients, laps = list(clients), array("q")
     for client in clients:
         laps.extend(client.laps[: client.count])
@@ -176,7 +176,7 @@ def tally(clients: Iterable[Client], pairs_a_lap: int = 1) -> Tally:
 
 
 class _OnThreads:
-    """A thread for each client, all over what the rival opened."""
+    """Clients that are threads, over the rival's client."""
 
     def __init__(self, threads: Threads, keys: Sequence[str]) -> None:
         if threads.lock is None:
@@ -185,9 +185,9 @@ class _OnThreads:
 
     def run(self, seconds: float) -> Tally:
         clients, span = make_clients(len(self._keys), seconds), int(seconds * 1e9)
-        gate = threading.Barrier(len(clients))
+        start = threading.Barrier(len(clients))
         callers = [
-            threading.Thread(target=thread_client, args=(client, self._lock, key, gate, span))
+            threading.Thread(target=thread_client, args=(client, self._lock, key, start, span))
             for client, key in zip(clients, self._keys, strict=True)
         ]
         for caller in callers:
@@ -201,7 +201,7 @@ class _OnThreads:
 
 
 class _Batches:
-    """The main thread alone."""
+    """One client, the main thread, which makes batches."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Batches:
 
 
 class _OnTasks:
-    """A task for each client, all over what the rival opened, on a loop that lives as long."""
+    """Clients that are tasks, over the rival's client, on a loop that runs as long as it is open."""
 
     def __init__(self, scenario: Scenario, rival: Rival, url: str, label: str, keys: Sequence[str]) -> None:
         new_loop = importlib.import_module(scenario.loop).new_event_loop
@@ -234,14 +234,14 @@ class _OnTasks:
             raise
 
     def run(self, seconds: float) -> Tally:
-        return self._runner.run(self._race(seconds))
+        return self._runner.run(self._run_clients(seconds))
 
-    async def _race(self, seconds: float) -> Tally:
-        clients, span, gate = make_clients(len(self._keys), seconds), int(seconds * 1e9), asyncio.Event()
+    async def _run_clients(self, seconds: float) -> Tally:
+        clients, span, start = make_clients(len(self._keys), seconds), int(seconds * 1e9), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for client, key in zip(clients, self._keys, strict=True):
-                group.create_task(task_client(client, self._tasks.lock, key, gate, span))
-            gate.set()
+                group.create_task(task_client(client, self._tasks.lock, key, start, span))
+            start.set()
         return tally(clients)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from fastlock._cli.console import Refusal
 SCHEMA = "fastlock-bench/2"
 
 LARGEST = 1e18
-"""No measured number is larger: in microseconds it is longer than there have been people."""
+"""No measured number is larger: in microseconds it is more than 30,000 years."""
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -34,7 +34,7 @@ AboveZero = Annotated[float, Field(gt=0, le=LARGEST)]
 
 
 class SpreadShape(TypedDict, total=False):
-    """A number of each round: their median, and the lowest and highest of them."""
+    """A number that each round has: the median, the lowest and the highest over the rounds."""
 
     median: Required[Number]
     low: Required[Number]
@@ -64,11 +64,11 @@ class HistogramsShape(TypedDict, total=False):
 
 
 TIMES_OF = tuple(HistogramsShape.__annotations__)
-"""What is timed; a row has <this>_us, and some a histogram."""
+"""Kinds of times; a row has a field <kind>_us for each, and for some a histogram."""
 
 
 class FairnessShape(TypedDict, total=False):
-    """How evenly grants were spread over the waiters."""
+    """How evenly grants were spread over the clients."""
 
     jain: Number | None
     min_over_max: Number | None
@@ -104,7 +104,7 @@ class RowShape(TypedDict, total=False):
 
 
 class PointShape(TypedDict, total=False):
-    """A row of a sweep, and where it stands on the horizontal axis."""
+    """A row of a sweep, and its place on the horizontal axis."""
 
     x: Required[AboveZero]
     rival: Required[str]

@@ -1,7 +1,8 @@
 """Statistics: medians with their spread, ratios round by round, percentiles out of merged histograms.
 
-Numbers in, numbers out. Percentiles are never averaged (histograms are merged); a ratio is taken between two
-rivals of the same round first and the median after, because the machine's mood drifts between rounds.
+What lives here: functions from numbers to numbers. Percentiles are never averaged (histograms are merged); a ratio is
+taken between two rivals of the same round first and the median after, because the speed of the machine drifts between
+rounds. Never here: clocks, I/O, printing.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 from .measures import jain
 
 SHORTEST, LONGEST = 1_000, 60_000_000_000
-"""What a histogram tells apart, in nanoseconds: a microsecond to a minute, three digits. Longer times count there."""
+"""The range of a histogram in nanoseconds: a microsecond to a minute, three digits. Longer times count as a minute."""
 
 FEW = 5
-"""Ratios below which quartiles say nothing."""
+"""The number of ratios below which quartiles say nothing."""
 
 FARTHEST = 1000.0
-"""Ratios of a rival to itself count as no more than this, and as this where one of the two stood still."""
+"""The largest ratio of the control to its subject; also the one that counts where one of the two got nothing."""
 
 TINY = 1e-9
-"""What a ratio may differ by from the same one, computed otherwise."""
+"""The rounding error of a ratio that was computed in two ways."""
 
 KINDS = ("wait", "punctual", "release", "handover", "latency", "recovery")
 """The histograms of a row."""
@@ -34,7 +35,7 @@ KINDS = ("wait", "punctual", "release", "handover", "latency", "recovery")
 
 @dataclass(frozen=True)
 class Sample:
-    """One rival in one round. Times in seconds, CPU and commands None where not measured.
+    """What was measured of one rival in one round. Times in seconds, CPU and commands None where not measured.
 
     grants: those within the ``seconds`` of the run, out of which rates are made; acquired, released: all of them, also
     those that ended after it, which is what CPU and commands were spent on. commands: those that the server ran, also
@@ -68,17 +69,17 @@ class Sample:
 
     @property
     def speed(self) -> float:
-        """What ratios are made of: more is better."""
+        """The number that ratios compare: more is better."""
         return self.rate if self.score is None else self.score
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; what the row holds merged is left out."""
+        """The sample as plain values for JSON, without what the row has merged."""
         return {key: value for key, value in asdict(self).items() if key not in ("histograms", "clients")}
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median of the rounds, and their lowest and highest."""
+    """The median, the lowest and the highest of the rounds."""
 
     median: float
     low: float
@@ -87,7 +88,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Microseconds out of one merged histogram."""
+    """Percentiles of one merged histogram, in microseconds."""
 
     p50: float
     p90: float
@@ -139,29 +140,29 @@ class Row:
     histograms: dict[str, str | None] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The row as plain values for JSON."""
         return asdict(self)
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, lowest and highest. Raises statistics.StatisticsError on no values."""
+    """The median, lowest and highest value. Raises statistics.StatisticsError on no values."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
 def round_ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> list[float]:
-    """How many times as fast as ``base``, round by round; rounds that only one of them measured are left out."""
+    """How many times as fast as ``base``, round by round; rounds that only one of them ran are left out."""
     return [a.speed / b.speed for a, b in zip(ours, base, strict=False) if b.speed]
 
 
 def ratios(ours: Sequence[Sample], base: Sequence[Sample]) -> Spread | None:
-    """Median and spread of those."""
+    """The median and spread of the ratios to ``base``, round by round."""
     found = round_ratios(ours, base)
     return spread(found) if found else None
 
 
 def control_ratios(control: Sequence[Sample], subject: Sequence[Sample]) -> list[float]:
-    """Those of a rival to itself, round by round: a round in which only one of the two got anything is the worst, not
-    none."""
+    """Ratios of the control to its subject, round by round: a round in which only one of the two got grants counts as
+    the largest ratio, and is not left out."""
     pairs = zip(control, subject, strict=False)
     return [a.speed / b.speed if b.speed else FARTHEST for a, b in pairs if a.speed or b.speed]
 
@@ -172,7 +173,7 @@ def deviation(ratio: float) -> float:
 
 
 def noise(found: Sequence[float]) -> float | None:
-    """How far ratios of a rival to itself lie from 1, at most over their median and quartiles; None without any.
+    """How far ratios of the control lie from 1, at most over their median and quartiles; None without any.
 
     0.1 means: between 1/1.1 and 1.1 a ratio says nothing.
     """
@@ -181,10 +182,10 @@ def noise(found: Sequence[float]) -> float | None:
 
 
 def noise_at(here: Sequence[float], everywhere: Sequence[float]) -> float | None:
-    """The noise of one place in a sweep: its own or that of all places together, whichever is more.
+    """The noise of one point of a sweep: its own or that of all points together, whichever is more.
 
-    Of fewer than FEW ratios the next one is often the farthest: then it is that of the farthest of all places, as many
-    times as wide as there are fewer.
+    Of fewer than FEW ratios the next one is often the farthest: then the noise of n ratios is FEW / n times how far the
+    farthest ratio of all points lies from 1.
     """
     if len(here) < FEW:
         return FEW / max(1, len(here)) * max(map(deviation, everywhere)) if everywhere else None
@@ -192,26 +193,26 @@ def noise_at(here: Sequence[float], everywhere: Sequence[float]) -> float | None
 
 
 def inside(ratio: float, width: float) -> bool:
-    """Whether a ratio lies within noise of that width."""
+    """Whether a ratio lies inside noise of this width."""
     return deviation(ratio) <= width + TINY
 
 
 def per_grant(spent: Sequence[float | None], samples: Sequence[Sample]) -> float | None:
-    """What was spent on a grant, over all rounds; None if any was not measured."""
+    """What was spent per grant, over all rounds; None if any round was not measured."""
     known = [amount for amount in spent if amount is not None]
     grants = sum(sample.acquired for sample in samples)
     return sum(known) / grants if grants and len(known) == len(samples) else None
 
 
 def typical(samples: Sequence[Sample]) -> float | None:
-    """Commands that clients sent for a grant, in the median of the rounds: a connection that one of them opened is no
-    cost of a lock. None if any was not counted."""
+    """Commands that clients sent per grant, in the median of the rounds: the commands of a round that opened a
+    connection are no cost of a lock. None if any round was not counted."""
     found = [sample.sent / sample.acquired for sample in samples if sample.sent is not None and sample.acquired]
     return statistics.median(found) if found and len(found) == len(samples) else None
 
 
 def encode(times: Iterable[int]) -> str:
-    """A histogram of nanoseconds with three digits, as text; '' for no times."""
+    """Encode times in nanoseconds as the text of a histogram with three digits; '' for no times."""
     counted = Counter(times)
     if not counted:
         return ""
@@ -222,7 +223,7 @@ def encode(times: Iterable[int]) -> str:
 
 
 def merge(encoded: Iterable[str]) -> Any:
-    """One histogram out of many encoded ones; empty texts are passed over."""
+    """Merge encoded histograms into one; empty texts are skipped."""
     histogram = _histogram()
     for text in filter(None, encoded):
         histogram.decode_and_add(text.encode("ascii"))
@@ -234,7 +235,7 @@ def _histogram() -> Any:
 
 
 def percentiles(histogram: Any) -> Percentiles | None:
-    """Those of a merged histogram, None if it is empty."""
+    """The percentiles of a merged histogram, None if it is empty."""
     if not histogram.get_total_count():
         return None
     p50, p90, p99, p999 = (histogram.get_value_at_percentile(at) / 1e3 for at in (50, 90, 99, 99.9))
@@ -242,7 +243,8 @@ def percentiles(histogram: Any) -> Percentiles | None:
 
 
 def fairness(samples: Sequence[Sample]) -> Fairness | None:
-    """Over clients, their grants summed over the rounds; None where there is at most one, or none was counted."""
+    """How evenly clients were served, their grants summed over the rounds; None for one client, or if none was
+    counted."""
     clients = [sum(counts) for counts in zip(*(sample.clients for sample in samples), strict=True)]
     if len(clients) < 2:
         return None
@@ -263,7 +265,8 @@ def summarize(
     width: float | None = None,
     lease: float | None = None,
 ) -> Row:
-    """The row of one rival. ``base``: samples of the baseline (empty: no ratios); ``width``: the noise, if known."""
+    """Make the row of one rival. ``base``: samples of the baseline (empty: no ratios); ``width``: the noise, if
+    known."""
     merged = {kind: merge(sample.histograms.get(kind, "") for sample in ours) for kind in KINDS}
     found = {f"{kind}_us": percentiles(histogram) for kind, histogram in merged.items()}
     ratio = ratios(ours, base)

@@ -1,7 +1,7 @@
-"""The server under test: a private embedded one or one given by URL, and what it tells about itself.
+"""The server under test: a private embedded one or one given by URL, and what it reports about itself.
 
-Only keys that carry the run's prefix are ever written or removed; never FLUSH, never CONFIG. What is read (INFO,
-CLIENT LIST, SCAN) is read between runs, not during a measurement.
+What lives here: what is read from the server (INFO, CLIENT LIST, SCAN), between runs and not during a measurement, and
+the removal of the run's keys. Never here: FLUSH, CONFIG, any write to a key without the run's prefix.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .raw import address
 from .rivals import redis_url
 
 PREFIX = "fastlock-bench"
-"""All keys begin with it, followed by the number of the run; or mention both, where a rival adds to names."""
+"""The beginning of all keys, followed by the number of the run; keys of a rival that adds to names contain both."""
 
 
 @dataclass(frozen=True)
 class Meter:
-    """What the server has counted until now. CPU in seconds; ``commands`` and ``changes`` are numbers."""
+    """Counters of the server. CPU in seconds; ``commands`` and ``changes`` are numbers."""
 
     cpu: float
     commands: int
@@ -33,15 +33,15 @@ class Meter:
 
 
 class Unusable(Exception):
-    """The server cannot be measured: it does not take a command that somebody needs."""
+    """The server cannot be measured: it refuses a command that the benchmark or a rival needs."""
 
 
 SWEPT = 1000
-"""Keys of one UNLINK."""
+"""Keys per command or pipeline."""
 
 
 class Target:
-    """A server that may be measured. ``private``: nobody but this run uses it."""
+    """The server that is measured. ``private``: only this run uses it."""
 
     def __init__(self, url: str, private: bool) -> None:
         self.url = url
@@ -52,11 +52,12 @@ class Target:
         self._redis.ping()
 
     def close(self) -> None:
-        """Close the connection; the server stays."""
+        """Close the connection; the server goes on."""
         self._redis.close()
 
     def check(self) -> None:
-        """Try each command that the harness or a rival needs, on a key of its own. Raises Unusable at the first no."""
+        """Try each command that the harness or a rival needs, on a key of its own. Raises Unusable if the server
+        refuses one."""
         key, db = f"{PREFIX}:{os.urandom(6).hex()}:check", self._redis
         needed: dict[str, Callable[[], object]] = {
             "INFO": db.info,
@@ -94,8 +95,8 @@ class Target:
         }
 
     def read(self) -> Meter:
-        """Its counters, by one INFO: CPU from its getrusage, to the microsecond, I/O threads included; commands; key
-        changes since its last save, one for every lock taken, one for every freed."""
+        """Read the server's counters by one INFO: CPU from its getrusage, to the microsecond, I/O threads included;
+        commands; key changes since its last save, one for every acquire, one for every release."""
         info = self._redis.info()
         return Meter(
             cpu=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
@@ -104,35 +105,35 @@ class Target:
         )
 
     def since(self, before: Meter) -> Meter:
-        """What it has counted since then, without the INFO that read ``before``."""
+        """What the server has counted since ``before`` was read, without the INFO that read it."""
         now = self.read()
         return Meter(now.cpu - before.cpu, now.commands - before.commands - 1, now.changes - before.changes)
 
     def connections(self, label: str) -> int:
-        """Connections whose client name is ``label``."""
+        """The number of connections whose client name is ``label``."""
         return sum(client.get("name") == label for client in self._redis.client_list())
 
     @contextlib.contextmanager
     def volatile(self, prefix: str, count: int) -> Iterator[None]:
-        """So many other keys that begin with ``prefix`` and are to expire in an hour or later, each at another time."""
+        """Keep ``count`` other keys that begin with ``prefix`` and expire in an hour or later, each at another time."""
         for first in range(0, count, SWEPT):
             pipe = self._redis.pipeline(transaction=False)
             for number in range(first, min(first + SWEPT, count)):
                 pipe.set(f"{prefix}:{number}", "x", px=3_600_000 + 97 * number)
             pipe.execute()
         yield
-        # not after an exception: then the server may be gone, and what is left is swept at the end
+        # not after an exception: the server may be gone then, and the session removes keys at its end
         for first in range(0, count, SWEPT):
             self._redis.unlink(*(f"{prefix}:{number}" for number in range(first, min(first + SWEPT, count))))
 
     def leftovers(self, prefix: str, by_design: tuple[str, ...] = ()) -> list[str]:
-        """Keys that mention ``prefix`` anywhere (``fastlock:queue:{prefix...}``), on a private server all there are;
-        not those that begin ``by_design``."""
+        """Keys that contain ``prefix`` anywhere (``fastlock:queue:{prefix...}``), on a private server all keys;
+        without those that begin with one of ``by_design``."""
         found = self._redis.scan_iter(match="*" if self.private else f"*{prefix}*", count=10_000)
         return [key for key in found if not key.startswith(by_design)]
 
     def sweep(self, prefix: str) -> None:
-        """Remove all keys that mention ``prefix``, also those that a rival made of a name."""
+        """Remove all keys that contain ``prefix``, also those that a rival derived from a name."""
         found: list[bytes] = []
         for key in self._redis.scan_iter(match=f"*{prefix}*", count=10_000):
             found.append(key)
@@ -145,7 +146,7 @@ class Target:
 
 @contextlib.contextmanager
 def open_target(url: str | None, server: str | None) -> Iterator[Target]:
-    """The server at ``url``, else an embedded one (``server``: its binary) that ends with the block."""
+    """Open the server at ``url``, else an embedded one (``server``: its program) that ends with the block."""
     with contextlib.ExitStack() as stack:
         if url is None:
             running = stack.enter_context(embedded.Server(server))

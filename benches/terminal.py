@@ -20,7 +20,7 @@ SPELLED = str.maketrans(
 
 
 def plain(text: object) -> str:
-    """``text`` in one line of ASCII."""
+    """Spell ``text`` in one line of ASCII."""
     spelled = "".join(each if each.isprintable() else " " for each in str(text).translate(SPELLED))
     return spelled.encode("ascii", "replace").decode()
 
@@ -46,7 +46,7 @@ def print_rows(
 
 
 def _by_rich(rows: list[list[str]], widths: list[int], words: int, stream: TextIO, tight: bool) -> bool:
-    """Print them by rich; False where it is not installed."""
+    """Print the rows by rich; False where rich is not installed."""
     try:
         from rich import box
         from rich.console import Console

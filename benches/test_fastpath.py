@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 
 
 class Stream:
-    """Whatever is acquired was free, whatever is released was held."""
+    """A stream whose server says that every acquired name was free, and every released name was held."""
 
     templates = tuple(range(Opcode.RELEASE + 1))
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
-def run(operation: AcquireMany, answer: Any) -> Any:
+def finish(operation: AcquireMany, answer: Any) -> Any:
     """Run a batch that sends one request, as a transport would, and return its outcome."""
     operation.request.sent = now()
     steps: Steps[Any] = operation.continue_from(answer, now)
@@ -63,7 +63,7 @@ def test_acquire_500(benchmark: BenchmarkFixture) -> None:
     names: list[Any] = [f"order:{number}" for number in range(500)]
     keys, answers = [name.encode() for name in names], [None] * 500
     stats = Stats()
-    leases = benchmark(lambda: run(AcquireMany(names, keys, TOKEN, 10_000, stats), answers))
+    leases = benchmark(lambda: finish(AcquireMany(names, keys, TOKEN, 10_000, stats), answers))
     assert all(lease.valid for lease in leases)
 
 

@@ -1,6 +1,6 @@
 """The worker of a scenario without contention: one process per rival (``python -m fastlock.benches.worker MODULE``).
 
-It exchanges messages with its parent between runs only; during a run nothing of it but the scenario is busy.
+The worker exchanges messages with its parent between runs only; during a run only the scenario runs in it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Answer = dict[str, Any]
 
 
 class Worker:
-    """Answers orders about one rival: open, run, close."""
+    """Answers the orders of the parent about one rival: open, run, close."""
 
     def __init__(self, rival: Rival) -> None:
         self._rival = rival
         self._open: OpenScenario | None = None
 
     def open(self, scenario: str, url: str, label: str) -> Answer:
-        """Open a scenario; it stays open over its rounds. Keys begin with ``label``."""
+        """Open a scenario, which stays open over its rounds. Keys begin with ``label``."""
         self._open = open_scenario(SCENARIOS[scenario], self._rival, url, label)
         return {}
 
     def run(self, seconds: float) -> Answer:
-        """Run the open scenario once. Percentiles are put together after the clocks have stopped."""
+        """Run the open scenario once. Histograms are made after the clocks have stopped."""
         assert self._open is not None, "open comes before run"
         gc.collect()
         before = time.process_time_ns()
@@ -57,7 +57,7 @@ class Worker:
 
 
 def actions(worker: Worker) -> dict[str, Callable[..., Answer]]:
-    """What it can be ordered to do."""
+    """The actions that a worker can be ordered to do."""
     return {"open": worker.open, "run": worker.run, "close": worker.close}
 
 

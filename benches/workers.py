@@ -1,7 +1,7 @@
 """The parent's end of a rival's workers: orders, answers, and the rival in one process.
 
-Orders are under way at one rival at a time; the parent sleeps meanwhile. A worker that dies or does not answer is an
-error of its rival, never a hang.
+One rival at a time has orders; the parent sleeps meanwhile. A worker that dies or does not answer is an error
+of its rival, never a hang.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANSWER_SECONDS = 60.0
 """How long a worker may take to answer, beyond the time that its run was given."""
 
 MEANWHILE_SECONDS = 0.02
-"""Between two calls of what a run calls meanwhile."""
+"""Seconds between two calls of the function that a run calls meanwhile."""
 
 Meanwhile = Callable[[], object]
 
@@ -34,8 +34,8 @@ class RivalMissing(WorkerError):
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One run: how long, and in contention which contest (``seed``: the same for all rivals of a round)."""
+class RunSpec:
+    """One run as planned: how long, and in contention which contest (``seed``: the same for all rivals of a round)."""
 
     seconds: float
     contest: Contest | None = None
@@ -43,14 +43,15 @@ class Turn:
 
 
 class WorkerProcess(Process):
-    """One worker: a process that answers orders. Start it, then ``greet`` it, so that many start at once."""
+    """One worker: a process that answers orders. It is started first and greeted later, so that many start at once."""
 
     def __init__(self, name: str, entry: Entry, program: str) -> None:
         super().__init__(f"{__package__}.{program}", entry.module, env=entry.env)
         self.name = name
 
     def greet(self) -> dict[str, str]:
-        """Wait until it is there: versions of its rival. Raises RivalMissing if a library is not installed."""
+        """Wait until the worker has started, and return the versions of its rival. Raises RivalMissing if a library is
+        not installed."""
         return self.ask("hello")
 
     def ask(self, action: str, **order: Any) -> dict[str, Any]:
@@ -63,12 +64,12 @@ class WorkerProcess(Process):
         self.send({"action": action, **order})
 
     def answer(self, timeout: float = ANSWER_SECONDS, meanwhile: Meanwhile | None = None) -> dict[str, Any]:
-        """The answer to the last order; ``meanwhile`` is called every 20 ms, if given."""
+        """Wait for the answer to the last order; ``meanwhile`` is called every 20 ms, if given."""
         deadline = time.monotonic() + timeout
         try:
             while (answer := self.receive(MEANWHILE_SECONDS if meanwhile else timeout)) is None:
                 if time.monotonic() >= deadline:
-                    self.kill()  # else its late answer would be taken for that to another order
+                    self.kill()  # its late answer would be taken for that to another order
                     raise WorkerError(f"{self.name}: no answer from the worker")
                 if meanwhile:
                     meanwhile()
@@ -80,7 +81,7 @@ class WorkerProcess(Process):
 
 
 class WorkerRival:
-    """A rival in a process of its own, where there is no contention. ``versions`` as its worker reports them."""
+    """A rival in one process, for scenarios without contention. ``versions``: as the worker reports them."""
 
     def __init__(self, name: str, url: str, entry: Entry) -> None:
         self.name = name
@@ -89,17 +90,18 @@ class WorkerRival:
         self.versions: dict[str, str] = {}
 
     def greet(self) -> None:
-        """Wait until it is there."""
+        """Wait until the worker has started."""
         self.versions = self._process.greet()
 
-    def open(self, scenario: str, label: str, turns: Sequence[Turn]) -> None:
+    def open(self, scenario: str, label: str, specs: Sequence[RunSpec]) -> None:
         """Connect for a scenario; ``label`` names the connections and begins the keys."""
         self._process.ask("open", scenario=scenario, url=self._url, label=label)
 
-    def run(self, turn: Turn, meanwhile: Meanwhile | None = None) -> Sample:
-        """One run; ``meanwhile`` is called every 20 ms, if given. Raises WorkerError if any client failed."""
-        self._process.order("run", seconds=turn.seconds)
-        answer = self._process.answer(turn.seconds + ANSWER_SECONDS, meanwhile)
+    def run(self, spec: RunSpec, meanwhile: Meanwhile | None = None) -> Sample:
+        """Run the scenario once; ``meanwhile`` is called every 20 ms, if given. Raises WorkerError if any client
+        failed."""
+        self._process.order("run", seconds=spec.seconds)
+        answer = self._process.answer(spec.seconds + ANSWER_SECONDS, meanwhile)
         if errors := answer.pop("errors"):
             raise WorkerError(f"{self.name}: {'; '.join(errors)}")
         return Sample(**answer)
@@ -114,5 +116,5 @@ class WorkerRival:
 
     @property
     def processes(self) -> list[WorkerProcess]:
-        """Its process, to be ended with others."""
+        """The process of the rival, to be ended with those of others."""
         return [self._process]

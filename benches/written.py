@@ -1,6 +1,6 @@
 """How numbers are written, on the page and in tables: units, digits, and a dash for what was not measured.
 
-Takes a number, returns text. A benchmark knows no more than three digits.
+Each function takes a number and returns text. A benchmark is exact to three digits at most.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 NOTHING = "\N{EM DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 ABOUT = "\N{ALMOST EQUAL TO}"
-"""Marks a ratio that lies inside the noise."""
+"""The mark of a ratio that lies inside the noise."""
 
 UNITS = ((1.0, "\N{MICRO SIGN}s"), (1e3, "ms"), (1e6, "s"))
 
 
 def significant(value: float | None) -> str:
-    """Three digits: 4.31, 24.5, 431, 4,310; small ones as they are."""
+    """Write three digits: 4.31, 24.5, 431, 4,310; small ones as they are."""
     if value is None:
         return NOTHING
     if value != 0 and abs(value) < 0.1:
@@ -29,7 +29,7 @@ def significant(value: float | None) -> str:
 
 
 def duration(us: float | None) -> str:
-    """Microseconds, in the unit that gives the fewest digits."""
+    """Write microseconds in the unit that gives the fewest digits."""
     if us is None:
         return NOTHING
     if us == 0:
@@ -41,19 +41,19 @@ def duration(us: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """A number per second."""
+    """Write a number per second."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if value >= 99.95 or value == 0 else significant(value)
 
 
 def whole(value: float | None) -> str:
-    """A count."""
+    """Write a count."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def share(value: float | None) -> str:
-    """A part of one as percent; never 0 % for what happened at all."""
+    """Write a part of one as percent; never 0 % if it is more than zero."""
     if value is None:
         return NOTHING
     if 0 < value < 0.0001:
@@ -68,7 +68,7 @@ def percentile(nines: float) -> str:
 
 
 def ratio(row: Mapping[str, Any]) -> str:
-    """A row's rate as a multiple of redis-py's, marked where that is inside the noise."""
+    """Write a row's rate as a multiple of redis-py's, marked where that is inside the noise."""
     found = row.get("ratio")
     if not found:
         return NOTHING
@@ -78,7 +78,7 @@ def ratio(row: Mapping[str, Any]) -> str:
 
 
 def spread(values: Mapping[str, Any] | None, write: Any = significant) -> str:
-    """Lowest to highest of the rounds."""
+    """Write the lowest to the highest of the rounds."""
     if not values:
         return NOTHING
     return f"{write(values['low'])} \N{EN DASH} {write(values['high'])}"

@@ -1,8 +1,9 @@
 """What a log says: waits, handovers, recoveries, fairness, and whether ever more than one held a name.
 
-Pure functions of records. Never here: a clock, I/O. Mutual exclusion is judged twice, by the intervals of the records
-(exact, as all processes share one clock) and by what the holders saw in the cells (also where two times are equal); a
-lease is taken at its word only: what happens to a name after the end of its holder's lease is no fault of the lock.
+What lives here: pure functions of records. Mutual exclusion is judged twice, by the intervals of the records (exact, as
+all processes share one clock) and by what the holders saw in the cells (also where two times are equal). A lease
+protects until it ends: what happens to a name after the end of its holder's lease is no violation. Never here: a clock,
+I/O.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from .contests import Contest
 from .log import ATTEMPTS, FAILURES, LATE, LOST, MET, REFUSED, Grant
 
 RESOLUTION = 1_000_000
-"""Nanoseconds that the end of a lease is known to: the server counts in milliseconds."""
+"""Nanoseconds to which the end of a lease is known: the server counts in milliseconds."""
 
 SLACK = 2_000_000
 """Nanoseconds by which a server may end a lease early: it counts in milliseconds, on a clock it reads now and then."""
 
 
 def promise(lease: float) -> int:
-    """Nanoseconds after the call to acquire for which a lease surely lasts."""
+    """Nanoseconds for which a lease surely lasts after the call to acquire."""
     return int(lease * 1e9) - SLACK
 
 
@@ -41,7 +42,7 @@ def by_name(grants: Iterable[Grant]) -> dict[int, list[Grant]]:
 
 
 def held_until(grant: Grant, lasts: int) -> int:
-    """Until when nobody else may be granted the name: the release is called, or the lease may end."""
+    """The time until which no other client may be granted the name: release is called, or the lease may end."""
     end = grant.called + lasts
     return min(grant.releasing, end) if grant.releasing else end
 
@@ -60,12 +61,12 @@ def overlaps(grants: Iterable[Grant], lasts: int) -> list[tuple[Grant, Grant]]:
 
 
 def handovers(grants: Iterable[Grant]) -> list[int]:
-    """Nanoseconds from a call to release to the next grant of that name, by another client, where one was waiting."""
+    """Nanoseconds from a call to release to the next grant of that name, to another client, where one was waiting."""
     found = []
     for queue in by_name(grants).values():
         calls = sorted(grant.called for grant in queue)
         for number, (before, after) in enumerate(pairwise(queue)):
-            # All up to this one have called and been granted; whoever else has called by now waits.
+            # The clients of the grants up to this one have called; any other client that has called by now waits.
             waiting = bisect_right(calls, before.releasing) > number + 1
             if before.releasing and waiting and before.client != after.client:
                 found.append(max(0, after.granted - before.releasing))
@@ -73,11 +74,11 @@ def handovers(grants: Iterable[Grant]) -> list[int]:
 
 
 def recoveries(grants: Iterable[Grant], victims: int, lease: float) -> list[int]:
-    """Nanoseconds from the end of a dead holder's lease to the next grant, where that one waited already. Clients from
-    ``victims`` on are the dead.
+    """Nanoseconds from the end of a dead holder's lease to the next grant, where the next holder waited already.
+    Clients from ``victims`` on are the dead holders.
 
-    The server counts the lease from between call and grant: the middle is taken. Nothing shorter than RESOLUTION is
-    told apart.
+    The lease begins on the server between call and grant: the middle of the two is assumed. Shorter times than
+    RESOLUTION count as that.
     """
     found = []
     for queue in by_name(grants).values():
@@ -90,12 +91,12 @@ def recoveries(grants: Iterable[Grant], victims: int, lease: float) -> list[int]
 
 
 def key_changes(grants: Iterable[Grant], contest: Contest) -> int:
-    """Changes of its keys without which a server cannot have given these grants, where a lease may pass on within a
-    process: two for each lease, one as it is given and one as it is released.
+    """Changes of keys without which the server cannot have granted all this, where a lease may be handed over within a
+    process: two for each lease, one for its grant and one for its release.
 
-    Told from the log alone, whatever the lock counts: a lease is a new one where the grant before it went to another
-    process, or to the same client, which cannot hand it over to itself. It can where a third one had it in between and
-    gave up: as many of these are forgiven as gave up.
+    Computed from the log alone, whatever the lock counts: a lease is a new one where the grant before it went to
+    another process, or to the same client, which cannot hand it over to itself. The latter is possible where a third
+    client was handed the lease in between and gave up: as many of these leases are not counted as clients gave up.
     """
     process, records = contest.process_of(), list(grants)
     given = again = released = 0
@@ -112,7 +113,7 @@ def key_changes(grants: Iterable[Grant], contest: Contest) -> int:
 
 
 def lost_updates(grants: Iterable[Grant], books: Sequence[int]) -> int:
-    """How many of those who read a number, thought, and wrote it plus one were not counted."""
+    """The number of updates that were lost: each holder reads a number, waits, and writes it plus one."""
     written = Counter(grant.name for grant in grants if grant.releasing)
     return sum(max(0, count - books[name]) for name, count in written.items())
 
@@ -141,20 +142,20 @@ def order_kept(grants: Sequence[Grant]) -> float | None:
 
 
 def never_asked(record: Grant) -> bool:
-    """Whether this is an arrival of an open loop that nobody came to serve."""
+    """Whether a record is an arrival of an open loop that no client came to serve."""
     return record.called == -record.granted
 
 
 def missed(record: Grant, contest: Contest, end: int) -> bool:
-    """Whether it was given up, however early, or raised; not if it was only cut off by the end of the run."""
+    """Whether an acquire was given up, however early, or raised; not if it was only cut off by the end of the run."""
     if record.granted > 0:
         return False
     return never_asked(record) or not contest.cut_off(record.called, -record.granted, end)
 
 
 class Findings(NamedTuple):
-    """What a run was like: arguments of a Sample, times to be put in histograms, what was wrong, and the key changes
-    that the server must have made; those where a lease may pass on within a process."""
+    """What the log of a run says: arguments of a Sample, times to be put in histograms, what was wrong, and the key
+    changes that the server must have made; ``due_passing_on``: where a lease may be handed over within a process."""
 
     counts: dict[str, Any]
     times: dict[str, list[int]]
@@ -164,13 +165,13 @@ class Findings(NamedTuple):
 
 
 def waits(records: Iterable[Grant], contest: Contest, end: int) -> list[int]:
-    """From the intended start to holding. The worst must not be left out, nor look good: who gave up, or raised, counts
-    with all the time that he might have waited, also where he did not."""
+    """Nanoseconds from the intended start of each acquire to its grant. The worst must not be left out, nor look good:
+    an acquire that gave up, or raised, counts with all the time that it might have waited."""
     return [waited_until(record, contest, end) - record.intended for record in records]
 
 
 def waited_until(record: Grant, contest: Contest, end: int) -> int:
-    """When a wait was over; try-locks do not wait."""
+    """The time at which a wait was over; try-locks do not wait."""
     ended = abs(record.granted)
     if record.granted > 0 or never_asked(record) or not contest.blocking:
         return ended
@@ -178,7 +179,7 @@ def waited_until(record: Grant, contest: Contest, end: int) -> int:
 
 
 def punctual_waits(records: Sequence[Grant], contest: Contest, end: int) -> list[int]:
-    """As ``waits``, less the time for which somebody held the name for longer than he was to."""
+    """As ``waits``, less the time for which clients held the name for longer than they were to."""
     hold, found = int(contest.hold * 1e9), waits(records, contest, end)
     overtime = {
         name: [(grant.granted + hold, grant.releasing) for grant in queue if grant.releasing > grant.granted + hold]
@@ -188,7 +189,7 @@ def punctual_waits(records: Sequence[Grant], contest: Contest, end: int) -> list
     sums = {name: [0, *accumulate(over - begin for begin, over in periods)] for name, periods in overtime.items()}
 
     def before(name: int, time: int) -> int:
-        """Overtime of a name until then, of periods that do not overlap."""
+        """The overtime of a name until ``time``, of periods that do not overlap."""
         number = bisect_left(begun.get(name, ()), time)
         if not number:
             return 0
@@ -202,7 +203,7 @@ def punctual_waits(records: Sequence[Grant], contest: Contest, end: int) -> list
 
 
 def describe(pair: tuple[Grant, Grant]) -> str:
-    """An overlap in words."""
+    """An overlap in words, for a failure."""
     holder, intruder = pair
     late = (intruder.granted - holder.granted) / 1e3
     to = f"name {holder.name} granted to client {intruder.client}"
@@ -217,15 +218,16 @@ def measure(
     start: int,
     seconds: float,
 ) -> Findings:
-    """Everything about one run that began at ``start`` and was to last so many seconds; CPU is for others to add.
+    """Everything about one run that began at ``start`` and was to last ``seconds``; CPU is added by the caller.
 
-    ``tallies`` of all clients; those beyond ``contest.clients`` are the holders of a storm or crash, who take no part.
+    ``tallies``: of all clients; those from ``contest.clients`` on are the holders of a storm or crash, which do not
+    count as clients.
     """
     lasts, end = promise(contest.lease), start + int(seconds * 1e9)
     total = [sum(column) for column in zip(*tallies, strict=True)]
     asked = [sum(column) for column in zip(*tallies[: contest.clients], strict=True)]
-    callers = [record for record in records if record.client < contest.clients]
-    granted = [record for record in callers if record.granted > 0]
+    counted = [record for record in records if record.client < contest.clients]
+    granted = [record for record in counted if record.granted > 0]
     found = overlaps(records, lasts)
     late = total[LATE]
     lost = lost_updates(records, books) if contest.books and not late else 0
@@ -236,14 +238,14 @@ def measure(
         "released": sum(record.released > 0 for record in granted),
         "attempts": asked[ATTEMPTS],
         "failures": total[FAILURES],
-        "timeouts": total[REFUSED] + sum(missed(record, contest, end) for record in callers),
+        "timeouts": total[REFUSED] + sum(missed(record, contest, end) for record in counted),
         "violations": max(len(found), total[MET], total[LOST], lost),
         "outlived": late,
         "clients": _clients(granted, contest, end),
     }
     times = {
-        "wait": waits(callers, contest, end),
-        "punctual": punctual_waits(callers, contest, end) if contest.hold else [],
+        "wait": waits(counted, contest, end),
+        "punctual": punctual_waits(counted, contest, end) if contest.hold else [],
         "release": [record.released - record.releasing for record in granted if record.released],
         "handover": handovers(records),
     }
@@ -254,7 +256,7 @@ def measure(
 
 
 def _clients(granted: Sequence[Grant], contest: Contest, end: int) -> list[int]:
-    """Grants of each client within the run; none where each client had one to make."""
+    """Grants of each client within the run; an empty list where each client had one to make."""
     if contest.laps:
         return []
     counted = Counter(record.client for record in granted if record.granted <= end)
@@ -264,8 +266,8 @@ def _clients(granted: Sequence[Grant], contest: Contest, end: int) -> list[int]:
 def _of_role(
     contest: Contest, records: Sequence[Grant], granted: Sequence[Grant], times: dict[str, list[int]]
 ) -> dict[str, Any]:
-    """What is counted differently in an open loop, whose rate is given, and in a storm and a crash, which last as long
-    as it takes."""
+    """Counts that differ in an open loop, whose rate is given, and in a storm and a crash, which last as long as they
+    take."""
     if contest.rate:
         return {"score": 1e9 / max(1, statistics.median(times["wait"])) if times["wait"] else 0.0}
     if not contest.role:
@@ -280,7 +282,7 @@ def _of_role(
     served = (last - begin) / 1e9 if len(granted) == contest.clients else None
     return {
         "grants": len(granted),
-        "seconds": served or contest.patience,
+        "seconds": served or contest.blocking_timeout,
         "served_seconds": served,
         "order": order_kept(granted),
     }
@@ -291,5 +293,5 @@ def _wrong(count: int, found: Sequence[tuple[Grant, Grant]], total: Sequence[int
         return []
     seen = f"{len(found)} grants overlap, {total[MET]} met another holder, {total[LOST]} were overrun"
     example = f"; such as: {describe(found[0])}" if found else ""
-    sold = f"; {lost} updates of what they guarded were lost" if lost else ""
-    return [f"more than one held a name: {seen}{sold}{example}"]
+    updates = f"; {lost} updates of what they guarded were lost" if lost else ""
+    return [f"more than one held a name: {seen}{updates}{example}"]

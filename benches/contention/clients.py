@@ -1,4 +1,4 @@
-"""Clients: what one caller does in a contest, as a thread and as a task, and when it does it.
+"""Clients: what one caller does in a contest, as a thread and as a task, and when.
 
 All rivals share one loop body, clocked in nanoseconds around acquire and around release; what a client did goes to the
 log and nowhere else. In open loop a client that is late goes on with the next arrival at once, and the latency counts
@@ -24,7 +24,7 @@ from .contests import Contest
 from .log import Client
 
 CHOICES = 4096
-"""Names that a client draws beforehand; it begins again after these."""
+"""Names that a client draws beforehand; it repeats them after that."""
 
 FOREVER = 1 << 60
 
@@ -32,19 +32,19 @@ STEP_NS, EARLIEST_NS = 1_000, 100_000
 """Nanoseconds by which sleeps are made to end later or, fourfold, earlier; how early at most."""
 
 SET_TIMERSLACK = 29
-"""Of prctl(2): in nanoseconds."""
+"""The option PR_SET_TIMERSLACK of prctl(2); its value is in nanoseconds."""
 
-TIRED = 3
-"""Failures in a row after which a client stops: it would retry forever against a server that is gone."""
+MOST_FAILURES = 3
+"""Failures in a row after which a client stops, which would else retry forever against a server that is gone."""
 
 
 def popularity(names: int, zipf: float) -> list[float]:
-    """Cumulative weights of names by Zipf's law; 0: all alike."""
+    """Cumulative weights of names by Zipf's law with the exponent ``zipf``; 0: all alike."""
     return list(itertools.accumulate(rank**-zipf for rank in range(1, names + 1)))
 
 
 def choices(contest: Contest, client: int, seed: int, weights: Sequence[float]) -> Sequence[int]:
-    """The names that a client wants, in this order; the same for every rival."""
+    """The names that a client acquires, in this order; the same for every rival."""
     if contest.role == "crash":  # those who wait share the names evenly
         return (client % contest.names,)
     if contest.names <= 1:
@@ -53,12 +53,12 @@ def choices(contest: Contest, client: int, seed: int, weights: Sequence[float]) 
 
 
 def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
-    """When each client is to ask, nanoseconds after the start; nothing in a closed loop. The same for every rival.
+    """When each client is to acquire, in nanoseconds after the start; empty in a closed loop. The same for every rival.
 
-    A Poisson stream of exactly as many arrivals as the rate promises, each at a client by chance. Those who wait for a
-    dead holder come at any time of the first half of its lease, or they would all look again at the same time. Those of
-    a storm come in the first half of the time until it breaks: of calls at the same time by several processes nobody
-    could say in which order they came, and whether they were served in it.
+    A Poisson stream of exactly as many arrivals as the rate promises, each at a random client. Clients that wait for a
+    dead holder arrive at any time of the first half of its lease, or all that poll would poll at the same time. Clients
+    of a storm arrive in the first half of the time until the release: the order of calls that several processes make at
+    the same time is not known, nor whether they were served in it.
     """
     draw = random.Random(f"{seed}:arrivals")
     if contest.role:
@@ -71,11 +71,12 @@ def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
 
 
 class Early:
-    """How much too early the sleeps of a process are to end, so that holds end on the dot: to wake up takes time, and
-    the clock is watched for what is left. Learned from hold to hold: four in five are to be woken before the end.
+    """How much too early the sleeps of a process are to end, so that holds last exactly as long as they should: waking
+    takes time, and the clock is polled for the rest. Learned from hold to hold: four in five are to wake before the
+    end.
 
-    ``most``: nanoseconds; 0 where several may hold at a time, whom a thread that watches would keep from waking up.
-    ``watched``: for how long the clock was watched, which is no CPU time of the lock's.
+    ``most``: nanoseconds; 0 where several clients may hold at a time, as a thread that polls the clock would keep the
+    others from waking. ``watched``: nanoseconds for which the clock was polled, which are no CPU time of the lock's.
     """
 
     __slots__ = ("most", "ns", "watched")
@@ -85,7 +86,7 @@ class Early:
         self.ns = self.watched = 0
 
     def watch(self, end: int) -> None:
-        """Woken: wait until the end of the hold."""
+        """Poll the clock until the end of the hold, and learn from how early or late the sleep ended."""
         woken = now = clock()
         if now >= end:
             self.ns = min(self.ns + 4 * STEP_NS, self.most)
@@ -98,8 +99,8 @@ class Early:
 
 @dataclass
 class Job:
-    """What a client is to do: its part of the log, its names and keys, its arrivals (none: closed loop), its length,
-    and how much too early sleeps are to end."""
+    """What one client is to do: its part of the log, its names and keys, its arrivals (none: closed loop), the length
+    of the run, and how much too early sleeps are to end."""
 
     client: Client
     contest: Contest
@@ -113,17 +114,18 @@ class Job:
     over: bool = False
 
     def begin(self, start: int) -> None:
-        """The clock time at which it begins is known."""
+        """Set the clock time at which the client begins."""
         length = int(self.seconds * 1e9)
         self.wanted = itertools.cycle(self.names)
         contest = self.contest
         self.closed = not (self.arrivals or contest.laps or contest.rate)
-        self.patient = contest.patience if contest.blocking and not contest.cut else None
+        self.blocking_timeout = contest.blocking_timeout if contest.blocking and not contest.cut else None
         self.start, self.end = start, start + length
         self.last = self.end + (FOREVER if self.contest.laps else length if self.contest.rate else 0)
 
     def next(self) -> int | None:
-        """When the next acquire is due (0: now); None: no more. Arrivals that are due are served for as long again."""
+        """The time at which the next acquire is due (0: now); None: there are no more. An open loop serves its arrivals
+        for twice the length of the run."""
         if self.over or clock() >= self.last or self.client.stopped:
             return None
         if self.closed:
@@ -134,15 +136,15 @@ class Job:
             return None if self.contest.rate else 0
         return self.start + self.arrivals[self.done] if self.done < len(self.arrivals) else None
 
-    def patience(self, called: int) -> float | None:
-        """How long this acquire may wait, in seconds, where that is not the same for all; who was cut off by the end of
-        the run does not come again."""
+    def time_left(self, called: int) -> float | None:
+        """The blocking timeout in seconds of an acquire that is called now, where it is not the same for all: a wait
+        ends with the run."""
         if not self.contest.blocking:
             return None
         return max(0.001, (self.contest.deadline(called, self.end) - called) / 1e9)
 
     def gave_up(self, name: int, due: int, called: int, now: int) -> None:
-        """An acquire returned False."""
+        """Note that an acquire returned False."""
         if not self.contest.blocking:
             self.client.refused()
             return
@@ -150,24 +152,25 @@ class Job:
         self.over = self.contest.cut_off(called, now, self.end)
 
     def name(self) -> int:
-        """The name wanted next; counts the turn."""
+        """The name to acquire next, which counts as one acquire."""
         self.done += 1
         return next(self.wanted)
 
     def problem(self, error: Exception) -> None:
-        """A call raised."""
+        """Note that a call raised."""
         self.failed += 1
-        self.over = self.over or self.failed >= TIRED
+        self.over = self.over or self.failed >= MOST_FAILURES
         self.client.failed(error)
 
     def raised(self, error: Exception, name: int, due: int, called: int) -> None:
-        """An acquire raised: its caller has waited in vain."""
+        """Note that an acquire raised: it counts as given up."""
         self.problem(error)
         self.client.gave_up(name, due or called, called, max(called + 1, clock()))
 
     def finish(self) -> None:
-        """Arrivals that were never served have waited in vain too; also those after a client stopped early."""
-        until = max(clock(), self.last if self.failed >= TIRED else self.end)
+        """Note the arrivals that were never served as given up, also those that were due after the client stopped
+        early."""
+        until = max(clock(), self.last if self.failed >= MOST_FAILURES else self.end)
         for due in self.arrivals[self.done :]:
             if self.client.stopped:
                 return
@@ -176,23 +179,23 @@ class Job:
 
 def thread_client(job: Job, make: MakeLock, sleep: Callable[[float], object] = time.sleep) -> None:
     """Acquire, hold and release, again and again, until the job has no more."""
-    client, contest, keys, patient, early = job.client, job.contest, job.keys, job.patient, job.early
-    hold = int(contest.hold * 1e9)  # from the grant on, whatever is noted meanwhile
+    client, contest, keys, blocking_timeout, early = job.client, job.contest, job.keys, job.blocking_timeout, job.early
+    hold = int(contest.hold * 1e9)  # counted from the grant, whatever is noted meanwhile
     sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
         name = job.name()
         if due and due > (now := clock()):
             sleep((due - now) / 1e9)
         called = clock()
-        wait = patient if patient is not None else job.patience(called)
+        wait = blocking_timeout if blocking_timeout is not None else job.time_left(called)
         try:
             lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
-            taken = lock.acquire()
-        except Exception as error:  # counted; the next one may do better
+            acquired = lock.acquire()
+        except Exception as error:  # it is counted, and the next acquire may succeed
             job.raised(error, name, due, called)
             continue
         now = clock()
-        if not taken:
+        if not acquired:
             job.gave_up(name, due, called, now)
             continue
         client.granted(name, due or called, called, now)
@@ -211,8 +214,8 @@ def thread_client(job: Job, make: MakeLock, sleep: Callable[[float], object] = t
 
 
 async def task_client(job: Job, make: MakeAsyncLock) -> None:
-    """``thread_client`` for a task: kept line by line beside it."""
-    client, contest, keys, patient, early = job.client, job.contest, job.keys, job.patient, job.early
+    """The same as ``thread_client``, line by line, for a task."""
+    client, contest, keys, blocking_timeout, early = job.client, job.contest, job.keys, job.blocking_timeout, job.early
     hold, sleep = int(contest.hold * 1e9), asyncio.sleep
     await sleep(max(0, job.start - clock()) / 1e9)
     while (due := job.next()) is not None:
@@ -220,15 +223,15 @@ async def task_client(job: Job, make: MakeAsyncLock) -> None:
         if due and due > (now := clock()):
             await sleep((due - now) / 1e9)
         called = clock()
-        wait = patient if patient is not None else job.patience(called)
+        wait = blocking_timeout if blocking_timeout is not None else job.time_left(called)
         try:
             lock = make(keys[name], timeout=contest.lease, blocking=contest.blocking, blocking_timeout=wait)
-            taken = await lock.acquire()
-        except Exception as error:  # counted; the next one may do better
+            acquired = await lock.acquire()
+        except Exception as error:  # it is counted, and the next acquire may succeed
             job.raised(error, name, due, called)
             continue
         now = clock()
-        if not taken:
+        if not acquired:
             job.gave_up(name, due, called, now)
             continue
         client.granted(name, due or called, called, now)
@@ -247,15 +250,16 @@ async def task_client(job: Job, make: MakeAsyncLock) -> None:
 
 
 def exact_sleeps() -> None:
-    """Have this process and its threads sleep for as long as they say: Linux adds up to 50 us to each sleep, so that it
-    can end several at once, a twentieth of a hold."""
+    """Make the sleeps of this process and its threads exact: Linux adds up to 50 us to each sleep, so that it can end
+    several at once, a twentieth of a hold."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 class _ExactSelector(selectors.DefaultSelector):
-    """Epoll with timers to the microsecond: its own timeouts are whole milliseconds, longer than most holds here."""
+    """Epoll with timers to the microsecond: the timeouts of epoll are whole milliseconds, longer than most holds
+    here."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout > 0:
@@ -265,7 +269,7 @@ class _ExactSelector(selectors.DefaultSelector):
 
 
 def new_loop(kind: str = "") -> asyncio.AbstractEventLoop:
-    """asyncio's own loop, exact where it is not by itself; or that of the module ``kind``."""
+    """A new event loop: asyncio's own, made exact where it is not; or that of the module ``kind``."""
     if kind:
         loop: asyncio.AbstractEventLoop = importlib.import_module(kind).new_event_loop()
         return loop

@@ -1,8 +1,8 @@
 """A worker of a contest: one of a rival's processes (``python -m fastlock.benches.contention.worker MODULE``).
 
-As ``benches.worker``, it exchanges messages with its parent between runs only. It prepares its clients when ordered to,
-and starts them when ordered to; they begin at the time that stands in the log. The victim of a crash is a child that
-it forks for each run, before it has opened anything itself.
+Like ``benches.worker``, it exchanges messages with its parent between runs only. It prepares its clients when ordered
+to, and starts them when ordered to; they begin at the time that the log says. The victim of a crash is a child that it
+forks for each run, before it has opened anything itself.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Answer = dict[str, Any]
 T = TypeVar("T")
 
 CHECK_SECONDS = 0.005
-"""Between two checks of a victim and of its parent whether the other still runs."""
+"""Seconds between two checks of a victim, and of its parent, whether the other still runs."""
 
-DOOMED_SECONDS = 30.0
-"""After which a victim that nobody has killed is killed by its parent."""
+VICTIM_SECONDS = 30.0
+"""Seconds after which a victim that was not killed as planned is killed by its parent."""
 
 
-class Face(Protocol):
-    """What a rival opened for threads or for asyncio, and a way to run clients over it."""
+class Clients(Protocol):
+    """The clients of this process, over what its rival opened for threads or for asyncio."""
 
     def hold(self, job: Job) -> None: ...
 
@@ -60,8 +60,8 @@ class Face(Protocol):
     def close(self) -> None: ...
 
 
-class ThreadFace:
-    """A thread for each client, made before the start."""
+class ThreadClients:
+    """Clients that are threads, made before the start."""
 
     def __init__(self, contest: Contest, rival: Rival, url: str, label: str) -> None:
         self._opened = rival.open_threads(url, label)
@@ -70,7 +70,7 @@ class ThreadFace:
         self._held: list[SyncLock] = []
 
     def hold(self, job: Job) -> None:
-        """Take the job's name, until ``go`` frees it or this process ends."""
+        """Acquire the job's name, until ``go`` releases it or this process ends."""
         name, called = job.names[0], clock()
         lock = self._make(job.keys[name], timeout=job.contest.lease)
         if not lock.acquire():
@@ -79,23 +79,23 @@ class ThreadFace:
         self._held.append(lock)
 
     def arm(self, jobs: Sequence[Job]) -> None:
-        self._gate = threading.Event()
-        # Daemons: if the parent dies before it says go, they wait for ever, and must not keep this process.
-        self._threads = [threading.Thread(target=self._life, args=(job,), daemon=True) for job in jobs]
+        self._started = threading.Event()
+        # Daemons: if the parent dies before the order to go, these threads wait forever and must not keep this process.
+        self._threads = [threading.Thread(target=self._run_client, args=(job,), daemon=True) for job in jobs]
         for thread in self._threads:
             thread.start()
 
-    def _life(self, job: Job) -> None:
-        self._gate.wait()
+    def _run_client(self, job: Job) -> None:
+        self._started.wait()
         try:
             thread_client(job, self._make)
-        except Exception as error:  # a fault of the client itself: a thread must not die unseen
+        except Exception as error:  # an error of the client itself, which would be lost with its thread
             job.client.errors.append(error_text(error))
 
     def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
         for job in jobs:
             job.begin(start)
-        self._gate.set()
+        self._started.set()
         if holder is not None:
             time.sleep(max(0, start + int(holder.seconds * 1e9) - clock()) / 1e9)
             holder.client.leaving(holder.names[0])
@@ -106,7 +106,7 @@ class ThreadFace:
             thread.join()
 
     def sent(self) -> int | None:
-        """Commands sent until now, where the library counts them."""
+        """The number of commands sent until now, where the library counts them."""
         return self._opened.sent() if self._opened.sent else None
 
     def close(self) -> None:
@@ -114,37 +114,37 @@ class ThreadFace:
 
 
 class Loop:
-    """An event loop in a thread of its own, which never stops between two runs, as that of a service does not: what a
-    lock has to tell the server after a wait in vain goes out then."""
+    """An event loop in a thread of its own, which goes on between two runs, as that of a service does: commands that a
+    lock still has to send after a wait that timed out are sent then."""
 
     def __init__(self, kind: str) -> None:
         started = threading.Event()
         self._kind = kind
-        self._thread = threading.Thread(target=self._live, args=(started,), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
         started.wait()
 
-    def _live(self, started: threading.Event) -> None:
+    def _run(self, started: threading.Event) -> None:
         with asyncio.Runner(loop_factory=lambda: new_loop(self._kind)) as runner:
-            runner.run(self._until_told(started))
+            runner.run(self._run_until_closed(started))
 
-    async def _until_told(self, started: threading.Event) -> None:
-        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+    async def _run_until_closed(self, started: threading.Event) -> None:
+        self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()
         started.set()
-        await self._told.wait()
+        await self._closed.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for it, in the thread of the caller."""
+        """Run a coroutine on the loop, and wait for it in the calling thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End it, and whatever still runs on it."""
-        self._loop.call_soon_threadsafe(self._told.set)
+        """End the loop, and what still runs on it."""
+        self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
 
 
-class TaskFace:
-    """A task for each client, on a loop that lives as long as what the rival opened."""
+class TaskClients:
+    """Clients that are tasks, on a loop that runs as long as the rival's client is open."""
 
     def __init__(self, contest: Contest, rival: Rival, url: str, label: str) -> None:
         self._loop = Loop(contest.loop)
@@ -157,7 +157,7 @@ class TaskFace:
         self._held: list[AsyncLock] = []
 
     def hold(self, job: Job) -> None:
-        """Take the job's name, until ``go`` frees it or this process ends."""
+        """Acquire the job's name, until ``go`` releases it or this process ends."""
         self._loop.run(self._hold(job))
 
     async def _hold(self, job: Job) -> None:
@@ -169,16 +169,16 @@ class TaskFace:
         self._held.append(lock)
 
     def arm(self, jobs: Sequence[Job]) -> None:
-        """Tasks are made in no time, when the loop runs."""
+        """Do nothing: tasks are made by ``go``, which takes no time."""
 
     def go(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
-        self._loop.run(self._race(start, jobs, holder))
+        self._loop.run(self._run_clients(start, jobs, holder))
 
-    async def _race(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
+    async def _run_clients(self, start: int, jobs: Sequence[Job], holder: Job | None) -> None:
         async with asyncio.TaskGroup() as group:
             for job in jobs:
                 job.begin(start)
-                group.create_task(self._life(job))
+                group.create_task(self._run_client(job))
             if holder is not None:
                 await asyncio.sleep(max(0, start + int(holder.seconds * 1e9) - clock()) / 1e9)
                 holder.client.leaving(holder.names[0])
@@ -186,14 +186,14 @@ class TaskFace:
                 await self._held.pop().release()
                 holder.client.released(releasing, clock())
 
-    async def _life(self, job: Job) -> None:
+    async def _run_client(self, job: Job) -> None:
         try:
             await task_client(job, self._make)
         except Exception as error:
             job.client.errors.append(error_text(error))
 
     def sent(self) -> int | None:
-        """Commands sent until now, where the library counts them."""
+        """The number of commands sent until now, where the library counts them."""
         return self._opened.sent() if self._opened.sent else None
 
     def close(self) -> None:
@@ -206,26 +206,26 @@ class TaskFace:
             self._loop.close()
 
 
-FACES: dict[str, Callable[[Contest, Rival, str, str], Face]] = {"threads": ThreadFace, "tasks": TaskFace}
+CLIENTS: dict[str, Callable[[Contest, Rival, str, str], Clients]] = {"threads": ThreadClients, "tasks": TaskClients}
 
 
 class Worker:
-    """Answers orders: open, arm, go, close."""
+    """Answers the orders of the parent: open, arm, go, close."""
 
     def __init__(self, rival: Rival) -> None:
         self._rival = rival
         self._early = Early(EARLIEST_NS)
-        self._face: Face | None = None
+        self._clients: Clients | None = None
         self._log: Log | None = None
         self._jobs: list[Job] = []
         self._holder: Job | None = None
         self._victim = 0
 
     def open(self, url: str, label: str, path: str, size: int) -> Answer:
-        """Attach to the log. The rival connects in the first run that needs it to; keys begin with ``label``."""
+        """Map the log. The rival connects in the first run that needs a connection; keys begin with ``label``."""
         self._url, self._label = url, label
         self._log = Log(path, size)
-        self._log.path = ""  # its name is the parent's to take away
+        self._log.path = ""  # the parent removes the file
         return {}
 
     def arm(self, contest: dict[str, Any], shape: dict[str, int], process: int, seconds: float, seed: int) -> Answer:
@@ -247,26 +247,26 @@ class Worker:
         if asked.role == "crash" and holders:
             self._victim = self._fork(holders, asked)
             return {}
-        if self._face is None:
-            self._face = FACES[asked.face](asked, self._rival, self._url, self._label)
+        if self._clients is None:
+            self._clients = CLIENTS[asked.api](asked, self._rival, self._url, self._label)
         self._holder = holders[0] if holders else None
         if self._holder is not None:
-            self._face.hold(self._holder)
+            self._clients.hold(self._holder)
         gc.collect()
-        self._face.arm(self._jobs)
+        self._clients.arm(self._jobs)
         return {}
 
     def go(self) -> Answer:
         """Start the clients and wait until they are done; or, in a crash, until the victim is dead."""
         assert self._log is not None
         if self._victim:
-            self._mourn()
-            return {"cpu": 0.0, "errors": [], "sent": None}  # what it sent died with it
-        assert self._face is not None, "arm comes before go"
-        sent, before = self._face.sent(), time.process_time_ns() - self._early.watched
-        self._face.go(self._log.words[START], self._jobs, self._holder)
+            self._wait_for_kill()
+            return {"cpu": 0.0, "errors": [], "sent": None}  # what the victim sent is not known
+        assert self._clients is not None, "arm comes before go"
+        sent, before = self._clients.sent(), time.process_time_ns() - self._early.watched
+        self._clients.go(self._log.words[START], self._jobs, self._holder)
         cpu = time.process_time_ns() - self._early.watched - before
-        now = self._face.sent()
+        now = self._clients.sent()
         clients = [job.client for job in self._jobs]
         for client in [*clients, *([self._holder.client] if self._holder else [])]:
             client.write()
@@ -278,19 +278,19 @@ class Worker:
     def close(self) -> Answer:
         """Close what is open."""
         self._end_victim()
-        face, self._face = self._face, None
+        clients, self._clients = self._clients, None
         self._jobs, self._holder = [], None
-        if face is not None:
-            face.close()
+        if clients is not None:
+            clients.close()
         if self._log is not None:
             self._log.close()
             self._log = None
         return {}
 
-    def _mourn(self) -> None:
-        """Wait until the parent has killed the victim; if that parent is gone, or forgets it, do so here."""
+    def _wait_for_kill(self) -> None:
+        """Wait until the parent has killed the victim; kill it here if the parent is gone, or does not."""
         assert self._log is not None
-        parent, end = os.getppid(), time.monotonic() + DOOMED_SECONDS
+        parent, end = os.getppid(), time.monotonic() + VICTIM_SECONDS
         while not os.waitpid(self._victim, os.WNOHANG)[0]:
             if os.getppid() != parent or time.monotonic() > end or self._log.words[STOP]:
                 self._end_victim()
@@ -305,18 +305,18 @@ class Worker:
             self._victim = 0
 
     def _fork(self, holders: Sequence[Job], contest: Contest) -> int:
-        """A child that holds all names and waits to be killed. Returns when it holds them, with its process id."""
+        """Fork a child that holds all names until it is killed. Returns its process id, once it holds them."""
         assert self._log is not None
         words, parent = self._log.words, os.getpid()
         child = os.fork()
         if not child:
             try:
-                self._die_holding(holders, contest, parent)
+                self._hold_until_killed(holders, contest, parent)
             except Exception as error:
                 print(f"the process to be killed: {error!r}", file=sys.stderr, flush=True)
             finally:
                 os._exit(1)
-        words[PID], end = child, time.monotonic() + DOOMED_SECONDS
+        words[PID], end = child, time.monotonic() + VICTIM_SECONDS
         while words[READY] < len(holders):
             if os.waitpid(child, os.WNOHANG)[0]:
                 raise RuntimeError("the process that was to hold the names and be killed ended by itself")
@@ -327,19 +327,19 @@ class Worker:
             time.sleep(CHECK_SECONDS / 5)
         return child
 
-    def _die_holding(self, holders: Sequence[Job], contest: Contest, parent: int) -> None:
+    def _hold_until_killed(self, holders: Sequence[Job], contest: Contest, parent: int) -> None:
         assert self._log is not None
-        face = FACES[contest.face](contest, self._rival, self._url, self._label)
+        clients = CLIENTS[contest.api](contest, self._rival, self._url, self._label)
         for holder in holders:
-            face.hold(holder)
+            clients.hold(holder)
             holder.client.write()
             self._log.words[READY] += 1
-        while os.getppid() == parent:  # an orphan must not stay
+        while os.getppid() == parent:  # it must not outlive its parent
             time.sleep(CHECK_SECONDS)
 
 
 def actions(worker: Worker) -> dict[str, Callable[..., Answer]]:
-    """What it can be ordered to do."""
+    """The actions that a worker can be ordered to do."""
     return {"open": worker.open, "arm": worker.arm, "go": worker.go, "close": worker.close}
 
 

@@ -45,7 +45,7 @@ class Plan:
 
 
 class AnyLock(Protocol):
-    """What the locks of all rivals have in common: methods that do it, or that return an awaitable in asyncio."""
+    """What the locks of all rivals have in common: methods that act, or that return an awaitable in asyncio."""
 
     def acquire(self) -> Any: ...
 
@@ -129,7 +129,7 @@ class NoLock:
 
 
 class NoAsyncLock:
-    """The same for tasks."""
+    """`NoLock` for tasks."""
 
     async def acquire(self) -> bool:
         return True
@@ -155,7 +155,7 @@ def lock_maker(plan: Plan, stack: ExitStack) -> Callable[[int], AnyLock]:
 
 
 async def async_lock_maker(plan: Plan, stack: AsyncExitStack) -> Callable[[int], AnyLock]:
-    """The same for tasks."""
+    """`lock_maker` for tasks."""
     if plan.rival == "no-lock":
         return lambda sku: NoAsyncLock()
     if plan.rival == "fastlock":
@@ -176,31 +176,31 @@ def names(plan: Plan) -> Iterator[str]:
 
 
 def sell_to_threads(plan: Plan, tally: Tally, ready: Callable[[], None], stop: threading.Event) -> None:
-    """A thread and an SQLite connection for each buyer, all started before `ready`, let in after it."""
-    doors = threading.Event()
+    """Run a thread with an SQLite connection for each buyer: all are made before `ready`, and buy after it."""
+    start = threading.Event()
 
-    def life(buyer: Buyer) -> None:
+    def run_buyer(buyer: Buyer) -> None:
         try:
             with closing(Shop(plan.path)) as shop:
-                doors.wait()
-                walk(buyer.shopping(shop, plan.skus))
-        except Exception as error:  # an error of the shop itself; a thread must not die unseen
+                start.wait()
+                run_steps(buyer.shopping(shop, plan.skus))
+        except Exception as error:  # an error of the shop itself, which would be lost with its thread
             tally.failed(error)
 
     with ExitStack() as stack:
         lock = lock_maker(plan, stack)
         think = partial(time.sleep, plan.think)
         buyers = [Buyer(name, lock, think, tally, stop) for name in names(plan)]
-        threads = [threading.Thread(target=life, args=(buyer,), name=buyer.name) for buyer in buyers]
+        threads = [threading.Thread(target=run_buyer, args=(buyer,), name=buyer.name) for buyer in buyers]
         for thread in threads:
             thread.start()
         ready()
-        doors.set()
+        start.set()
         for thread in threads:
             thread.join()
 
 
-def walk(steps: Generator[Step, Any, None]) -> None:
+def run_steps(steps: Generator[Step, Any, None]) -> None:
     """Run the steps of `shopping` one by one in this thread."""
     try:
         step = next(steps)
@@ -216,7 +216,7 @@ def walk(steps: Generator[Step, Any, None]) -> None:
 
 
 async def sell_to_tasks(plan: Plan, tally: Tally, ready: Callable[[], None], stop: threading.Event) -> None:
-    """A task for each buyer, one SQLite connection for all.
+    """Run a task for each buyer, with one SQLite connection for all.
 
     The short SQLite statements run on the loop itself: they take some 20 us, where `to_thread` would cost more than
     that and put its small pool of threads between the buyers, a second lock beside the one that is measured.
@@ -227,11 +227,11 @@ async def sell_to_tasks(plan: Plan, tally: Tally, ready: Callable[[], None], sto
         think = partial(asyncio.sleep, plan.think)
         buyers = [Buyer(name, lock, think, tally, stop) for name in names(plan)]
         ready()
-        await asyncio.gather(*(stroll(buyer.shopping(shop, plan.skus)) for buyer in buyers))
+        await asyncio.gather(*(run_steps_in_task(buyer.shopping(shop, plan.skus)) for buyer in buyers))
 
 
-async def stroll(steps: Generator[Step, Any, None]) -> None:
-    """`walk` for a task."""
+async def run_steps_in_task(steps: Generator[Step, Any, None]) -> None:
+    """Run the steps of `shopping` one by one in this task."""
     try:
         step = next(steps)
         while True:
@@ -257,7 +257,7 @@ def run_tasks(plan: Plan, tally: Tally, ready: Callable[[], None], stop: threadi
 
 
 def main() -> None:
-    """The worker process: plan in, tally out."""
+    """Run the worker process: receive the plan, send the tally."""
     parent = to_parent()
     plan = Plan(**(parent.receive() or {}))
     tally, stop = Tally(), threading.Event()

@@ -1,8 +1,8 @@
 """`fastlock flash-sale`: many processes buy from one stock under a lock, and the books are audited afterwards.
 
-This file conducts: options, one sale after the other, each on a fresh stock, the lock keys, the verdict. The shop, the
-buyers, their processes and the report are files of their own. Only keys of this run's own prefix are ever read or
-deleted.
+What lives here: the options, one sale after the other, each on a fresh stock, the lock keys, the exit code. Never here:
+the shop, the buyers, their processes and the report, which are files of their own. Only keys of this run's own prefix
+are ever read or deleted.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def rivals(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace, url: str, server: dict[str, Any], progress: Progress) -> int:
-    """Hold the sales that `args` asks for on the server at `url`, print what came out, and return the exit code.
+    """Run the sales that `args` asks for on the server at `url`, print the results, and return the exit code.
 
     `server` is the result of `Client.server_info()`, for the report.
     """
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, url: str, server: dict[str, Any], progress: Pr
     code = OK
     for rival in dict.fromkeys((*args.rivals, *(["no-lock"] if args.no_lock else []))):
         sale = Sale(args, rival, url, progress)
-        outcomes.append(sale.hold())
+        outcomes.append(sale.run())
         if sale.signal is not None:
             # 128 + the signal's number, as a shell reports it: 130 for Ctrl-C, 143 for SIGTERM.
             code = INTERRUPTED if sale.signal == signal.SIGINT else 128 + sale.signal
@@ -125,15 +125,15 @@ class Sale:
     signal: int | None = None  # number of the signal that ended it
     began: float | None = None
 
-    def hold(self) -> Outcome:
-        """Hold the sale; the keys and the folder of this run are removed afterwards, whatever happens."""
+    def run(self) -> Outcome:
+        """Run the sale; the keys and the folder of this run are removed afterwards, whatever happens."""
         with tempfile.TemporaryDirectory(prefix="fastlock-flash-sale-") as folder:
             path = str(Path(folder, "shop.sqlite"))
             open_shop(path, skus=self.args.skus, stock=self.args.stock)
             workers = Workers(self._plans(path), Path(folder))
             try:
                 with workers.signals(), workers, closing(Shop(path)) as shop:
-                    self._conduct(workers, shop)
+                    self._follow(workers, shop)
             finally:
                 self.progress.clear()
                 keys_left = self._sweep()
@@ -174,8 +174,8 @@ class Sale:
             for worker in range(self.args.processes)
         ]
 
-    def _conduct(self, workers: Workers, shop: Shop) -> None:
-        """Follow the workers to their end: open the doors when all are ready, stop the sale if there is a reason."""
+    def _follow(self, workers: Workers, shop: Shop) -> None:
+        """Follow the workers to their end: start the sale when all are ready, stop it if there is a reason."""
         missing, working = set(range(self.args.processes)), set(range(self.args.processes))
         done: set[int] = set()
         watch = Watch(shop, self.args)
@@ -209,7 +209,7 @@ class Sale:
             text = f"waiting for {waiting_for} of {self.args.processes} workers"
         self.progress.show(f"{self.rival}: {text}")
         if self.stopped is not None and time.monotonic() > watch.deadline:
-            self.accidents.append("workers that did not go home were killed")
+            self.accidents.append("workers that did not leave were killed")
             workers.kill()
             watch.deadline = float("inf")
         elif self.stopped is None and reason is not None:
@@ -247,7 +247,7 @@ class Sale:
 
 
 class Watch:
-    """Checks the books while the sale runs and knows when it has gone on for long enough."""
+    """Checks the books while the sale runs, and says when it is stalled or oversold."""
 
     def __init__(self, shop: Shop, args: argparse.Namespace) -> None:
         self._shop = shop
@@ -258,7 +258,7 @@ class Watch:
         self.deadline = float("inf")  # time.monotonic() at which workers that were sent "stop" are killed
 
     def check(self) -> tuple[str, str | None]:
-        """How the sale goes, and why it should stop now, if it should."""
+        """The state of the sale in words, and why it should stop now, if it should."""
         now = time.monotonic()
         orders, left = self._shop.progress()
         if orders != self._orders:

@@ -1,6 +1,7 @@
-"""What came out of a flash sale: an `Outcome` for each rival, judged, as a table and as JSON. No I/O.
+"""The results of a flash sale: an `Outcome` for each rival, judged, as a table and as JSON. No I/O.
 
-A sale is fine if its books balance, nothing failed, nobody died and no lock key is left; `findings` says what is not.
+A sale is fine if its books balance, nothing failed, no worker died and no lock key is left; `findings` says what is
+not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Outcome:
     rival: str
     books: Books
     buyers: int
-    began: float | None  # time.monotonic() when the doors opened; None if they never did
+    began: float | None  # time.monotonic() when the buyers started; None if they never did
     waits: Sequence[float]  # in rising order
     errors: Counter[str]
     examples: dict[str, str]
@@ -43,7 +44,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """From the opening of the doors to the last order."""
+        """Seconds from the start of the buyers to the last order."""
         return 0.0 if self.began is None or self.books.last is None else self.books.last - self.began
 
     @property
@@ -113,7 +114,7 @@ _COUNTS = (("sold", "sold"), ("left", "left"), ("oversold", "oversold"), ("beyon
 
 
 def _counts(outcome: Outcome) -> list[int]:
-    """Purchases of each buyer, those with none too."""
+    """The number of purchases of each buyer, also of those with none."""
     bought = list(outcome.books.by_buyer.values())
     return bought + [0] * (outcome.buyers - len(bought))
 

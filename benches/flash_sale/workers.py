@@ -1,7 +1,7 @@
-"""The worker processes of one flash sale: started, let in together, stopped, watched, never left behind.
+"""The worker processes of one flash sale: started, let go together, stopped, watched, never left behind.
 
 Knows processes and signals; what the workers do is in `buyers`. Everything that happens arrives as an `Event`, the
-user's Ctrl-C too: one plain loop conducts the sale, and nothing interrupts its cleaning up.
+user's Ctrl-C too: one plain loop follows the sale, and nothing interrupts its cleanup.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Workers:
         self.close()
 
     def next_event(self, seconds: float) -> Event | None:
-        """What happened next, or None after `seconds` in which nothing did."""
+        """The next event, or None after `seconds` without any."""
         if not self._events:
             for process in readable(self._running, seconds):
                 self._receive(process)
@@ -85,7 +85,7 @@ class Workers:
             process.send({"action": action})
 
     def how_it_ended(self, worker: int) -> str:
-        """How a worker's process ended, in a few words: the signal, or the last line of its stderr."""
+        """The end of a worker's process in words: the signal, or the exit code and the last line of its stderr."""
         code = self._processes[worker].end()
         if code < 0:
             return f"ended by {signal.Signals(-code).name}"
@@ -97,12 +97,12 @@ class Workers:
         return [process.pid for process in self._processes]
 
     def kill(self) -> None:
-        """End all that still run, now."""
+        """Kill all workers that still run."""
         for process in self._processes:
             process.kill()
 
     def close(self) -> None:
-        """Kill all that still run and wait for them."""
+        """Kill all workers that still run, and wait for them."""
         self.kill()
         end_all(self._processes)
 

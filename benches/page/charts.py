@@ -1,7 +1,7 @@
 """Charts of a result: rows of a scenario in, figures out, each with what it shows and how to read it.
 
-Decides what is drawn and says what could not be; Plotly draws. A rival that has no value for a chart is named under it,
-and a chart for which no rival has one is not made. Charts of a sweep are in ``sweeps``.
+This file decides what is drawn and says what could not be; Plotly draws. A rival that has no value for a chart is named
+under it, and a chart for which no rival has one is not made. Charts of a sweep are in ``sweeps``.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ LINEAR_UP_TO = 8
 """Grants beyond this multiple of the fair share would press the rest of a linear axis flat."""
 
 STARVED = 0.01
-"""Of the fair share: less is drawn as that much on a logarithmic axis."""
+"""Part of the fair share: less is drawn as that much on a logarithmic axis."""
 
 STEPS = 200
-"""More steps than that are finer than the chart."""
+"""Steps of a line at most: more are finer than the chart."""
 
 NEAR = 10
-"""A raw round trip that is this many times shorter than the fastest call has no place beside it."""
+"""A raw round trip that is this many times shorter than the fastest call is not drawn beside it."""
 
 EXPECTED = {
     "pair": ("throughput", "latency by percentile", "server CPU"),
@@ -61,11 +61,11 @@ EXPECTED = {
     ),
     "load": ("p50 against offered load", "p99 against offered load"),
 }
-"""What each kind of scenario is run for."""
+"""The charts that each kind of scenario is run for."""
 
 
 def missing(scenario: Scenario, drawn: Sequence[Figure]) -> list[str]:
-    """What a scenario of this kind should show and does not."""
+    """The charts that a scenario of this kind should show and does not."""
     there = {figure.about for figure in drawn}
     return [about for about in EXPECTED.get(str(scenario.get("kind")), ()) if about not in there]
 
@@ -154,7 +154,7 @@ def _bars(
     styles: Styles,
     timed: bool = False,
 ) -> Figure | None:
-    """Bars lying down, each under its rival's name and its value."""
+    """Horizontal bars, each under its rival's name and its value."""
     if not bars:
         return None
     axis = {"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s" if timed else "", "nticks": 5}
@@ -282,7 +282,7 @@ def against_fair(grants: Sequence[float]) -> list[float]:
 
 
 def sampled(values: Sequence[float]) -> Sequence[float]:
-    """At most STEPS of them, evenly spaced, first and last included."""
+    """At most STEPS of the values, evenly spaced, first and last included."""
     if len(values) <= STEPS:
         return values
     return [values[round(at * (len(values) - 1) / (STEPS - 1))] for at in range(STEPS)]

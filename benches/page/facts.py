@@ -1,6 +1,6 @@
 """Facts without which a number means nothing: machine, versions, command, parameters, noise.
 
-Shows what the result says, also under names that this version does not know; all else is "not recorded".
+This file shows what the result says, also under names that this version does not know; all else is "not recorded".
 """
 
 from __future__ import annotations

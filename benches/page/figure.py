@@ -29,7 +29,7 @@ DASHES = (
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
 
 PLACES = {"fastlock": 0, "redis-py": 1, "fallback": 2, "pipeline": 7, "ceiling": 15, "hiredis": 23, "alone": 31}
-"""These look the same in every report, bounds that are no locks in grey; the others take what is left, in order."""
+"""Rivals that look the same in every report, bounds that are no locks in grey; others take what is left, in order."""
 
 LONGEST_NAME = 18
 
@@ -69,17 +69,17 @@ class Style:
 
     @property
     def colour(self) -> str:
-        """Class of its colour, and name of the variable that holds it."""
+        """The class of the rival's colour, and the name of the variable that holds it."""
         return f"s{self.number % COLOURS}"
 
     @property
     def dash(self) -> str:
-        """Of its lines. A colour that comes again has another dash and another symbol."""
+        """The dash of the rival's lines. A colour that is used again has another dash and another symbol."""
         return DASHES[(self.number + self.number // COLOURS) % len(DASHES)]
 
     @property
     def symbol(self) -> str:
-        """Shape of its points."""
+        """The shape of the rival's points."""
         return SYMBOLS[(self.number + self.number // COLOURS) % len(SYMBOLS)]
 
 
@@ -145,12 +145,12 @@ def plain(text: str) -> str:
 
 
 def brief(value: float) -> float:
-    """Five digits are finer than a pixel."""
+    """Round a value to five digits, which is finer than a pixel."""
     return float(f"{value:.5g}")
 
 
 def singular(scenario: Mapping[str, Any]) -> str:
-    """One of what a scenario counts: a pair, a grant."""
+    """The unit of what a scenario counts in the singular: pair, grant."""
     return str(scenario.get("unit") or "grants").removesuffix("s")
 
 
@@ -164,24 +164,24 @@ UNITS = {
 
 
 def log_axis(values: Iterable[float], room: int) -> dict[str, Any]:
-    """Logarithmic; labelled at 1, 2, 5 where it spans less than two decades, else by the ``room`` for labels."""
+    """A logarithmic axis; labelled at 1, 2, 5 where it spans less than two decades, else by the ``room`` for labels."""
     known = [value for value in values if value > 0]
     return {"type": "log"} | ({"dtick": "D2"} if known and max(known) < 100 * min(known) else {"nticks": room})
 
 
 def time_axis(seconds: Iterable[float]) -> dict[str, Any]:
-    """Seconds with the prefix that fits, logarithmic."""
+    """A logarithmic axis of seconds, with the prefix that fits."""
     label = {"tickformat": "~s", "ticksuffix": "s", "labelalias": UNITS}
     return {"title_text": "time (logarithmic)", **label, **log_axis(seconds, 7)}
 
 
 def even_axis(title: str) -> dict[str, Any]:
-    """Any quantity, from zero."""
+    """A linear axis of any quantity, from zero."""
     return {"title_text": title, "rangemode": "tozero", "nticks": 6}
 
 
 DURATION = "%{y:.3~s}s"
-"""Template of a time."""
+"""Plotly's template of a time."""
 
 
 def told(lines: Mapping[str, str]) -> str:
@@ -195,5 +195,5 @@ def absent(rivals: Sequence[str], drawn: Sequence[str]) -> tuple[str, ...]:
 
 
 def ratio_text(value: float | None) -> str:
-    """A multiple of redis-py's, behind another number."""
+    """A multiple of redis-py's value, as text to follow another number."""
     return "" if value is None else f", {written.TIMES} {written.significant(value)}"

@@ -26,7 +26,7 @@ def escape(text: object) -> Markup:
 
 
 def join(children: Iterable[object]) -> Markup:
-    """Children one after another; None is none."""
+    """The markup of all children in order; None is left out."""
     return Markup("".join(escape(child) for child in children if child is not None))
 
 

@@ -1,6 +1,7 @@
 """Charts of a sweep: what becomes of rate and waiting as waiters are added, or as more load is offered.
 
-Points in, figures out. A point that lacks the value is left out of its line, a rival without any is named.
+This file takes points and returns figures. A point that lacks the value is left out of its line, a rival without any is
+named.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ KEPT_UP = 0.95
 
 @dataclass(frozen=True)
 class Sweep:
-    """One chart: the value under ``keys`` of each row against x. ``timed``: it is no rate; ``offered``: x is a load."""
+    """One chart: the value under ``keys`` of each row against x. ``timed``: the value is a time, not a rate;
+    ``offered``: x is a load."""
 
     about: str
     title: str
@@ -33,7 +35,7 @@ class Sweep:
     offered: bool = False
 
     def value(self, point: Point) -> float | None:
-        """Height of a point; None where it was not measured, or too short for its clock, which has no place on a
+        """The height of a point; None where it was not measured, or is a time of zero, which has no place on a
         logarithmic axis."""
         found = dig(point, "row", *self.keys)
         return None if found is None or (self.timed and not found) else float(found)
@@ -48,7 +50,7 @@ def sweep(scenario: Scenario, styles: Styles) -> list[Figure | None]:
 
 
 def waiters(of: str, unit: str) -> list[Sweep]:
-    """Against the number of waiters."""
+    """Charts against the number of waiters."""
     return [
         Sweep(
             "throughput against waiters",
@@ -84,7 +86,7 @@ def waiters(of: str, unit: str) -> list[Sweep]:
 
 
 def load(of: str) -> list[Sweep]:
-    """Against the offered load."""
+    """Charts against the offered load."""
     how = (
         "Lower is better. Requests are due at a steady rate, whether or not earlier ones are done, and their time "
         "counts from when they were due. Where a line turns up, the rival no longer keeps up; an open marker: it "
@@ -104,7 +106,7 @@ def load(of: str) -> list[Sweep]:
 
 
 def draw(what: Sweep, points: Sequence[Point], styles: Styles) -> Figure | None:
-    """One of them, if any rival has values for it."""
+    """Draw one chart, if any rival has values for it."""
     rivals = list(dict.fromkeys(point["rival"] for point in points))
     known = {rival: found for rival in rivals if (found := _known(what, rival, points))}
     if not known:
@@ -140,6 +142,6 @@ def _line(what: Sweep, rival: str, known: Sequence[tuple[Point, float]], styles:
 
 
 def late(point: Point) -> bool:
-    """Whether clearly less was served than was offered."""
+    """Whether clearly less was served at a point than was offered."""
     reached = dig(point, "row", "rate", "median")
     return reached is not None and reached < KEPT_UP * point["x"]

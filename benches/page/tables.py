@@ -31,10 +31,10 @@ class Column:
 Body = Sequence[Sequence[object]]
 
 TALL = 40
-"""A table of more lines scrolls up and down as well."""
+"""Lines above which a table scrolls vertically as well."""
 
 LONG = 24
-"""Text longer than that, in the first column, is broken into lines."""
+"""Characters above which text in the first column is broken into lines."""
 
 MEANINGS = {
     "latency": "Latency: a whole lap",
@@ -61,8 +61,8 @@ def tables(scenario: Scenario, styles: Styles) -> Markup:
 
 
 def costs(rows: Mapping[str, Row], unit: str, styles: Styles) -> Markup:
-    """Speed, fairness, cost and trouble: one line for each rival."""
-    every = [*speed_columns(unit), *fairness_columns(), *cost_columns(unit), *trouble_columns(unit)]
+    """The table of speed, fairness, cost and failures: one line for each rival."""
+    every = [*speed_columns(unit), *fairness_columns(), *cost_columns(unit), *failure_columns(unit)]
     columns = _used(every, rows.values())
     body = [[rival_cell(rival, styles), *(column.cell(row) for column in columns)] for rival, row in rows.items()]
     headings = [("rival", ""), *((column.heading, column.meaning) for column in columns)]
@@ -103,7 +103,7 @@ def cost_columns(unit: str) -> list[Column]:
     ]
 
 
-def trouble_columns(unit: str) -> list[Column]:
+def failure_columns(unit: str) -> list[Column]:
     """Columns of what went wrong, and of how much was measured."""
     return [
         Column("failed", "share of the attempts", lambda row: written.share(row.get("failures"))),
@@ -115,7 +115,7 @@ def trouble_columns(unit: str) -> list[Column]:
 
 
 def times(rows: Mapping[str, Row], styles: Styles) -> Markup:
-    """What was timed, by percentile: a group of lines for each kind of time."""
+    """The table of times by percentile: a group of lines for each kind of time."""
     groups: dict[str, list[list[object]]] = {}
     for of in TIMES_OF:
         found = {rival: row[f"{of}_us"] for rival, row in rows.items() if row.get(f"{of}_us")}
@@ -132,12 +132,12 @@ def times(rows: Mapping[str, Row], styles: Styles) -> Markup:
 
 
 def sweep(points: Sequence[Mapping[str, Any]], scenario: Scenario, styles: Styles) -> Markup:
-    """One line for each point, the points of one x together."""
+    """The table of a sweep: one line for each point, the points of one x together."""
     unit = singular(scenario)
     every = [*speed_columns(unit)[:3]]
     for of in TIMES_OF:
         every += [Column(f"{NAMES[of]} {name}", "", _time(f"{of}_us", part)) for part, name in PARTS]
-    every += [*fairness_columns(), *cost_columns(unit), *trouble_columns(unit)]
+    every += [*fairness_columns(), *cost_columns(unit), *failure_columns(unit)]
     columns = _used(every, [point["row"] for point in points])
     of_x = "{:,g} offered per second" if scenario.get("kind") == "load" else "{:,g} waiters"
     groups: dict[str, list[list[object]]] = {of_x.format(x): [] for x in sorted({point["x"] for point in points})}
@@ -154,7 +154,7 @@ def violated(row: Row) -> str:
 
 
 def rival_cell(rival: str, styles: Styles) -> Markup:
-    """Name of a rival with a spot of its colour."""
+    """The name of a rival with a spot of its colour."""
     return join([tag("span", class_=f"spot {styles[rival].colour}", data_rival=rival), rival])
 
 

@@ -1,8 +1,9 @@
-"""Rivals: one small file each, all behind the same two doors (threads and tasks), so that one scenario serves all.
+"""Rivals: one small file each, with the same two functions (for threads, for tasks), so that one scenario fits all.
 
-A rival's file opens and closes clients and gives redis-py's shape to their locks, nothing else; loops, clocks and
-counting live in ``scenarios`` and ``contention``. Only the worker processes of that rival import it, with the
-environment named here, and each file says in which setting its rival runs.
+What lives here: the table of the rivals, and their files, which open and close clients and give their locks the methods
+of redis-py's. Only the worker processes of a rival import its file, with the environment named here, and each file says
+with which settings its rival runs. Never here: loops, clocks and counting, which live in ``scenarios`` and
+``contention``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ LEASE = 10
 BASELINE = "redis-py"
 """The rival that every ratio is taken against, where it runs."""
 
-FACES = ("threads", "tasks")
+APIS = ("threads", "tasks")
 
 
 class SyncLock(Protocol):
-    """A lock for one use: taken and freed by calls, or entered."""
+    """A lock for one use: acquired and released by calls, or entered."""
 
     def acquire(self) -> bool: ...
 
@@ -38,7 +39,7 @@ class SyncLock(Protocol):
 
 
 class AsyncLock(Protocol):
-    """The same for tasks."""
+    """A lock for one use by a task."""
 
     async def acquire(self) -> bool: ...
 
@@ -69,8 +70,9 @@ class MakeAsyncLock(Protocol):
 
 @dataclass(frozen=True)
 class Threads:
-    """A client opened for threads. ``batch(names)`` locks and frees all names: (acquired, released); None: has none.
-    ``sent()``: commands sent so far, by the library's own count; None: it does not count them."""
+    """A client opened for threads. ``batch(names)`` acquires and releases all names: (acquired, released); None: the
+    library has no batches. ``sent()``: commands sent so far, by the library's own count; None: it does not count
+    them."""
 
     lock: MakeLock | None
     batch: Callable[[Sequence[str]], tuple[int, int]] | None
@@ -88,7 +90,7 @@ class Tasks:
 
 
 class Rival(Protocol):
-    """What a rival's module offers. ``label`` becomes the connection name, by which the server's list is counted."""
+    """What a rival's module offers. ``label`` becomes the name of its connections, by which they are counted."""
 
     def versions(self) -> dict[str, str]: ...
 
@@ -101,17 +103,17 @@ class Rival(Protocol):
 class Entry:
     """What is known of a rival before its worker starts.
 
-    module, env: where it lives, and the environment of its workers. needs: the import that must be there, and the name
-    to install. faces: what it can run, of threads, tasks and batch. scenarios: those it runs, where not all. leaves:
-    beginnings of keys that it leaves behind by design, to expire. whole_seconds: its leases know no fractions. most:
-    waiters that it is asked to stand, 0: any number. passes_on: a lease may go from caller to caller within a process,
-    without the server. alone: it runs with one client, whatever the others do.
+    module, env: its module, and the environment of its workers. needs: the import that must be there, and the name to
+    install. apis: what it can run, of threads, tasks and batch. scenarios: those it runs, where not all. leaves:
+    beginnings of keys that it leaves behind by design, to expire. whole_seconds: its leases are whole seconds. most:
+    clients that it is run with at most, 0: any number. passes_on: a lease may be handed over within a process, without
+    the server. alone: it runs with one client, whatever the others do.
     """
 
     module: str
     env: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, str] | None = None
-    faces: tuple[str, ...] = FACES
+    apis: tuple[str, ...] = APIS
     scenarios: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     whole_seconds: bool = False
@@ -126,35 +128,36 @@ class Entry:
 
 COMPILED = {"FASTLOCK_IMPL": "cython"}
 
-CROWD = 1000
-"""Waiters that those are asked to stand who ask the server again and again: ten times as many take longer to ask once
-than a run lasts."""
+MOST_POLLING = 1000
+"""Clients at most of rivals that poll the server: ten times as many take longer to poll once than a run lasts."""
 
 RIVALS = {
-    "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, faces=(*FACES, "batch"), passes_on=True),
+    "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, apis=(*APIS, "batch"), passes_on=True),
     "fair": Entry(f"{__package__}.fastlock_fair", COMPILED, scenarios=("hot", "handover", "storm", "waiters")),
-    "fallback": Entry(f"{__package__}.fastlock_", {"FASTLOCK_IMPL": "python"}, faces=(*FACES, "batch"), passes_on=True),
+    "fallback": Entry(f"{__package__}.fastlock_", {"FASTLOCK_IMPL": "python"}, apis=(*APIS, "batch"), passes_on=True),
     "dropin": Entry(f"{__package__}.fastlock_dropin", COMPILED, passes_on=True),
-    BASELINE: Entry(f"{__package__}.redis_py", faces=(*FACES, "batch"), most=CROWD),
+    BASELINE: Entry(f"{__package__}.redis_py", apis=(*APIS, "batch"), most=MOST_POLLING),
     "python-redis-lock": Entry(
         f"{__package__}.python_redis_lock",
         needs=("redis_lock", "python-redis-lock"),
-        faces=("threads",),
+        apis=("threads",),
         leaves=("lock-signal:",),
         whole_seconds=True,
     ),
-    "pottery": Entry(f"{__package__}.pottery_", needs=("pottery", "pottery"), most=CROWD),
-    "valkey-glide": Entry(f"{__package__}.valkey_glide", needs=("glide", "valkey-glide"), faces=("tasks",), most=CROWD),
-    "pipeline": Entry(f"{__package__}.redis_pipeline", faces=("batch",)),
+    "pottery": Entry(f"{__package__}.pottery_", needs=("pottery", "pottery"), most=MOST_POLLING),
+    "valkey-glide": Entry(
+        f"{__package__}.valkey_glide", needs=("glide", "valkey-glide"), apis=("tasks",), most=MOST_POLLING
+    ),
+    "pipeline": Entry(f"{__package__}.redis_pipeline", apis=("batch",)),
 }
 
 ALONE = "alone"
-"""A reference, measured beside fastlock: its lock with one holder and nobody else."""
+"""A reference that runs beside fastlock: fastlock's lock with one holder and no other client."""
 
 ALONE_ENTRY = Entry(f"{__package__}.fastlock_", COMPILED, passes_on=True, alone=True)
 
 OURS = ("fastlock", "fair", "fallback", "dropin", ALONE)
-"""Those whose errors are ours: they fail the run."""
+"""Rivals that are fastlock: an error of theirs fails the run."""
 
 
 def load(module: str) -> Rival:
@@ -168,46 +171,47 @@ def redis_url(url: str) -> str:
 
 
 class Wrapped:
-    """Gives redis-py's shape to the lock of another library: ``take`` acquires, ``free`` releases."""
+    """Gives the lock of another library the methods of redis-py's: ``acquire`` and ``release`` are the library's
+    calls."""
 
-    __slots__ = ("_free", "_take")
+    __slots__ = ("_acquire", "_release")
 
-    def __init__(self, take: Callable[[], Any], free: Callable[[], Any]) -> None:
-        self._take, self._free = take, free
+    def __init__(self, acquire: Callable[[], Any], release: Callable[[], Any]) -> None:
+        self._acquire, self._release = acquire, release
 
     def acquire(self) -> bool:
-        return bool(self._take())
+        return bool(self._acquire())
 
     def release(self) -> None:
-        self._free()
+        self._release()
 
     def __enter__(self) -> Self:
-        if not self._take():
+        if not self._acquire():
             raise TimeoutError("not acquired")
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._free()
+        self._release()
 
 
 class AsyncWrapped:
-    """The same for tasks."""
+    """``Wrapped`` for tasks."""
 
-    __slots__ = ("_free", "_take")
+    __slots__ = ("_acquire", "_release")
 
-    def __init__(self, take: Callable[[], Awaitable[Any]], free: Callable[[], Awaitable[Any]]) -> None:
-        self._take, self._free = take, free
+    def __init__(self, acquire: Callable[[], Awaitable[Any]], release: Callable[[], Awaitable[Any]]) -> None:
+        self._acquire, self._release = acquire, release
 
     async def acquire(self) -> bool:
-        return bool(await self._take())
+        return bool(await self._acquire())
 
     async def release(self) -> None:
-        await self._free()
+        await self._release()
 
     async def __aenter__(self) -> Self:
-        if not await self._take():
+        if not await self._acquire():
             raise TimeoutError("not acquired")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._free()
+        await self._release()

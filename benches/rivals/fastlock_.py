@@ -25,8 +25,8 @@ def open_threads(url: str, label: str) -> Threads:
 
     def batch(names: Sequence[str]) -> tuple[int, int]:
         leases = client.acquire_many(names, timeout=LEASE)
-        freed = client.release_many(leases)
-        return sum(lease is not None for lease in leases), sum(freed)
+        released = client.release_many(leases)
+        return sum(lease is not None for lease in leases), sum(released)
 
     return Threads(client.lock, batch, client.close, lambda: client.get_stats()["commands"])
 

@@ -30,6 +30,6 @@ def open_threads(url: str, label: str) -> Threads:
 
 
 async def open_tasks(url: str, label: str) -> Tasks:
-    """The same for tasks."""
+    """One redis-py client shared by all tasks, and the fastlock client that comes with its pool."""
     client = redis.asyncio.Redis.from_url(redis_url(url), client_name=label)
     return Tasks(partial(fastlock.asyncio.Lock, client), client.aclose)

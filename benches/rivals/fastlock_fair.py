@@ -1,6 +1,6 @@
 """Rival ``fair``: fastlock with ``fair=True``: strictly first come, first served, over all processes.
 
-Every waiter has a place of its own at the server, no lease passes on within a process. Setting: its defaults.
+Every waiter has an entry of its own on the server, no lease is handed over within a process. Setting: its defaults.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Rival ``pottery``: its Redlock and AIORedlock with one master, as its documentation shows them.
 
-With one master the quorum is that server alone: the same promise as everybody else's here. Setting: its defaults; in
-asyncio a pool that waits for a free connection, as for redis-py. Its thread face starts a thread pool for each acquire.
+With one master the quorum is that server alone: the same guarantee as every other rival's here. Setting: its defaults;
+in asyncio a pool that waits for a free connection, as for redis-py. For threads it starts a thread pool for each
+acquire.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from . import AsyncWrapped, Tasks, Threads, Wrapped, redis_py, redis_url
 
 
 def versions() -> dict[str, str]:
-    """Its version and that of the client below it."""
+    """Versions of pottery and of redis-py, its client."""
     return {"pottery": version("pottery"), **redis_py.versions()}
 
 
@@ -35,7 +36,7 @@ def open_threads(url: str, label: str) -> Threads:
 
 
 async def open_tasks(url: str, label: str) -> Tasks:
-    """The same for tasks, over redis-py's best pool."""
+    """One client shared by all tasks, over redis-py's best pool."""
     client = redis_py.async_client(url, label)
     masters = {client}
 

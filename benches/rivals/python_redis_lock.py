@@ -1,8 +1,8 @@
-"""Rival ``python-redis-lock``: SET NX, and BLPOP on a list of signals for those who wait. Threads only.
+"""Rival ``python-redis-lock``: SET NX, and for waiters a BLPOP on a list of signals. Threads only.
 
 Setting: as its documentation shows it (``expire``, no renewal), over a client whose pool opens a connection for every
-waiter, since each waits in a BLPOP of its own. Its leases and waits know whole seconds only, and a wait must not be
-longer than the lease: one that would be waits without a limit instead.
+waiter, since each waits in a BLPOP of its own. Its leases and waits are whole seconds, and a wait must not be
+longer than the lease: a longer one waits without a limit instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logging.getLogger("redis_lock").setLevel(logging.ERROR)  # it warns of every try
 
 
 def versions() -> dict[str, str]:
-    """Its version and that of the client below it."""
+    """Versions of python-redis-lock and of redis-py, its client."""
     return {"python-redis-lock": redis_lock.__version__, **redis_py.versions()}
 
 
@@ -39,5 +39,5 @@ def open_threads(url: str, label: str) -> Threads:
 
 
 async def open_tasks(url: str, label: str) -> Tasks:
-    """Not measured: it has no asyncio."""
+    """Raise NotImplementedError: python-redis-lock has no asyncio."""
     raise NotImplementedError("python-redis-lock has no asyncio")

@@ -1,6 +1,7 @@
 """Rival ``pipeline``: the most that redis-py can do for a batch, SET NX PX and EVALSHA without any Lock.
 
-It has no waiting, no healing of a lost script and one token for all: an upper bound, not a lock library.
+The pipeline has no waiting, does not load a script that the server lost, and has one token for all: an upper bound, not
+a lock library.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def open_threads(url: str, label: str) -> Threads:
         acquire = client.pipeline(transaction=False)
         for name in names:
             acquire.set(name, token, nx=True, px=LEASE * 1000)
-        held = [name for name, taken in zip(names, acquire.execute(), strict=True) if taken]
+        held = [name for name, acquired in zip(names, acquire.execute(), strict=True) if acquired]
         free = client.pipeline(transaction=False)
         for name in held:
             free.evalsha(release, 1, name, token)
@@ -35,5 +36,5 @@ def open_threads(url: str, label: str) -> Threads:
 
 
 async def open_tasks(url: str, label: str) -> Tasks:
-    """Not measured: a pipeline is one caller's."""
+    """Raise NotImplementedError: a pipeline belongs to one caller."""
     raise NotImplementedError("the pipeline runs batches only")

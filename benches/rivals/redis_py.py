@@ -10,11 +10,11 @@ import redis.asyncio
 from . import LEASE, Tasks, Threads, redis_url
 
 PLENTY = 2000
-"""Connections that a pool for threads may open: more than there are clients, since one at its limit raises."""
+"""Connections that a pool for threads may open: more than there are clients, since a full pool raises."""
 
 ASYNC_CONNECTIONS = 50
-"""The default of its BlockingConnectionPool. Measured with 1,000 tasks: its plain pool refuses more than 100
-connections, one connection a task gives 2.2 k pairs/s, 16 to 100 shared ones 5 to 7 k; the rival gets its best."""
+"""The default of redis-py's BlockingConnectionPool. Measured with 1,000 tasks: the plain pool refuses more than 100
+connections, one connection a task gives 2.2 k pairs/s, 16 to 100 shared ones 5 to 7 k; the rival gets the best."""
 
 
 def versions() -> dict[str, str]:

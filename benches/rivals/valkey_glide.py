@@ -1,7 +1,7 @@
 """Rival ``valkey-glide``: it has no lock, so the usual recipe: SET NX PX with a random token, a script to release.
 
-Setting: asyncio, one client for all tasks (it multiplexes by itself), its limits of time and of requests under way put
-so high that they never bind. Who waits looks again every 0.1 s, as redis-py does.
+Setting: asyncio, one client for all tasks (it multiplexes by itself), its limits of time and of requests in flight set
+so high that they are never reached. A waiter tries again every 0.1 s, as redis-py does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from . import AsyncWrapped, Tasks, Threads
 
 RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"
 SLEEP = 0.1
-PATIENCE_MS = 60_000
-UNDER_WAY = 100_000
+REQUEST_TIMEOUT_MS = 60_000
+MOST_REQUESTS = 100_000
 
 
 def versions() -> dict[str, str]:
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 
 def open_threads(url: str, label: str) -> Threads:
-    """Not measured: the client for threads is another package."""
+    """Raise NotImplementedError: the client for threads is another package."""
     raise NotImplementedError("valkey-glide runs tasks only")
 
 
@@ -51,7 +51,7 @@ async def open_tasks(url: str, label: str) -> Tasks:
     def lock(
         name: str, *, timeout: float, blocking: bool = True, blocking_timeout: float | None = None
     ) -> AsyncWrapped:
-        made = _Recipe(client, script, name, timeout, blocking, blocking_timeout)
+        made = _RecipeLock(client, script, name, timeout, blocking, blocking_timeout)
         return AsyncWrapped(made.acquire, made.release)
 
     return Tasks(lock, client.close)
@@ -67,13 +67,13 @@ def _configuration(url: str, label: str) -> GlideClientConfiguration:
         credentials=ServerCredentials(password, where.get("username")) if password else None,
         database_id=where.get("db", 0),
         client_name=label,
-        request_timeout=PATIENCE_MS,
-        inflight_requests_limit=UNDER_WAY,
+        request_timeout=REQUEST_TIMEOUT_MS,
+        inflight_requests_limit=MOST_REQUESTS,
     )
 
 
-class _Recipe:
-    """A lock of one use."""
+class _RecipeLock:
+    """A lock for one use, by the recipe."""
 
     __slots__ = ("_blocking", "_client", "_expiry", "_name", "_script", "_token", "_wait")
 
@@ -88,10 +88,10 @@ class _Recipe:
     async def acquire(self) -> bool:
         end = None if self._wait is None else time.monotonic() + self._wait
         while True:
-            taken = await self._client.set(
+            acquired = await self._client.set(
                 self._name, self._token, conditional_set=ConditionalChange.ONLY_IF_DOES_NOT_EXIST, expiry=self._expiry
             )
-            if taken:
+            if acquired:
                 return True
             if not self._blocking or (end is not None and time.monotonic() + SLEEP > end):
                 return False

@@ -1,4 +1,4 @@
-"""For the tests of the benchmarks: a server that somebody else uses too, and whether anything may be measured."""
+"""Fixtures of the tests of the benchmarks: a server with another user, and whether the build may be measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastlock.embedded import Server
 
 @pytest.fixture(scope="session")
 def measurable() -> None:
-    """For tests that run the benchmarks: only a release build is measured."""
+    """Skip tests that run the benchmarks on a build that is not a release build."""
     core = cli._core()
     if core is not None and core.BUILD != "release":
         pytest.skip(f"a {core.BUILD} build is not measured")
@@ -22,7 +22,7 @@ def measurable() -> None:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Server]:
-    """A server for the benchmarks of a file, which another user shares: one of its keys is none of theirs."""
+    """A server for the benchmarks of a test file, with a key of another user."""
     with Server() as shared, redis.Redis.from_url(shared.url) as client:
         client.set("somebody-else", "stays")
         yield shared

@@ -22,9 +22,9 @@ from fastlock.benches.contention import analysis, clients, contests
 from fastlock.benches.contention.contests import Contest
 from fastlock.benches.contention.log import ATTEMPTS, COUNT, FAILURES, LATE, LOST, MET, Client, Grant, Log, shape_for
 from fastlock.benches.contention.workers import Workers
-from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.plan import Options, make_plan
 from fastlock.benches.rivals import ALONE_ENTRY
-from fastlock.benches.session import Taken
+from fastlock.benches.session import Measured
 from fastlock.benches.stats import Sample
 
 MS = 1_000_000
@@ -147,7 +147,7 @@ def test_punctual_waits() -> None:
         gave_up(5, 8 * MS, 16 * MS),  # in its overtime, 7 ms
         grant(6, 0, 5 * MS, 95 * MS, name=1),  # of another name
     ]
-    contest = replace(HOT, hold=0.001, patience=0.008)
+    contest = replace(HOT, hold=0.001, blocking_timeout=0.008)
     found = analysis.punctual_waits(records, contest, 100 * MS)
     assert found == [1 * MS, 1 * MS, 2 * MS, 6 * MS, 1 * MS, 1 * MS, 5 * MS]
     assert max(analysis.waits(records, contest, 100 * MS)) == 8 * MS
@@ -212,8 +212,8 @@ def test_late_grants_count_for_waits_and_not_for_the_rate() -> None:
 
 
 def test_waits_that_timed_out_count() -> None:
-    patient = replace(HOT, patience=0.1)
-    found = findings([grant(0, 1, 2, 5), gave_up(1, 10, 10 + 100 * MS), gave_up(2, 10, 20 * MS)], patient)
+    limited = replace(HOT, blocking_timeout=0.1)
+    found = findings([grant(0, 1, 2, 5), gave_up(1, 10, 10 + 100 * MS), gave_up(2, 10, 20 * MS)], limited)
     assert found.counts["timeouts"] == 2
     assert sorted(found.times["wait"]) == [1, 100 * MS, 100 * MS]  # the other client might have waited as long
 
@@ -223,7 +223,7 @@ def test_early_refusals_count_as_the_full_timeout() -> None:
     hasty = [gave_up(1, at * MS, at * MS + MS // 100) for at in range(1, 100)]
     found = findings([*served, *hasty])
     assert found.counts["timeouts"] == 99
-    assert statistics.median(found.times["wait"]) == contests.PATIENCE * 1e9
+    assert statistics.median(found.times["wait"]) == contests.BLOCKING_TIMEOUT * 1e9
 
 
 def test_waits_cut_off_by_the_end_are_no_timeouts() -> None:
@@ -232,8 +232,8 @@ def test_waits_cut_off_by_the_end_are_no_timeouts() -> None:
     found = findings([early, looked, late], cut)
     assert found.counts["timeouts"] == 1
     assert found.times["wait"] == [1_000 * MS - 10, 1_000 * MS - 10, 2 * MS]
-    impatient = findings([gave_up(1, 10, 10 + 950 * MS)], replace(cut, patience=0.95))
-    assert impatient.counts["timeouts"] == 1  # its timeout had ended before the run
+    short = findings([gave_up(1, 10, 10 + 950 * MS)], replace(cut, blocking_timeout=0.95))
+    assert short.counts["timeouts"] == 1  # its timeout had ended before the run
 
 
 def test_try_lock_that_raised_counts_its_time() -> None:
@@ -252,7 +252,7 @@ def test_open_loop_counts_from_the_intended_start() -> None:
 
 
 def test_storm_lasts_from_the_release_to_the_last_grant() -> None:
-    contest = Contest("tasks", 1, 3, 1, laps=1, patience=2.0, role="storm")
+    contest = Contest("tasks", 1, 3, 1, laps=1, blocking_timeout=2.0, role="storm")
     holder = grant(3, 1, 2, 100 * MS)
     served = [grant(client, 5 + client, (110 + 10 * client) * MS, (112 + 10 * client) * MS) for client in range(3)]
     found = findings([holder, *served], contest)
@@ -334,7 +334,7 @@ def test_noise_of_a_point_is_its_own_or_that_of_all() -> None:
     assert stats.noise_at(calm, calm + rough) == stats.noise(calm + rough) > 0
 
 
-def test_a_stalled_twin_makes_the_noise_large() -> None:
+def test_a_stalled_control_makes_the_noise_large() -> None:
     some, none = Sample(100, 1, 100, 100), Sample(0, 1, 0, 0)
     for control, subject in (([some, none], [some, some]), ([some, some], [some, none])):
         found = stats.control_ratios(control, subject)
@@ -348,15 +348,15 @@ def test_sweep_marks_each_point_by_its_own_noise() -> None:
     def took(*grants: int) -> list[Sample]:
         return [Sample(number, 1, number, number) for number in grants]
 
-    (stage,) = make_plan(Wishes(("waiters",), ("fastlock",) * 3, waiters=(1, 4, 16, 64))).stages
+    (stage,) = make_plan(Options(("waiters",), ("fastlock",) * 3, waiters=(1, 4, 16, 64))).stages
     samples = {"fastlock": took(*[100] * 5), "fastlock#3": took(*[150] * 5)}
     calm = samples | {"fastlock#2": took(*[100] * 5)}
     rough = samples | {"fastlock#2": took(60, 90, 100, 160, 170)}
-    taken = Taken(stage, "fastlock", "fastlock#2", False, {1: calm, 4: calm, 16: calm, 64: rough})
-    assert [taken.rows(x)["fastlock#3"].noisy for x in (1, 4, 16, 64)] == [False, False, False, True]
-    assert taken.rows(64)["fastlock#2"].noisy
-    assert taken.noise() == taken.noise_at(64) == pytest.approx(0.6)
-    assert taken.noise_at(1) == 0
+    measured = Measured(stage, "fastlock", "fastlock#2", False, {1: calm, 4: calm, 16: calm, 64: rough})
+    assert [measured.rows(x)["fastlock#3"].noisy for x in (1, 4, 16, 64)] == [False, False, False, True]
+    assert measured.rows(64)["fastlock#2"].noisy
+    assert measured.noise() == measured.noise_at(64) == pytest.approx(0.6)
+    assert measured.noise_at(1) == 0
 
 
 def test_commands_per_grant_are_those_of_the_median_round() -> None:
@@ -530,11 +530,11 @@ def test_holds_last_at_least_their_time(log: Log, kind: str, most: int) -> None:
 def test_waits_that_raised_count(log: Log, kind: str, blocking: bool) -> None:
     job = run_client(log, kind, replace(HOT, blocking=blocking), [], 1.0)
     records = list(log.grants(1))
-    assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == clients.TIRED
+    assert len(records) == log.tally(0)[ATTEMPTS] == log.tally(0)[FAILURES] == clients.MOST_FAILURES
     assert all(-record.granted - record.called >= 2 * MS for record in records)
     assert job.client.errors == ["ConnectionError: gone"] * 3
     found = analysis.measure(HOT, records, [log.tally(0)], [0], job.start, 1.0)
-    assert (found.counts["timeouts"], found.counts["failures"]) == (clients.TIRED, clients.TIRED)
+    assert (found.counts["timeouts"], found.counts["failures"]) == (clients.MOST_FAILURES, clients.MOST_FAILURES)
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
@@ -543,8 +543,8 @@ def test_arrivals_of_a_client_that_gave_up_are_never_served(log: Log, kind: str)
     job = run_client(log, kind, replace(HOT, clients=1, rate=100.0), due, 0.4)
     records = list(log.grants(1))
     assert [record.intended - job.start for record in records] == due
-    assert log.tally(0)[FAILURES] == clients.TIRED
-    never = records[clients.TIRED :]
+    assert log.tally(0)[FAILURES] == clients.MOST_FAILURES
+    never = records[clients.MOST_FAILURES :]
     assert all(analysis.never_asked(record) for record in never)
     # until when the other clients work off their arrivals
     assert {-record.granted - job.start for record in never} == {800 * MS}
@@ -599,9 +599,9 @@ def test_victim_has_a_process_of_its_own() -> None:
 # --------------------------------------------------------------------------------------------------------- the plan
 
 
-def refusal(**wishes: object) -> str:
+def refusal(**options: object) -> str:
     with pytest.raises(Refusal) as refused:
-        make_plan(Wishes(**wishes))  # type: ignore[arg-type]
+        make_plan(Options(**options))  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -630,52 +630,52 @@ def test_plan_refuses_ambiguous_or_unprintable_names(name: str) -> None:
     assert refused_with.isascii() and refused_with.isprintable()
 
 
-def test_plan_of_wishes() -> None:
-    wishes = Wishes(
+def test_plan_of_options() -> None:
+    options = Options(
         ("hot",), ("fastlock", "fastlock"), processes=2, tasks=8, names=10, zipf=1.1, hold=2.0, rate=(100.0,)
     )
-    plan = make_plan(wishes)
+    plan = make_plan(options)
     (stage,) = plan.stages
-    contest = stage.turns[0][1].contest
+    contest = stage.specs[0][1].contest
     assert contest is not None
-    assert (contest.face, contest.processes, contest.clients, contest.names) == ("tasks", 2, 16, 10)
+    assert (contest.api, contest.processes, contest.clients, contest.names) == ("tasks", 2, 16, 10)
     assert (contest.zipf, contest.hold, contest.rate) == (1.1, 0.002, 100.0)
-    assert [entrant.label for entrant in plan.entrants] == ["fastlock", "fastlock#2"]
+    assert [participant.label for participant in plan.participants] == ["fastlock", "fastlock#2"]
     assert plan.as_dict()["hold"] == 2.0
 
 
 def test_sweeps_use_their_lists() -> None:
-    waiters, load = make_plan(Wishes(("waiters", "load"), waiters=(1, 5), rate=(10.0, 20.0))).stages
-    assert [(x, turn.contest.clients) for x, turn in waiters.turns if turn.contest] == [(1, 1), (5, 5)]
-    assert [(x, turn.contest.rate) for x, turn in load.turns if turn.contest] == [(10, 10), (20, 20)]
+    waiters, load = make_plan(Options(("waiters", "load"), waiters=(1, 5), rate=(10.0, 20.0))).stages
+    assert [(x, spec.contest.clients) for x, spec in waiters.specs if spec.contest] == [(1, 1), (5, 5)]
+    assert [(x, spec.contest.rate) for x, spec in load.specs if spec.contest] == [(10, 10), (20, 20)]
     assert waiters.parameters["waiters"] == [1, 5]
     assert load.parameters["rate"] == [10, 20]
 
 
 def test_more_waiters_get_more_time() -> None:
-    (stage,) = make_plan(Wishes(("waiters",))).stages
-    turns = {x: turn for x, turn in stage.turns if turn.contest}
-    assert list(turns) == [1, 10, 100, 1000, 10_000]
-    assert turns[10_000].seconds >= turns[10].seconds + 1
-    assert [turns[x].contest.patience for x in (10, 10_000)] == [1.5, 10]  # type: ignore[union-attr]
-    (stage,) = make_plan(Wishes(("waiters",), seconds=0.2)).stages
-    assert {turn.seconds for _, turn in stage.turns} == {0.2}
+    (stage,) = make_plan(Options(("waiters",))).stages
+    specs = {x: spec for x, spec in stage.specs if spec.contest}
+    assert list(specs) == [1, 10, 100, 1000, 10_000]
+    assert specs[10_000].seconds >= specs[10].seconds + 1
+    assert [specs[x].contest.blocking_timeout for x in (10, 10_000)] == [1.5, 10]  # type: ignore[union-attr]
+    (stage,) = make_plan(Options(("waiters",), seconds=0.2)).stages
+    assert {spec.seconds for _, spec in stage.specs} == {0.2}
 
 
 def test_polling_rivals_skip_the_largest_numbers_of_waiters() -> None:
-    plan = make_plan(Wishes(("waiters",), ("fastlock", "redis-py")))
-    for entrant in plan.entrants:
-        assert entrant.entry is not None
-        workers = Workers(entrant.label, "", entrant.entry)
-        stood = [x for x, turn in plan.stages[0].turns if turn.contest and workers.stands(turn.contest)]
-        assert stood == ([1, 10, 100, 1000] if entrant.label == "redis-py" else [1, 10, 100, 1000, 10_000])
+    plan = make_plan(Options(("waiters",), ("fastlock", "redis-py")))
+    for participant in plan.participants:
+        assert participant.entry is not None
+        workers = Workers(participant.label, "", participant.entry)
+        accepted = [x for x, spec in plan.stages[0].specs if spec.contest and workers.accepts(spec.contest)]
+        assert accepted == ([1, 10, 100, 1000] if participant.label == "redis-py" else [1, 10, 100, 1000, 10_000])
 
 
 def test_a_variant_runs_in_its_scenarios_only() -> None:
-    (entrant,) = make_plan(Wishes(("hot",), ("fair",))).entrants
-    assert entrant.special
-    assert entrant.cannot("hot", "threads") == ""
-    assert "runs hot, handover" in entrant.cannot("zipf", "threads")
+    (participant,) = make_plan(Options(("hot",), ("fair",))).participants
+    assert participant.special
+    assert participant.cannot("hot", "threads") == ""
+    assert "runs hot, handover" in participant.cannot("zipf", "threads")
     assert "runs hot, handover, storm, waiters only" in refusal(scenarios=("zipf",), rivals=("fair",))
     assert "that no other has" in refusal(rivals=("alone=module",))
 
@@ -687,6 +687,6 @@ def test_reference_holds_alone() -> None:
 
 
 def test_rate_makes_an_open_loop_of_chosen_scenarios_only() -> None:
-    stages = {stage.name: stage for stage in make_plan(Wishes(rate=(100.0,))).stages}
-    assert [turn.contest.rate for _, turn in stages["hot"].turns if turn.contest] == [0]
-    assert [turn.contest.rate for _, turn in stages["load"].turns if turn.contest] == [100]
+    stages = {stage.name: stage for stage in make_plan(Options(rate=(100.0,))).stages}
+    assert [spec.contest.rate for _, spec in stages["hot"].specs if spec.contest] == [0]
+    assert [spec.contest.rate for _, spec in stages["load"].specs if spec.contest] == [100]

@@ -22,13 +22,13 @@ from hdrh.histogram import HdrHistogram
 from fastlock import embedded
 from fastlock._cli import console
 from fastlock.benches import budgets, ceiling, cli, options, plan, report, session, stats, terminal
-from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.plan import Options, make_plan
 from fastlock.benches.rivals import RIVALS
 from fastlock.benches.scenarios import SCENARIOS
 from fastlock.benches.schema import SCHEMA
 from fastlock.benches.stats import Row, Sample, Spread
 from fastlock.benches.target import Meter, Target
-from fastlock.benches.workers import Turn, WorkerError, WorkerRival
+from fastlock.benches.workers import RunSpec, WorkerError, WorkerRival
 
 CORE = importlib.util.find_spec("fastlock._core") is not None
 LOOPS = ["tasks", "tasks-uvloop"] if importlib.util.find_spec("uvloop") else ["tasks"]
@@ -72,7 +72,7 @@ def chosen(*names: str) -> list[str]:
 
 
 def pair_plan() -> plan.Plan:
-    return make_plan(Wishes(("pair",), ("fastlock" if CORE else "fallback", "redis-py"), rounds=1, seconds=0.02))
+    return make_plan(Options(("pair",), ("fastlock" if CORE else "fallback", "redis-py"), rounds=1, seconds=0.02))
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
@@ -257,7 +257,7 @@ def test_worker_reports_an_unreachable_server(tmp_path: Path) -> None:
         worker.greet()
         worker.open("pair", "label", ())
         with pytest.raises(WorkerError, match=r"redis-py: .*ConnectionError"):
-            worker.run(Turn(0.01))
+            worker.run(RunSpec(0.01))
     finally:
         worker.end()
 
@@ -271,8 +271,8 @@ def test_failing_rival_costs_its_cell_only(target: Target, monkeypatch: pytest.M
         running.end()
     (failure,) = running.failures
     assert "round trip: ZeroDivisionError" in failure
-    assert running.taken["pair"].round_trip() is None
-    assert running.taken["pair"].rows()["redis-py"].grants > 0
+    assert running.measured["pair"].round_trip() is None
+    assert running.measured["pair"].rows()["redis-py"].grants > 0
 
 
 @pytest.mark.parametrize("form", ["{}:forgotten", "fastlock:queue:{{{}:forgotten}}"], ids=["lock", "queue"])
@@ -355,9 +355,11 @@ def test_summary_of_unmeasured_values() -> None:
         (0, 0, 0, 0, ["no pair was made"]),
     ],
 )
-def test_lies(claimed: int, acquired: int, released: int, changes: int | None, complaints: list[str]) -> None:
+def test_inconsistencies(
+    claimed: int, acquired: int, released: int, changes: int | None, complaints: list[str]
+) -> None:
     counted = None if changes is None else Meter(0.0, 99, changes)
-    assert session.lies(Sample(claimed, 1.0, acquired, released), counted) == complaints
+    assert session.inconsistencies(Sample(claimed, 1.0, acquired, released), counted) == complaints
 
 
 @pytest.mark.parametrize(
@@ -371,9 +373,11 @@ def test_lies(claimed: int, acquired: int, released: int, changes: int | None, c
         (10, 0, Meter(0.0, 29, 6), ["30 commands sent by its own count, the server ran 29"]),
     ],
 )
-def test_lies_of_a_contest(released: int, failures: int, counted: Meter | None, complaints: list[str]) -> None:
+def test_inconsistencies_of_a_contest(
+    released: int, failures: int, counted: Meter | None, complaints: list[str]
+) -> None:
     found = Sample(10, 1.0, 10, released, sent=30, failures=failures)
-    assert session.contended_lies(found, counted, 6) == complaints
+    assert session.contended_inconsistencies(found, counted, 6) == complaints
 
 
 def test_budgets_of_canned_rows() -> None:
@@ -381,7 +385,7 @@ def test_budgets_of_canned_rows() -> None:
         "threads": {"fastlock": row("fastlock", 50, 5.0, connections=17), "fallback": row("fallback", 30, 1.9)},
         "batch": {"fastlock": row("fastlock", 90, 9.0), "ceiling": row("ceiling", 100, None)},
     }
-    results = {name: budgets.Measured({None: found}) for name, found in rows.items()}
+    results = {name: budgets.ScenarioResult({None: found}) for name, found in rows.items()}
     verdicts = {verdict.name: verdict for verdict in budgets.judge(results, ("threads", "batch"))}
     assert {name: (verdict.measured, verdict.met) for name, verdict in verdicts.items()} == {
         "16 threads, times redis-py": (5.0, True),
@@ -408,7 +412,7 @@ def fair(*grants: int) -> stats.Fairness:
 
 def judged(scenario: str, rows: dict[float | None, dict[str, Row]], **more: Any) -> list[tuple[float | None, bool]]:
     """Measured value and verdict of every bound of one scenario; ``more``: its parameters."""
-    found = budgets.judge({scenario: budgets.Measured(rows, more)}, (scenario,))
+    found = budgets.judge({scenario: budgets.ScenarioResult(rows, more)}, (scenario,))
     return [(verdict.measured, verdict.met) for verdict in found]
 
 
@@ -420,7 +424,7 @@ def test_budgets_of_contention() -> None:
     }
     assert judged("hot", {None: hot}, lanes=16, hold_ms=1) == [(0.95, False), (1.3, True), (0.95, True), (3.1, False)]
     hot["fastlock"] = contested("fastlock", 950, wait_us=timed(24_000), punctual_us=timed(17_600))
-    p99 = budgets.judge({"hot": budgets.Measured({None: hot}, {"lanes": 16, "hold_ms": 1})}, ("hot",))[1]
+    p99 = budgets.judge({"hot": budgets.ScenarioResult({None: hot}, {"lanes": 16, "hold_ms": 1})}, ("hot",))[1]
     assert (p99.measured, p99.met, p99.detail) == (1.5, False, "1.1 without what was held beyond 1 ms")
     crowd = {"fastlock": contested("fastlock", 1, ratio=Spread(50, 50, 50), sent_per_grant=1.3)}
     assert judged("crowd", {None: crowd}) == [(50, True), (1.3, False)]
@@ -447,17 +451,17 @@ def test_budget_of_the_sweep_is_of_the_most_waiters() -> None:
 
 
 def test_handover_is_compared_with_hiredis_or_else_a_pair() -> None:
-    measured = {"fastlock": contested("fastlock", 5_000)}
-    results = {"handover": budgets.Measured({None: {**measured, "hiredis": contested("hiredis", 10_000)}})}
+    rows = {"fastlock": contested("fastlock", 5_000)}
+    results = {"handover": budgets.ScenarioResult({None: {**rows, "hiredis": contested("hiredis", 10_000)}})}
     (verdict,) = budgets.judge(results, ("handover",))
     assert (verdict.measured, verdict.met, verdict.detail) == (2, False, "200 us a grant; hiredis: 100 us a pair")
     assert str(verdict).endswith("(bound 1.5): 2 (200 us a grant; hiredis: 100 us a pair)")
     pair = {"fastlock": contested("fastlock", 7_500)}
-    results = {"handover": budgets.Measured({None: measured}), "pair": budgets.Measured({None: pair})}
+    results = {"handover": budgets.ScenarioResult({None: rows}), "pair": budgets.ScenarioResult({None: pair})}
     (verdict,) = budgets.judge(results, ("handover",))
     assert (verdict.measured, verdict.met) == (1.5, True)
     assert "fastlock's pair: 133 us a pair" in verdict.detail
-    assert judged("handover", {None: measured}) == [(None, False)]
+    assert judged("handover", {None: rows}) == [(None, False)]
 
 
 def test_rate_of_the_benchmark_tool() -> None:
@@ -468,18 +472,18 @@ def test_rate_of_the_benchmark_tool() -> None:
 
 
 def test_sweep_shows_missed_and_failed_only_where_there_are_any() -> None:
-    (stage,) = make_plan(Wishes(("waiters",), ("redis-py", "fastlock"), waiters=(1, 4))).stages
+    (stage,) = make_plan(Options(("waiters",), ("redis-py", "fastlock"), waiters=(1, 4))).stages
     good, bad = Sample(100, 1.0, 100, 100, attempts=100), Sample(50, 1.0, 50, 50, attempts=100, timeouts=50, failures=2)
-    taken = session.Taken(stage, samples={x: {"redis-py": [good], "fastlock": [good]} for x in (1, 4)})
-    header, _ = report.table(taken)
+    measured = session.Measured(stage, samples={x: {"redis-py": [good], "fastlock": [good]} for x in (1, 4)})
+    header, _ = report.table(measured)
     costs = ("p99", "srv us", "cli us")
     assert header == ("waiters", "redis-py", *costs, "fastlock", *costs)
-    taken.samples[4]["redis-py"] = [bad]
-    header, lines = report.table(session.Taken(stage, samples=taken.samples))
+    measured.samples[4]["redis-py"] = [bad]
+    header, lines = report.table(session.Measured(stage, samples=measured.samples))
     assert header == ("waiters", "redis-py", *costs, "missed", "failed", "fastlock", *costs)
     assert [line[5:7] for line in lines] == [("0", "0"), ("50%", "2%")]
-    taken.samples[1]["redis-py"] = [Sample(0, 1.0, 0, 0, attempts=10, timeouts=10)]
-    assert report.table(session.Taken(stage, samples=taken.samples))[1][0][5:7] == ("100%", "0")
+    measured.samples[1]["redis-py"] = [Sample(0, 1.0, 0, 0, attempts=10, timeouts=10)]
+    assert report.table(session.Measured(stage, samples=measured.samples))[1][0][5:7] == ("100%", "0")
 
 
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
@@ -489,7 +493,9 @@ def test_table_truncates_no_number(target: Target, rich: bool, monkeypatch: pyte
             monkeypatch.setitem(sys.modules, name, None)
     shown = session.Session(target, pair_plan())
     rounds = [sample(1_234_567, 1.0, 0.5, (98_765_432_000,))]
-    shown.taken["pair"] = session.Taken(shown.plan.stages[0], samples={None: {"redis-py": rounds, "[red]x": rounds}})
+    shown.measured["pair"] = session.Measured(
+        shown.plan.stages[0], samples={None: {"redis-py": rounds, "[red]x": rounds}}
+    )
     stream = io.StringIO()
     report.show(shown, target.describe(), [], False, stream)
     for text in ("1,234,567", "1,235..1,235k", "60,0", "[red]x"):

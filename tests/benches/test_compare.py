@@ -208,7 +208,7 @@ def test_a_scenario_with_other_settings_is_not_judged() -> None:
     a, b = result(4000), result(100)
     b["scenarios"]["hot"]["parameters"] = {"lanes": 64}
     comparison = compare(a, b)
-    assert comparison.measured == {"hot": {"lanes": (8, 64)}}
+    assert comparison.changed_parameters == {"hot": {"lanes": (8, 64)}}
     assert {each.verdict for each in entry(comparison).changes.values()} == {""}
     assert "hot was run otherwise in b, nothing of it can be compared: lanes 8 / 64" in text_of(a, b)
 

@@ -26,7 +26,7 @@ from fastlock._cli import main as cli
 from fastlock.benches import ceiling, rivals, session
 from fastlock.benches.contention.contests import SCENARIOS
 from fastlock.benches.contention.workers import Workers
-from fastlock.benches.plan import Wishes, make_plan
+from fastlock.benches.plan import Options, make_plan
 from fastlock.benches.stats import Sample
 from fastlock.benches.target import Target
 
@@ -37,7 +37,7 @@ SMALLEST = ("--quick", "--rounds", "1", "--seconds", "0.05", "--waiters", "3", "
 THERE = {
     name for name, entry in rivals.RIVALS.items() if entry.needs is None or importlib.util.find_spec(entry.needs[0])
 }
-BESIDE = {"handover": ["hiredis"]} if OURS == "fastlock" and ceiling.find_tool() else {}
+REFERENCES = {"handover": ["hiredis"]} if OURS == "fastlock" and ceiling.find_tool() else {}
 KINDS = {"crash": "crash", "waiters": "waiters", "load": "load"}
 
 BROKEN = '''
@@ -45,7 +45,7 @@ BROKEN = '''
 import itertools
 from fastlock.benches.rivals import Threads, Wrapped, redis_py
 
-turns = itertools.count(1)
+calls = itertools.count(1)
 
 def versions():
     return {"broken": "1"}
@@ -55,7 +55,7 @@ def open_threads(url, label):
 
     def lock(name, *, timeout, blocking=True, blocking_timeout=None):
         made = whole.lock(name, timeout=timeout, blocking=blocking, blocking_timeout=blocking_timeout)
-        return Wrapped(lambda: True, lambda: None) if next(turns) % 5 == 0 else Wrapped(made.acquire, made.release)
+        return Wrapped(lambda: True, lambda: None) if next(calls) % 5 == 0 else Wrapped(made.acquire, made.release)
 
     return Threads(lock, None, whole.close)
 '''
@@ -89,8 +89,8 @@ def run(folder: Path, *args: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One run of every scenario of contention, against a server that another client uses too."""
-    scenarios, runners = chosen("--scenario", *SCENARIOS), chosen("--rival", OURS, "redis-py")
-    return run(tmp_path_factory.mktemp("bench"), *scenarios, *runners, *SMALLEST, "--url", shared.url)
+    scenarios, names = chosen("--scenario", *SCENARIOS), chosen("--rival", OURS, "redis-py")
+    return run(tmp_path_factory.mktemp("bench"), *scenarios, *names, *SMALLEST, "--url", shared.url)
 
 
 def test_document_keeps_to_the_schema(document: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ def test_document_keeps_to_the_schema(document: dict[str, Any]) -> None:
                 (3 if name == "waiters" else 300, rival) for rival in (OURS, "redis-py")
             ]
         else:
-            assert sorted(scenario["rows"]) == sorted([OURS, "redis-py", *BESIDE.get(name, [])])
+            assert sorted(scenario["rows"]) == sorted([OURS, "redis-py", *REFERENCES.get(name, [])])
             assert scenario["points"] == []
 
 
@@ -171,26 +171,26 @@ def test_run_leaves_nothing_behind(document: dict[str, Any], db: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "runners"),
+    ("option", "names"),
     [
         ("--threads", ("fallback", "dropin", "python-redis-lock", "pottery")),
         ("--tasks", ("fallback", "dropin", "pottery", "valkey-glide")),
     ],
     ids=["threads", "tasks"],
 )
-def test_every_rival_runs_on_its_apis(option: str, runners: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_rival_runs_on_its_apis(option: str, names: tuple[str, ...], tmp_path: Path) -> None:
     """In the crash scenario, in which they are forked, killed, wait, acquire and release."""
     if OURS == "fallback":
-        runners = tuple(name for name in runners if name != "dropin")  # it runs compiled
+        names = tuple(name for name in names if name != "dropin")  # it runs compiled
     short = ("--scenario", "crash", option, "4", "--processes", "2", "--quick", "--rounds", "1")
-    found = run(tmp_path, *short, *chosen("--rival", *runners))["scenarios"]["crash"]["rows"]
-    assert set(found) == set(runners) & THERE
+    found = run(tmp_path, *short, *chosen("--rival", *names))["scenarios"]["crash"]["rows"]
+    assert set(found) == set(names) & THERE
     for name, row in found.items():
         assert (row["grants"], row["failures"], row["violations"]) == (4, 0, 0), name
         assert row["lease_ms"] == (1000 if name == "python-redis-lock" else 300)
 
 
-@pytest.mark.skipif(OURS != "fastlock", reason="the references are measured beside the compiled fastlock")
+@pytest.mark.skipif(OURS != "fastlock", reason="the references run beside the compiled fastlock")
 def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
     # in 0.1 s some clients get nothing
     options = (*chosen("--scenario", "hot", "crowd"), "--seconds", "0.4", "--rounds", "1")
@@ -230,7 +230,7 @@ def test_fastlock_against_itself(tmp_path: Path) -> None:
     assert "~" in done.stdout and "say nothing" in done.stdout
 
 
-# ------------------------------------------------------------------------------------------------- what it catches
+# ------------------------------------------------------------------------------------------- faults that are caught
 
 
 def test_lock_that_grants_twice_is_caught(shared: embedded.Server, tmp_path: Path) -> None:
@@ -255,15 +255,15 @@ class Overrun(Workers):
 
 
 def test_lock_that_grants_twice_in_the_warm_up_is_caught(target: Target) -> None:
-    running = session.Session(target, make_plan(Wishes(("hot",), (OURS,))))
+    running = session.Session(target, make_plan(Options(("hot",), (OURS,))))
     (stage,) = running.plan.stages
-    assert running._open(stage, session.Taken(stage), Overrun("broken", target.url, rivals.RIVALS[OURS]))
+    assert running._open(stage, session.Measured(stage), Overrun("broken", target.url, rivals.RIVALS[OURS]))
     assert running.failures == ["hot, broken: in the warm-up more than one held a name"]
 
 
 def test_missing_rival_is_named(target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(rivals.RIVALS, "ghost", rivals.Entry("ghost", needs=("no_such_library", "ghost-lock")))
-    plan = make_plan(Wishes(("handover",), ("ghost", "phantom=no_such_module", OURS), rounds=1, seconds=0.02))
+    plan = make_plan(Options(("handover",), ("ghost", "phantom=no_such_module", OURS), rounds=1, seconds=0.02))
     running = session.Session(target, plan)
     try:
         running.run()
@@ -271,7 +271,7 @@ def test_missing_rival_is_named(target: Target, monkeypatch: pytest.MonkeyPatch,
         running.end()
     assert running.skipped["ghost"] == "not installed: pip install ghost-lock"
     assert "no_such_module" in running.skipped["phantom"]
-    assert list(running.taken["handover"].rows()) == [OURS, *BESIDE.get("handover", [])]
+    assert list(running.measured["handover"].rows()) == [OURS, *REFERENCES.get("handover", [])]
     (failure,) = running.failures
     assert failure.startswith("phantom: ") and "no_such_module" in failure, (
         "a missing module that was named is a failure"
@@ -281,19 +281,20 @@ def test_missing_rival_is_named(target: Target, monkeypatch: pytest.MonkeyPatch,
 def test_results_before_the_servers_death_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with embedded.Server() as server:
         target = Target(server.url, private=False)
-        running = session.Session(target, make_plan(Wishes(("hot", "handover"), (OURS,), rounds=2, seconds=0.05)))
-        monkeypatch.setattr(running, "_beside", lambda *args: server.stop())  # the server ends after the first round
+        running = session.Session(target, make_plan(Options(("hot", "handover"), (OURS,), rounds=2, seconds=0.05)))
+        # The server ends after the first round.
+        monkeypatch.setattr(running, "_measure_round_trip", lambda *args: server.stop())
         try:
             running.run()
         finally:
             running.end()
             target.close()
-    assert running.taken["hot"].rows()[OURS].rounds == 1
+    assert running.measured["hot"].rows()[OURS].rounds == 1
     assert any("cannot be asked any more" in failure for failure in running.failures)
-    assert "handover" not in running.taken
+    assert "handover" not in running.measured
 
 
-# -------------------------------------------------------------------------------------------------- how it ends
+# -------------------------------------------------------------------------------------------------- how a run ends
 
 
 def descendants(root: int) -> set[int]:

@@ -25,7 +25,7 @@ import redis
 
 from fastlock import embedded
 from fastlock.benches.flash_sale import command
-from fastlock.benches.flash_sale.buyers import Buyer, NoLock, Plan, Tally, walk
+from fastlock.benches.flash_sale.buyers import Buyer, NoLock, Plan, Tally, run_steps
 from fastlock.benches.flash_sale.report import JSON_SHAPE, Outcome, as_json, table
 from fastlock.benches.flash_sale.shop import Books, Shop, audit, open_shop
 from fastlock.benches.flash_sale.workers import Workers
@@ -65,7 +65,7 @@ def await_purchases(client: redis.Redis, count: int = 20) -> None:
     tokens: set[bytes] = set()
     deadline = time.monotonic() + 20
     while len(tokens) < count:
-        assert time.monotonic() < deadline, "nobody buys"
+        assert time.monotonic() < deadline, "no buyer buys"
         for key in client.scan_iter(match="flash-sale:*:0", count=1000):
             tokens |= {token for token in [client.get(key)] if token}  # the lock may be free again by now
 
@@ -251,7 +251,7 @@ class TestShop:
         assert audit(path, stock=5).oversold == 2
 
     def test_a_reader_blocks_no_writer(self, tmp_path: Path) -> None:
-        """The race needs it: between reading and writing no lock of SQLite is held."""
+        """The race needs this: between reading and writing no lock of SQLite is held."""
         path = self._opened(tmp_path, stock=5)
         reader, writer = Shop(path), Shop(path)
         assert reader.stock(0) == 5
@@ -302,27 +302,27 @@ class TestBuyer:
     def test_counts_errors_and_gives_up(
         self, tmp_path: Path, where: str, error: type[Exception], times: int, orders: int
     ) -> None:
-        tally, shop = self._visit(tmp_path, Broken(where, error), threading.Event())
+        tally, shop = self._buy(tmp_path, Broken(where, error), threading.Event())
         assert dict(tally.errors) == {error.__name__: times}
         assert shop.progress()[0] == orders
         shop.close()
 
     def test_buys_the_whole_stock(self, tmp_path: Path) -> None:
-        tally, shop = self._visit(tmp_path, NoLock(), threading.Event())
+        tally, shop = self._buy(tmp_path, NoLock(), threading.Event())
         assert (shop.progress(), len(tally.waits), tally.sold_out) == ((10, 0), 11, {0})
         shop.close()
 
     def test_stops_at_the_stop_event(self, tmp_path: Path) -> None:
         stop = threading.Event()
         stop.set()
-        _, shop = self._visit(tmp_path, NoLock(), stop)
+        _, shop = self._buy(tmp_path, NoLock(), stop)
         assert shop.progress() == (0, 10)
         shop.close()
 
-    def _visit(self, folder: Path, lock: Any, stop: threading.Event) -> tuple[Tally, Shop]:
+    def _buy(self, folder: Path, lock: Any, stop: threading.Event) -> tuple[Tally, Shop]:
         open_shop(str(folder / "shop"), skus=1, stock=10)
         shop, tally = Shop(str(folder / "shop")), Tally()
-        walk(Buyer("0.0", lambda sku: lock, lambda: None, tally, stop).shopping(shop, 1))
+        run_steps(Buyer("0.0", lambda sku: lock, lambda: None, tally, stop).shopping(shop, 1))
         return tally, shop
 
 

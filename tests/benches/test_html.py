@@ -434,14 +434,14 @@ def light(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, brow
 
 @pytest.fixture(scope="module")
 def crowd(crowded: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, browser.Seen]:
-    """The same of the crowded page."""
+    """What a browser shows of the crowded page."""
     pages = {"wide": (crowded, 1280), "narrow": (crowded, 360)}
     return browser.look(pages, tmp_path_factory.mktemp("look"), "light")
 
 
 @pytest.fixture(scope="module")
 def dark(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, browser.Seen]:
-    """The same where dark is preferred."""
+    """What a browser shows where dark is preferred."""
     return browser.look({"wide": (page, 1280), "narrow": (page, 360)}, tmp_path_factory.mktemp("look"), "dark")
 
 

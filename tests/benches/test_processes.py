@@ -74,7 +74,7 @@ def test_lines_that_come_together_or_in_pieces(lines: tuple[int, Lines]) -> None
     os.write(feed, b": 3}\n{")
     assert end.receive(0) == {"a": 3}
     before = time.monotonic()
-    assert end.receive(0.05) is None  # half a line blocks nobody
+    assert end.receive(0.05) is None  # half a line blocks no reader
     assert time.monotonic() - before < 10
     os.close(feed)
     with pytest.raises(EOFError):
@@ -101,7 +101,7 @@ def test_worker_that_does_not_leave_is_killed(start: Start) -> None:
 
 
 class TestWorkerProcess:
-    """What the parent of a rival's worker makes of it. The program is that of pair; the rivals are planted."""
+    """A rival's worker as its parent sees it. The program is that of the scenario pair; the rivals are planted."""
 
     @pytest.fixture
     def worker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], WorkerProcess]]:

@@ -1,4 +1,4 @@
-"""CPU and wall time of the faces: making a lock, and whole pairs against a real server, in a thread and in a task."""
+"""CPU and wall time of the APIs for threads and asyncio: making a lock, and whole pairs on a real server."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_pair(benchmark: BenchmarkFixture, client: fastlock.Client) -> None:
 
 
 def test_batch(benchmark: BenchmarkFixture, client: fastlock.Client) -> None:
-    freed = benchmark(lambda: client.release_many(client.acquire_many(NAMES, timeout=10)))
-    assert freed == [True] * len(NAMES)
+    released = benchmark(lambda: client.release_many(client.acquire_many(NAMES, timeout=10)))
+    assert released == [True] * len(NAMES)
 
 
 def test_async_pair(benchmark: BenchmarkFixture, async_client: fastlock.asyncio.Client, runner: asyncio.Runner) -> None:
