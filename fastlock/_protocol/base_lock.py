@@ -103,7 +103,7 @@ class BaseLock:
         self._leases[owner] = lease
         if len(self._leases) > _MAX_LEASES:
             for other, kept in list(self._leases.items()):
-                if kept is not lease and not kept.valid:
+                if kept is not lease and not kept._time_left():
                     self._leases.pop(other, None)
 
     def _granted(self, owner: object, token: bytes, sent: float, time: float, stats: Stats) -> Lease | None:

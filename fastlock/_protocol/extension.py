@@ -168,7 +168,7 @@ def _left(lease: Lease, replace: bool, clock: Clock) -> Steps[int | None]:
     """Milliseconds until a lease ends, or 0 if the new end does not depend on them; None: the lease has no end. The
     server is asked where this process does not know: for a token from elsewhere, a lease that the server lets live a
     moment longer, or one without end, to which somebody may have given an end."""
-    left = lease.remaining
+    left = lease._time_left()
     if 0 < left < math.inf:
         return int(left * 1000)
     endless = lease._expiry_unknown or left == math.inf

@@ -76,15 +76,19 @@ class Lease:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the lease ends: 0.0 once it ended, infinite for a lock without timeout."""
-        if is_inherited(self):
-            return 0.0
-        return max(0.0, self._deadline - now())
+        """Seconds until the lease ends: 0.0 once it ended or may have been released, infinite for a lock without
+        timeout."""
+        return 0.0 if self._release_unknown else self._time_left()
 
     @property
     def valid(self) -> bool:
-        """Whether nobody else can have the lock yet, as far as time tells; of a deleted key only the server knows."""
-        return not is_inherited(self) and now() < self._deadline
+        """Whether nobody else can have the lock yet, as far as time tells; of a deleted key only the server knows. False
+        also once a release was interrupted, or its reply lost: it may have been carried out, or will be."""
+        return not self._release_unknown and self._time_left() > 0
+
+    def _time_left(self) -> float:
+        """Seconds until the lease ends by itself."""
+        return 0.0 if is_inherited(self) else max(0.0, self._deadline - now())
 
     @property
     def inherited(self) -> bool:
@@ -107,7 +111,7 @@ class Lease:
         self._token_read = True
         values = (self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended)
         state = (self._release_unknown, self._expiry_unknown, self._stale_sessions, is_inherited(self))
-        return (*values, *state, boot_id(), time.time() + self.remaining)
+        return (*values, *state, boot_id(), time.time() + self._time_left())
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended = state[:6]

@@ -80,7 +80,7 @@ class AsyncTransport(Transport):
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
         self.releases = 0  # releases under way that take more than one command
-        self._idle: Wakeup | None = None  # what `close` awaits
+        self._closing: list[Wakeup] = []  # what each `close` that is under way awaits
         self._broken = False  # whether a connection broke that no new one has replaced yet
         self._failures = 0  # failed attempts to connect, in a row
         self.stats = Stats()
@@ -600,12 +600,14 @@ class AsyncTransport(Transport):
         self.queues.on_empty = self._no_longer_busy
         while connection.error is None and now() < until:
             if self.queues.by_entry or self.releases > 0:
-                self._idle = wakeup = Wakeup().arm(self.wakeups)
+                wakeup = Wakeup().arm(self.wakeups)
+                self._closing.append(wakeup)
                 timer = connection.loop.call_later(until - now(), wakeup, None)
                 try:
                     await wakeup
                 finally:
                     timer.cancel()
+                    self._closing.remove(wakeup)
             elif self.wakeups.due:
                 await asyncio.sleep(0)  # lets the tasks run that are to be woken
             else:
@@ -613,8 +615,8 @@ class AsyncTransport(Transport):
 
     def _no_longer_busy(self) -> None:
         """End the wait of `close`: nobody waits at the server any more, or a release has ended."""
-        if self._idle is not None:
-            self._idle(None)
+        for wakeup in list(self._closing):
+            wakeup(None)
 
     def release_ended(self) -> None:
         """One of the releases that are counted in `releases` has ended."""

@@ -546,16 +546,27 @@ def _at_exit() -> None:
     connections are closed here, as objects are collected in no order now: a socket may go before its connection."""
     check()
     until = now() + CLOSE_SECONDS
+    raised: BaseException | None = None
     for transport in list(_TRANSPORTS):
-        if not transport.closed:
-            # A credential provider may raise, which must not cost the other clients their undos
-            with contextlib.suppress(Exception):
-                transport.flush_pending_undos()
-        for connection in list(transport.connections):
-            connection.drain(until)
-        for connection in list(transport.idle):
-            if removed(transport.idle, connection):
-                connection.fail(EOFError("the process ends"))
+        try:
+            _end(transport, until)
+        except BaseException as error:  # raised by a signal handler, which must not cost any client its undos
+            raised = error
+            _end(transport, until)
+    if raised is not None:
+        raise raised
+
+
+def _end(transport: SyncTransport, until: float) -> None:
+    if not transport.closed:
+        # A credential provider may raise, which must not cost the other clients their undos
+        with contextlib.suppress(Exception):
+            transport.flush_pending_undos()
+    for connection in list(transport.connections):
+        connection.drain(until)
+    for connection in list(transport.idle):
+        if removed(transport.idle, connection):
+            connection.fail(EOFError("the process ends"))
 
 
 at_fork(_forget_parent)

@@ -479,3 +479,25 @@ def test_short_lived_threads_keep_the_leases_of_others_intact(
         for thread in threads:
             thread.join()
         assert not problems
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("iterations", [0, 1, 2])
+async def test_a_lease_whose_release_was_cancelled_is_not_valid(face: Face, server: Server, iterations: int) -> None:
+    """The release is carried out all the same, so that somebody else may hold the name."""
+    client = face.client(server.unix_url)
+    leases: list[fastlock.Lease] = []
+
+    async def hold() -> None:
+        async with client.lock("a", timeout=30) as lease:
+            leases.append(lease)
+
+    task = asyncio.create_task(hold())
+    while not leases:
+        await asyncio.sleep(0)
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    async with client.lock("a", timeout=30, blocking_timeout=10) as other:
+        assert not leases[0].valid and leases[0].remaining == 0.0 and other.valid

@@ -63,6 +63,13 @@ def test_unknown_release_counts_only_if_sent_before_the_deadline(clock: Clock) -
     assert lease._release_unknown is True
 
 
+def test_lease_is_not_valid_once_it_may_have_been_released(clock: Clock) -> None:
+    lease = Lease("sku", b"sku", b"fl:1", clock() + 10)
+    lease._note_unknown_release(clock())
+    assert not lease.valid and lease.remaining == 0.0 and "ended" in repr(lease)
+    assert lease._deadline == clock() + 10, "the release can be repeated, and extended by what is left"
+
+
 def test_token_of_a_released_lease_no_longer_matches(clock: Clock) -> None:
     """The next local holder may have the raw token."""
     token = new_token()

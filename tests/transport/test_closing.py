@@ -24,6 +24,7 @@ from support.tls import Authority, TlsFront
 
 import fastlock
 from fastlock._protocol.undo import Undo
+from fastlock._transport import aio, sync
 from fastlock._transport.sync_connection import Connection, write_undo
 from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock.embedded import Server
@@ -265,6 +266,42 @@ async def test_closing_waits_for_a_connection_that_is_being_made(face: Face, pro
 
 
 # ------------------------------------------------------------------------------------------------------ held locks
+
+
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+async def test_two_closings_at_once_end_as_one_does(
+    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both wait for the same waiter to leave the server's queue; when it has, neither waits for its time to be over."""
+    monkeypatch.setattr(aio, "CLOSE_SECONDS", 3600.0)
+    others, client = face.client(server.unix_url), face.client(server.unix_url)
+    async with others.lock("sku", timeout=30):
+        waiter = asyncio.create_task(client.lock("sku", timeout=30).acquire())
+        while not client._transport.queues.by_entry:
+            await asyncio.sleep(0)
+        await asyncio.gather(client.close(), client.close())
+        with pytest.raises(fastlock.ClientClosedError):
+            await waiter
+
+
+@threads_only
+async def test_an_interrupt_at_exit_costs_no_client_its_undos(
+    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = [face.client(server.unix_url) for _ in range(3)]
+    mine = [client._transport for client in clients]
+    monkeypatch.setattr(sync, "_TRANSPORTS", mine)
+    flushed: list[Any] = []
+
+    def flush(transport: Any) -> None:
+        flushed.append(transport)
+        if len(flushed) == 1:
+            raise SystemExit("by a signal handler")
+
+    monkeypatch.setattr(sync.SyncTransport, "flush_pending_undos", flush)
+    with pytest.raises(SystemExit):
+        sync._at_exit()
+    assert flushed == [mine[0], *mine]
 
 
 @two_servers
