@@ -20,7 +20,7 @@ import hiredis
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.pending import Pending, packed, shown
+from support.pending import Slot, packed, shown
 
 from fastlock._protocol import commands
 
@@ -157,13 +157,13 @@ def wrong_calls(layer: ModuleType, stream: Any) -> list[Any]:
 def test_a_call_that_fails_in_the_middle_queues_nothing(layer: ModuleType, number: int) -> None:
     log: list[Any] = []
     stream = layer.Stream()
-    stream.put_command(Pending(log, 0), (b"ONE",))
+    stream.put_command(Slot(log, 0), (b"ONE",))
     calls = wrong_calls(layer, stream)
     assert len(calls) == 17
     with pytest.raises((TypeError, ValueError)):
         calls[number]()
     assert (stream.unsent, stream.pending) == (len(packed(b"ONE")), 1)
-    stream.put_command(Pending(log, 1), (b"TWO",))
+    stream.put_command(Slot(log, 1), (b"TWO",))
     assert stream.take_output() == packed(b"ONE") + packed(b"TWO")
     stream.feed(b":1\r\n:2\r\n")
     assert log == [(0, shown(1)), (1, shown(2))]
@@ -243,7 +243,7 @@ def awaiting(
         if not left:
             break
         kind, count = kinds.randrange(6), kinds.randint(1, min(4, len(left)))
-        pending_reply: Any = Pending(log, number, done=kind == 3)
+        pending_reply: Any = Slot(log, number, done=kind == 3)
         if kind == 4:
             pending_reply = layer.PendingReply()
         if kind == 0:
@@ -337,7 +337,7 @@ def memory() -> int:
 def test_invalid_bytes_break_the_stream_and_cost_no_memory(layer: ModuleType, garbage: bytes, bytewise: bool) -> None:
     log: list[Any] = []
     stream = layer.Stream()
-    pending_reply, other = Pending(log, 0), layer.PendingReply()
+    pending_reply, other = Slot(log, 0), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     stream.put_calls(other, [(b"GET",), (b"GET",)])
     before = memory()
@@ -407,12 +407,12 @@ def test_many_small_replies_are_not_too_long(layer: ModuleType) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     for number in range(20_000):
-        stream.put_command(Pending(log, number), (b"GET",))
+        stream.put_command(Slot(log, number), (b"GET",))
     data = b"$16\r\n0123456789abcdef\r\n" * 20_000
     for start in range(0, len(data), 65_536):
         stream.feed(data[start : start + 65_536])
     assert [number for number, _ in log] == list(range(20_000))
-    stream.put_command(Pending(log, -1), (b"GET",))
+    stream.put_command(Slot(log, -1), (b"GET",))
     stream.feed(bulk(b"x" * 65_000))  # as large as a name or token may be
     assert log[-1][0] == -1
 
@@ -421,7 +421,7 @@ def test_many_small_replies_are_not_too_long(layer: ModuleType) -> None:
 def test_an_excess_reply_invalidates_its_whole_chunk(layer: ModuleType, asked_for: int) -> None:
     log: list[Any] = []
     stream = layer.Stream()
-    pending_replies = [Pending(log, number) for number in range(asked_for)]
+    pending_replies = [Slot(log, number) for number in range(asked_for)]
     for pending_reply in pending_replies:
         stream.put_command(pending_reply, (b"GET",))
     with pytest.raises(hiredis.ProtocolError):
@@ -472,7 +472,7 @@ def test_ten_thousand_pending_replies_stay_in_order(layer: ModuleType) -> None:
     while answered < 10_000:
         for _ in range(dice.choice((1, 3, 40, 700))):
             model.append(sent)
-            stream.put_command(Pending(log, sent), (b"GET",))
+            stream.put_command(Slot(log, sent), (b"GET",))
             sent += 1
         count = len(model) if dice.random() < 0.1 else dice.randint(0, len(model))
         stream.feed(b"".join(b":%d\r\n" % model.popleft() for _ in range(count)))
@@ -487,7 +487,7 @@ def test_drain_returns_each_pending_reply_once(layer: ModuleType) -> None:
     for _ in range(50):  # so that the ring buffer is not at its start
         stream.put_command(None, (b"X",))
     stream.feed(b"_\r\n" * 50)
-    pending_replies = [Pending([], 1), None, pending_reply, Pending([], 2, done=True)]
+    pending_replies = [Slot([], 1), None, pending_reply, Slot([], 2, done=True)]
     stream.put_command(pending_replies[0], (b"GET",))
     stream.put_many(get, None, [b"a", b"b"], [b"", b""], 0)
     stream.put_calls(pending_reply, [(b"GET",)] * 3)
@@ -528,7 +528,7 @@ def test_a_pending_reply_wakes_its_caller_once(layer: ModuleType) -> None:
 
 def test_an_answered_or_drained_pending_reply_is_freed(layer: ModuleType) -> None:
     stream = layer.Stream()
-    pending_replies = [Pending([], number) for number in range(6)]
+    pending_replies = [Slot([], number) for number in range(6)]
     for pending_reply in pending_replies[:4]:
         stream.put_command(pending_reply, (b"GET",))
     stream.put_calls(pending_replies[4], [(b"GET",)] * 2)
@@ -542,7 +542,7 @@ def test_an_answered_or_drained_pending_reply_is_freed(layer: ModuleType) -> Non
 
 
 def test_a_pending_reply_that_raises_breaks_the_stream(layer: ModuleType) -> None:
-    class Broken(Pending):
+    class Broken(Slot):
         def set_result(self, reply: Any) -> None:
             raise RuntimeError("the event loop is closed")
 
@@ -558,7 +558,7 @@ def test_a_broken_stream_refuses_more_bytes(layer: ModuleType) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     for number in range(3):
-        stream.put_command(Pending(log, number), (b"GET",))
+        stream.put_command(Slot(log, number), (b"GET",))
     with pytest.raises(hiredis.ProtocolError):
         stream.feed(b"?\r\n")
     for data in (b":1\r\n", b":2\r\n"):
@@ -625,7 +625,7 @@ def test_requests_announce_once_until_the_output_is_taken(layer: ModuleType) -> 
     assert (stream.connection, stream.wakeups, stream.thread) == ("the link", wakeups, 7)
     stream.templates = (layer.Template(b"GET", 0), layer.Template(b"SET", 0, 1, b"PX", 2))
     for wakeup in range(3):
-        pending_replies = [Pending(log, 4 * wakeup + n) for n in range(4)]
+        pending_replies = [Slot(log, 4 * wakeup + n) for n in range(4)]
         for n, pending_reply in enumerate(pending_replies):
             stream.request(stream.templates[n % 2], pending_reply, b"a", b"b", 5)
         stream.announce()
@@ -649,9 +649,9 @@ def test_order_holds_whatever_the_garbage_collector_runs(layer: ModuleType, kind
 
     def intrude() -> None:
         number = next(others)
-        stream.put_command(Pending(log, number), (b"ECHO", b"%d" % number))
+        stream.put_command(Slot(log, number), (b"ECHO", b"%d" % number))
 
-    mine = [(Pending(log, number), b"%d" % number) for number in range(300)]
+    mine = [(Slot(log, number), b"%d" % number) for number in range(300)]
     with Intruder(intrude) as intruder:
         for pending_reply, word in mine:
             intruder.arm()

@@ -16,7 +16,7 @@ import hiredis
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pending import Pending, shown
+from support.pending import Slot, shown
 
 
 def bulk(value: bytes) -> bytes:
@@ -42,7 +42,7 @@ def test_a_string_longer_than_any_token_becomes_an_empty_one(
     """Fed whole, byte by byte where it matters, and in any pieces; the replies around it are delivered."""
     data, dice, log, stream = b"".join(parts), random.Random(seed), list[Any](), layer.Stream()
     for number in range(len(parts)):
-        stream.put_command(Pending(log, number), (b"GET",))
+        stream.put_command(Slot(log, number), (b"GET",))
     sizes = {0: [len(data)], 1: [1] * len(data), 2: [65536] * 99, 3: [dice.choice((1, 2, 7, 9000)) for _ in data]}
     at = 0
     for size in sizes[seed]:
@@ -78,7 +78,7 @@ def test_core_and_fallback_drop_the_same_bytes(parts: list[Any], dice: random.Ra
         stream, log, heard = layer.Stream(), list[Any](), list[Any]()
         stream.on_push = heard.append
         for number in range(len(replies)):
-            stream.put_command(Pending(log, number), (b"GET",))
+            stream.put_command(Slot(log, number), (b"GET",))
         for start, end in itertools.pairwise([0, *cuts, len(data)]):
             stream.feed(data[start:end])
         assert log == [(number, shown(reply)) for number, reply in enumerate(replies)], layer

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hiredis import ProtocolError
 from support import resp
-from support.pending import Pending
+from support.pending import Slot
 from support.streams import FILES, LONG, Echo, asleep, beside, raise_at
 
 from fastlock import _fallback
@@ -34,7 +34,7 @@ def test_the_next_reader_is_the_first_that_sleeps_and_waits(layer: ModuleType, e
     gone.wake = first.wake = second.wake = Wake()
     gone.cancelled = True
     stream.put_command(None, (b"X",))
-    stream.put_command(Pending([], 0), (b"X",))
+    stream.put_command(Slot([], 0), (b"X",))
     stream.put_command(awake, (b"X",))
     stream.put_command(gone, (b"X",))
     assert stream.next_reader() is None
@@ -105,13 +105,13 @@ def test_round_trip_is_refused_on_a_busy_stream(layer: ModuleType, ends: Any) ->
     assert (stream.pending, stream.unsent, nobody_reads(layer, stream)) == (1, before, True)
 
 
-@pytest.mark.parametrize("has_callback", [False, True], ids=["no callback", "callback"])
+@pytest.mark.parametrize("hears", [False, True], ids=["no callback", "callback"])
 @pytest.mark.parametrize("found", [b":1\r\n", b"$3\r\nab", b""], ids=["a reply", "half a reply", "the end"])
 def test_round_trip_sends_nothing_after_unrequested_data(
-    layer: ModuleType, ends: Any, found: bytes, has_callback: bool
+    layer: ModuleType, ends: Any, found: bytes, hears: bool
 ) -> None:
     stream, received = layer.SocketStream(ends[0]), list[Any]()
-    stream.on_push = received.append if has_callback else None
+    stream.on_push = received.append if hears else None
     ends[1].sendall(found) if found else ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(UnsolicitedData):
         stream.round_trip(get(layer), b"a", b"", 0, LONG, 0.0)

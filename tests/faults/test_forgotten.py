@@ -60,7 +60,7 @@ async def test_a_waiter_follows_a_killed_holder_when_its_lease_ends(
 ) -> None:
     """However late the server expires that key, among many others."""
     with ChildClient(face, server.unix_url, timeout=1.0) as child:
-        await child.prints("ready")
+        await child.hears("ready")
         probe.eval(OTHER_KEYS, 0, "SET")
         token = (await child.ask("acquire", "got")).split()[1]
         lock, job = wait_with(face, face.client(server.unix_url))
@@ -79,7 +79,7 @@ async def test_a_waiter_is_served_though_earlier_ones_were_killed(
     with ChildClient(face, server.unix_url) as first, ChildClient(face, server.unix_url) as second:
         holder = await held(face, face.client(server.unix_url))
         for number, child in enumerate((first, second)):
-            await child.prints("ready")
+            await child.hears("ready")
             child.tell("acquire")
             await queued(face, probe, number + 1)
         waiting = [wait_with(face, face.client(server.unix_url))]
@@ -99,7 +99,7 @@ async def test_a_new_waiter_is_served_after_all_were_killed(
     """Where no waiter comes, the queue expires by itself."""
     with ChildClient(face, server.unix_url, timeout=1.0) as holder, ChildClient(face, server.unix_url) as waiter:
         for child in (holder, waiter):
-            await child.prints("ready")
+            await child.hears("ready")
         await holder.ask("acquire", "got")
         waiter.tell("acquire")
         await until(face, lambda: probe.zcard(QUEUE) or "got" in str(waiter.said), "a waiter")
@@ -116,7 +116,7 @@ async def test_a_new_waiter_is_served_after_all_were_killed(
 async def test_a_frozen_waiter_delays_others_only_for_a_moment(face: Face, server: Server, probe: redis.Redis) -> None:
     """Its grant is for a moment; when it continues it is no holder, and waits behind the others."""
     with ChildClient(face, server.unix_url, timeout=LONG) as child:
-        await child.prints("ready")
+        await child.hears("ready")
         holder = await held(face, face.client(server.unix_url))
         child.tell("acquire")
         (entry,) = await queued(face, probe, 1)
@@ -132,10 +132,10 @@ async def test_a_frozen_waiter_delays_others_only_for_a_moment(face: Face, serve
         assert (await queued(face, probe, 2))[1] == entry, "it must wait behind the others"
         await face.get(lock.release())
         await served(face, behind)
-        token = (await child.prints("got")).split()[1]
+        token = (await child.hears("got")).split()[1]
         assert token_matches(probe.get(NAME), token.encode()) and child.said == ["ready", f"got {token}"]
         assert await child.ask("release", "released") == "released"
-        assert await child.ask("queues", "queues") == "queues 0"
+        assert await child.ask("gates", "gates") == "gates 0"
 
 
 # --------------------------------------------------------------------------------------------- killed connections

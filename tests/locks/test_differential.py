@@ -88,7 +88,7 @@ class Walk:
         self.log: list[str] = []
         self.excused: set[str] = set()
         self.tokens = 0
-        self.settings: dict[str, Any] = {}
+        self.terms: dict[str, Any] = {}
         self.locks: list[Any] = []
 
     def keys(self) -> list[str]:
@@ -98,15 +98,15 @@ class Walk:
         """New locks. Settings that ours refuses are drawn again."""
         while True:
             self.probe.delete(*self.keys())
-            self.settings = some(self.rng, {name: TERMS[name] for name in self.known}, 0.4)
-            self.log = [f"Lock({self.settings})"]
+            self.terms = some(self.rng, {name: TERMS[name] for name in self.known}, 0.4)
+            self.log = [f"Lock({self.terms})"]
             kinds = zip((theirs(self.face), self.face.module.Lock), self.keys(), strict=True)
-            if self.settings.get("timeout", 1) == 0:
+            if self.terms.get("timeout", 1) == 0:
                 with pytest.raises(ValueError, match="timeout"):
-                    self.face.module.Lock(self.client, "ours", **self.settings)
+                    self.face.module.Lock(self.client, "ours", **self.terms)
                 self.excused.add("zero-timeout")
                 continue
-            self.locks = [kind(self.client, key, **self.settings) for kind, key in kinds]
+            self.locks = [kind(self.client, key, **self.terms) for kind, key in kinds]
             return
 
     async def both(
@@ -137,13 +137,13 @@ class Walk:
 
     def patient(self, asked: dict[str, Any]) -> bool:
         """Whether this call would wait for long: the name is held, and nobody will release it."""
-        blocking = asked.get("blocking") if asked.get("blocking") is not None else self.settings.get("blocking", True)
+        blocking = asked.get("blocking") if asked.get("blocking") is not None else self.terms.get("blocking", True)
         limit = asked.get("blocking_timeout")
-        limit = self.settings.get("blocking_timeout") if limit is None else limit
+        limit = self.terms.get("blocking_timeout") if limit is None else limit
         return bool(self.probe.exists("ours") and blocking and (limit is None or limit > SHORT))
 
     def pauses(self, one: Outcome, other: Outcome, sleep: Any = None) -> str:
-        sleep = self.settings.get("sleep", 1) if sleep is None else sleep
+        sleep = self.terms.get("sleep", 1) if sleep is None else sleep
         return "odd-pauses" if one == ("raises", "TypeError") and not isinstance(sleep, (int, float)) else ""
 
     # the calls
@@ -212,7 +212,7 @@ class Walk:
 
     def set(self, name: str, value: Any) -> None:
         self.log.append(f"{name} = {value!r}")
-        self.settings[name] = value
+        self.terms[name] = value
         for lock in self.locks:
             setattr(lock, name, value)
 
@@ -321,8 +321,8 @@ class Scene:
     def __init__(self, face: Face, client: Any, probe: redis.Redis, kind: Any) -> None:
         self.face, self.client, self.probe, self.kind = face, client, probe, kind
 
-    def lock(self, name: Any = "a", **settings: Any) -> Any:
-        return self.kind(self.client, name, **settings)
+    def lock(self, name: Any = "a", **terms: Any) -> Any:
+        return self.kind(self.client, name, **terms)
 
     async def get(self, value: Any) -> Any:
         return await self.face.get(value)

@@ -112,7 +112,7 @@ def test_a_waiter_is_marked_as_woken_before_it_is_woken(queues: LocalQueues, clo
 
 
 @pytest.mark.parametrize(
-    ("left", "told", "refused", "sleep", "pause"),
+    ("left", "told", "deaf", "sleep", "pause"),
     [
         (5.0, True, False, 0.1, RECHECK_SECONDS),  # its message may be lost
         (0.3, True, False, 0.1, 0.3),  # the lease ends
@@ -129,10 +129,10 @@ def test_a_waiter_is_marked_as_woken_before_it_is_woken(queues: LocalQueues, clo
     ],
 )
 def test_the_first_waiter_rechecks_when_something_may_have_changed(
-    queues: LocalQueues, clock: Clock, left: float, told: bool, refused: bool, sleep: float, pause: float
+    queues: LocalQueues, clock: Clock, left: float, told: bool, deaf: bool, sleep: float, pause: float
 ) -> None:
     one, two = join(queues, 2, sleep=sleep)
-    queues.set_result(Exception("NOPERM") if refused else [b"subscribe", queues.channel, 1])
+    queues.set_result(Exception("NOPERM") if deaf else [b"subscribe", queues.channel, 1])
     assert queues.may_enter_now(one, clock())
     one.queue.note_queued(left, told, clock())
     assert one.queue.recheck_time(one) == clock() + pause and one.queue.recheck_time(two) == math.inf

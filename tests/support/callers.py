@@ -230,12 +230,12 @@ class Caller:
     async def single(self) -> None:
         dice, name, lease = self.dice, self.name(), self.lease()
         way = dice.choices(("wait", "limit", "try", "cancel"), (50, 20, 15, 15))[0]
-        settings: dict[str, Any] = {"fair": dice.random() < 0.3, "fence": dice.random() < 0.5}
+        terms: dict[str, Any] = {"fair": dice.random() < 0.3, "fence": dice.random() < 0.5}
         limit = dice.uniform(0.005, 1.5) if way == "limit" else None
         if way == "try":
-            settings["blocking"] = False
+            terms["blocking"] = False
         lock = self.worker.client.lock(
-            f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **settings
+            f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **terms
         )
         request = self.log.ask(name, lease, blocking=way != "try")
         try:

@@ -182,11 +182,11 @@ class Process(WalkedClient):
         if caller.lease is not None:
             caller.lease._deadline = ENDED
 
-    def release(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
+    def let_go(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
         """A holder releases; `late`: after LOCAL_SECONDS, when no local handover is allowed. Returns whether it
         handed over."""
         lease, before = self.lease(caller), self.queues.stats.local_handovers
-        caller.phase = "releases"
+        caller.phase = "lets go"
         if late:
             self.clock.go(2 * LOCAL_SECONDS)
         if batch:
@@ -296,7 +296,7 @@ class Process(WalkedClient):
         pushed, self.line.pushed = self.line.pushed, []
         self.come += [(None, each[2]) for each in pushed if each[0] == b"message" and each[1] == self.queues.channel]
 
-    def take_message(self) -> None:
+    def hear(self) -> None:
         """Deliver the first reply or message that has come."""
         flight, what = self.come.pop(0)
         if flight is None:

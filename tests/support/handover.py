@@ -199,7 +199,7 @@ class Process:
             return self.enters(client, entry=0 if client.alone else 1)
         return client
 
-    def told(self, client: Client) -> Client:
+    def hears(self, client: Client) -> Client:
         """The client reads the first reply or push message that has come."""
         (message, number), *rest = client.come
         client = client._replace(come=tuple(rest))
@@ -321,9 +321,9 @@ class Protocol(Server, Process):
     ENTER, LEAVE and messages keep their order, as they share a connection; a client's other commands may be executed at
     any time. What is left out makes no other order at the server: a waiter that is woken runs at once, as its ENTER may
     be executed later; replies but those to ENTER are read at once, as what they lead to may be executed later, and as a
-    cut may lose them. "rechecks" is a waiter's recheck timer: the real one fires every second whatever happens, and
-    would heal what the protocol forgets, so here it fires only where no message can tell the waiter: the key has gone
-    by itself, or its holder is of another library.
+    cut may lose them. "looks" is a waiter's recheck timer: the real one fires every second whatever happens, and would
+    heal what the protocol forgets, so here it fires only where no message can tell the waiter: the key has gone by
+    itself, or its holder is of another library.
     """
 
     def __init__(self, *mistakes: str) -> None:
@@ -361,16 +361,16 @@ class Protocol(Server, Process):
             return True, (what, i, *more), s._replace(clients=put(s.clients, i, became))
 
         if client.come:
-            became = self.told(client)
-            yield step("is told", became)
+            became = self.hears(client)
+            yield step("hears", became)
             if s.fences and became.held != NONE and became.waiting and became.pc == BEHIND:
-                yield step("is told", self.enters(became))
+                yield step("hears", self.enters(became))
         if client.pc == START and client.queues:
-            yield step("begins", self.enters(client))
+            yield step("asks", self.enters(client))
         elif client.pc == START:
-            yield step("begins", client._replace(pc=SET, own=(("SET", 0),)))
+            yield step("asks", client._replace(pc=SET, own=(("SET", 0),)))
         if client.held != NONE:
-            for what, verb in (("releases", ""), ("releases in a batch", "BATCH")):
+            for what, verb in (("lets go", ""), ("lets go in a batch", "BATCH")):
                 yield step(what, self.lets_go(client, verb))
                 if client.waiting and client.pc == BEHIND and (not client.asked or "pass asked" in self.wrong):
                     yield step(what, self.passes(client._replace(held=NONE), client.held, client.contended))
@@ -379,12 +379,12 @@ class Protocol(Server, Process):
                 yield step("resumes", became, token)
         for at, (token, _) in enumerate(client.lapsed):
             for became in self.lets_go_late(client, at):
-                yield step("releases late", became, token)
+                yield step("lets go late", became, token)
             if "pass lapsed" in self.wrong and self.forsaken(client):
                 became = self.holds(client._replace(lapsed=without(client.lapsed, client.lapsed[at])), token)
-                yield step("releases late", became, token)
+                yield step("lets go late", became, token)
         if (client.pc == QUEUED and (s.due or s.key == OTHER)) or self.forsaken(client):
-            yield step("rechecks", self.enters(client))
+            yield step("looks", self.enters(client))
 
     def faults(self, s: State, i: int, client: Client) -> Iterator[Step]:
         if s.budget[CRASH]:

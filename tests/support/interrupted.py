@@ -138,8 +138,8 @@ def many(run: Run, lock: Any) -> None:
 class Mode:
     """What an attempt does, and with which settings; how often (0 to 1) another client holds the lock first."""
 
-    def __init__(self, work: Callable[[Run, Any], None], held: float = 0.0, signals: int = 1, **settings: Any) -> None:
-        self.work, self.held, self.signals, self.settings = work, held, signals, settings
+    def __init__(self, work: Callable[[Run, Any], None], held: float = 0.0, signals: int = 1, **terms: Any) -> None:
+        self.work, self.held, self.signals, self.terms = work, held, signals, terms
 
 
 MODES = {
@@ -246,7 +246,7 @@ class Run:
     def lock(self, name: str) -> Any:
         if self.name == "drop-in":
             return self.probe.lock(name, lock_class=fastlock.Lock)  # without end, as redis-py's
-        return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.settings)
+        return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.terms)
 
     def occupy(self, name: str) -> threading.Thread:
         """Another client holds the lock for a moment, so that the attempt has to wait."""

@@ -106,8 +106,8 @@ def let_through() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-async def use(client: Any, name: str, rounds: int = 20, **settings: Any) -> None:
-    lock = client.lock(name, timeout=LEASE, sleep=0.001, **settings)
+async def use(client: Any, name: str, rounds: int = 20, **terms: Any) -> None:
+    lock = client.lock(name, timeout=LEASE, sleep=0.001, **terms)
     for _ in range(rounds):
         async with lock:
             pass

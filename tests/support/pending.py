@@ -11,7 +11,7 @@ def packed(*args: bytes | int) -> bytes:
     return bytes(hiredis.pack_command(args))
 
 
-class Pending:
+class Slot:
     """A pending reply, with done() and set_result(); notes in a common log what it got, and how often."""
 
     def __init__(self, log: list[Any], number: int, done: bool = False) -> None:

@@ -178,7 +178,7 @@ class RealClient(WalkedClient):
             return None
         line.greeting = False
         verb, token = named(calls)
-        if verb == "DEL" and any(c.batch and c.lease and c.lease._raw_token == token for c in self.those("releases")):
+        if verb == "DEL" and any(c.batch and c.lease and c.lease._raw_token == token for c in self.those("lets go")):
             verb = "BATCH"
         token = commands.PLAIN_PREFIX + token[3:]
         if token not in self.tokens:
@@ -275,7 +275,7 @@ class RealClient(WalkedClient):
             line.arrived += [(None, frame) for frame, kept in zip(line.pushed, keep, strict=True) if kept]
             line.pushed.clear()
 
-    def take_message(self) -> None:
+    def hear(self) -> None:
         line = next(line for line in self.lines if any(map(visible, line.arrived)))
         self.drop_silent(line)
         request, what = line.arrived.pop(0)
@@ -358,9 +358,9 @@ class RealClient(WalkedClient):
         self.add(strict=False, fenced=fenced)
         self.start(self.callers[-1])
 
-    def release(self, caller: RealCaller, *, batch: bool = False, late: bool = False) -> bool:
+    def let_go(self, caller: RealCaller, *, batch: bool = False, late: bool = False) -> bool:
         before = self.queues.stats.local_handovers
-        caller.phase, caller.batch = "releases", batch
+        caller.phase, caller.batch = "lets go", batch
         if late:
             self.clock.go(2 * LOCAL_SECONDS)
         self.order_release(caller)

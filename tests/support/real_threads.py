@@ -122,7 +122,7 @@ class Stream:
         self.leader = caller
         try:
             self._sent([template.call(name, token, ms)], (None, False))
-            return self.client.block(caller, "awaits a reply")
+            return self.client.block(caller, "asks")
         finally:
             self.leader = None
 
@@ -195,7 +195,7 @@ class Mutex:
         self.client.runs(caller)
         caller.raised()
         caller.restless += 1
-        assert caller.restless < RESTLESS, "a thread neither sends nor sleeps"
+        assert caller.restless < RESTLESS, "a thread neither asks nor sleeps"
         self.inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -346,7 +346,7 @@ class ThreadClient(RealClient):
 
     def rouse(self, caller: ThreadCaller) -> None:
         """End a caller's sleep, whatever it sleeps for."""
-        if caller.state in ("awaits a reply", "held", "holds"):
+        if caller.state in ("asks", "held", "holds"):
             self.wake(caller)
         elif caller.state != "done":
             waiter = caller.waiter
@@ -375,7 +375,7 @@ class ThreadClient(RealClient):
                 if caller.state == "listens" and caller.pending is pending:
                     caller.state, caller.answered = "runs", True
             pending.set_result(replies if many else replies[0])
-        elif request.asker is not None and request.asker.state == "awaits a reply":
+        elif request.asker is not None and request.asker.state == "asks":
             request.asker.answered = True
             self.wake(request.asker, replies[0])
 
@@ -394,7 +394,7 @@ class ThreadClient(RealClient):
         return request
 
     def break_lines(self, lines: list[Line]) -> None:
-        asking = [caller for caller in self.callers if caller.state == "awaits a reply"]
+        asking = [caller for caller in self.callers if caller.state == "asks"]
         reading = [caller for caller in self.callers if caller.state == "listens"]
         for connection in list(self.transport.connections):
             if connection.stream.leader is None:

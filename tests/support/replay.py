@@ -50,7 +50,7 @@ class Seen(NamedTuple):
     come: tuple[tuple[str, int], ...] = ()
 
 
-class Snapshot(NamedTuple):
+class World(NamedTuple):
     """Everything that can be observed."""
 
     clients: tuple[Seen, ...]
@@ -60,9 +60,9 @@ class Snapshot(NamedTuple):
     queue: tuple[model.Identity, ...]
 
 
-def imagined(s: State) -> Snapshot:
+def imagined(s: State) -> World:
     """What would be observed in a state of the model."""
-    return Snapshot(tuple(map(_imagined, s.clients)), s.key, s.marked, s.moment, s.queue)
+    return World(tuple(map(_imagined, s.clients)), s.key, s.marked, s.moment, s.queue)
 
 
 def _imagined(client: model.Client) -> Seen:
@@ -116,7 +116,7 @@ class Replay:
 
     # what is observed
 
-    def seen(self) -> Snapshot:
+    def seen(self) -> World:
         for each in self.processes:
             each.collect()
         held, left, queue = self.probe.execute(
@@ -128,7 +128,7 @@ class Replay:
         marked = held is not None and held.startswith(commands.CONTENDED_PREFIX)
         clients = tuple(self.client(each) for each in self.processes)
         entries = tuple(self.entry(entry) for entry in queue)
-        return Snapshot(clients, key, marked, 0 < left <= HELD_MS, entries)
+        return World(clients, key, marked, 0 < left <= HELD_MS, entries)
 
     def identity(self, token: bytes) -> model.Identity:
         return next(((i, at) for i, each in enumerate(self.processes) if (at := each.number(token)) >= 0), NOBODY)
@@ -211,17 +211,17 @@ class Replay:
 
     def to_process(self, each: WalkedClient, what: str, rest: list[Any], dice: random.Random) -> None:
         simple: dict[str, Callable[[], Any]] = {
-            "begins": each.begin,
-            "is told": each.take_message,
+            "asks": each.begin,
+            "hears": each.hear,
             "executes": lambda: each.execute(each.flight(*rest)),
-            "rechecks": each.recheck,
+            "looks": each.recheck,
             "the first gives up": lambda: each.give_up(each.first()),
             "the last gives up": lambda: each.give_up(each.waiting()[-1]),
             "resumes": lambda: each.resume(rest[0]),
             "resumes to leave": lambda: each.give_up(each.passed()[0]),
-            "releases": lambda: each.release(each.holders()[0], late=dice.random() < 0.5),
-            "releases in a batch": lambda: each.release(each.holders()[0], batch=True, late=dice.random() < 0.5),
-            "releases late": lambda: each.release(next(who for who in each.lapsed() if each.token(who) == rest[0])),
+            "lets go": lambda: each.let_go(each.holders()[0], late=dice.random() < 0.5),
+            "lets go in a batch": lambda: each.let_go(each.holders()[0], batch=True, late=dice.random() < 0.5),
+            "lets go late": lambda: each.let_go(next(who for who in each.lapsed() if each.token(who) == rest[0])),
             "another comes": lambda: each.another(fenced=dice.random() < self.fences),
             "is cut": each.cut,
             "dies": each.die,
@@ -339,13 +339,13 @@ class Walk:
             raise Drift(f"left: {left}")
 
 
-def differences(seen: Snapshot, allowed: list[Snapshot]) -> list[str]:
+def differences(seen: World, allowed: list[World]) -> list[str]:
     """What is observed, and where it differs from each of the allowed states."""
     lines = []
-    for snapshot in allowed:
-        for i, (real, imaginary) in enumerate(zip(seen.clients, snapshot.clients, strict=True)):
+    for world in allowed:
+        for i, (real, imaginary) in enumerate(zip(seen.clients, world.clients, strict=True)):
             lines += [f"client {i}, {difference}" for difference in _different(real, imaginary)]
-        lines += [*_different(seen[1:], snapshot[1:], Snapshot._fields[1:]), "or"]
+        lines += [*_different(seen[1:], world[1:], World._fields[1:]), "or"]
     return lines[:-1]
 
 

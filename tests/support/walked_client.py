@@ -26,7 +26,7 @@ ORDERED = ("ENTER", "LEAVE")  # commands that share the connection on which mess
 class WalkedCaller:
     """A caller that wants the name, once."""
 
-    phase: str = "waits"  # then "holds", "releases", "gone"
+    phase: str = "waits"  # then "holds", "lets go", "gone"
     lease: Lease | None = None
     waiter: Waiter | None = None  # by which the local queue knows it
 
@@ -124,7 +124,7 @@ class WalkedClient:
         """One more caller comes, while others of the client wait or hold."""
         raise NotImplementedError
 
-    def release(self, caller: Any, *, batch: bool = False, late: bool = False) -> bool:
+    def let_go(self, caller: Any, *, batch: bool = False, late: bool = False) -> bool:
         """A holder releases; `late`: after LOCAL_SECONDS, when no local handover is allowed. Returns whether it
         handed over."""
         raise NotImplementedError
@@ -154,7 +154,7 @@ class WalkedClient:
         """Receive all that was pushed."""
         raise NotImplementedError
 
-    def take_message(self) -> None:
+    def hear(self) -> None:
         """Deliver the first reply or message that has come."""
         raise NotImplementedError
 
