@@ -25,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 WALKS, LENGTH = 250, 60
 MANY_WALKS = 3000  # walks, among which one must find a planted mistake
 EVENTS = {
-    *("asks", "executes", "hears", "looks", "lets go", "lets go in a batch", "lets go late"),
+    *("begins to acquire", "executes", "receives", "rechecks", "releases", "releases in a batch", "releases late"),
     *("resumes", "resumes to leave", "the first gives up", "the last gives up", "is cut", "dies", "expires"),
-    *("another library takes it", "another library releases it", "another comes"),
+    *("another library acquires it", "another library releases it", "another comes"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
 

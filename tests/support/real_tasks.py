@@ -1,7 +1,7 @@
 """A client for asyncio under a random walk: its callers are tasks of an event loop that the walk steps.
 
 The connection of the client is a real one, with the real stream, above a byte transport that is a `Line`. The loop's
-timers end when the walk says so. A task that was handed a lease is held back until it is to run (`Held`).
+timers end when the walk says so. A task that was handed a lease is held back until it is to run (`HeldBack`).
 No decisions about locks are made here.
 """
 
@@ -112,7 +112,7 @@ class LineTransport(asyncio.Transport):
         return default
 
 
-class Held:
+class HeldBack:
     """Awaits what a caller awaits. A caller that was handed a lease is not resumed before the walk says so."""
 
     def __init__(self, client: TaskClient, caller: TaskCaller, inner: Any) -> None:
@@ -126,9 +126,9 @@ class Held:
                 error = None
                 try:
                     yield step
-                    if self.caller in self.client.passed():
-                        self.caller.gate = self.client.loop.create_future()
-                        yield from self.caller.gate
+                    if self.caller in self.client.handed_over():
+                        self.caller.resume_signal = self.client.loop.create_future()
+                        yield from self.caller.resume_signal
                 except BaseException as raised:
                     error = raised
         except StopIteration as end:
@@ -140,8 +140,8 @@ class TaskCaller(RealCaller):
     """A caller that is a task."""
 
     task: Any = None
-    gate: Any = None  # the future for which it waits with a lease that it was handed
-    order: Any = None  # the future for which it waits as a holder
+    resume_signal: Any = None  # the future for which it waits with a lease that it was handed
+    release_signal: Any = None  # the future for which it waits as a holder
 
 
 class TaskClient(RealClient):
@@ -179,18 +179,18 @@ class TaskClient(RealClient):
 
     def start(self, caller: RealCaller) -> None:
         assert isinstance(caller, TaskCaller)
-        caller.order = self.loop.create_future()
+        caller.release_signal = self.loop.create_future()
         caller.task = self.loop.create_task(self.live(caller))
 
     async def live(self, caller: TaskCaller) -> None:
         try:
-            assert await Held(self, caller, caller.lock.acquire())
+            assert await HeldBack(self, caller, caller.lock.acquire())
             self.acquired(caller, caller.lock.lease)
-            await caller.order
+            await caller.release_signal
             if caller.batch:
                 await self.client.release_many([caller.lease])
             else:
-                with contextlib.suppress(fastlock.LockNotOwnedError):  # its lease had lapsed
+                with contextlib.suppress(fastlock.LockNotOwnedError):  # its lease had expired
                     await caller.lock.release()
         except asyncio.CancelledError:
             pass
@@ -200,16 +200,16 @@ class TaskClient(RealClient):
 
     def order_release(self, caller: RealCaller) -> None:
         assert isinstance(caller, TaskCaller)
-        caller.order.set_result(None)
+        caller.release_signal.set_result(None)
 
     def cancel(self, caller: RealCaller) -> None:
         assert isinstance(caller, TaskCaller)
         caller.task.cancel()
 
     def resume(self, token: int) -> None:
-        who = next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token)
-        assert who.gate is not None, "a task that was handed a lease is not woken"
-        who.gate.set_result(None)
+        who = next(who for who in self.handed_over() if self.number(self.handed(who)._raw_token) == token)
+        assert who.resume_signal is not None, "a task that was handed a lease is not woken"
+        who.resume_signal.set_result(None)
 
     def recheck(self) -> None:
         self.loop.end_timers(self.first().waiter.on_wake, self.transport.tick)

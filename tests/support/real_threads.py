@@ -358,7 +358,7 @@ class ThreadClient(RealClient):
                 wake(None)
 
     def resume(self, token: int) -> None:
-        self.wake(next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token))
+        self.wake(next(who for who in self.handed_over() if self.number(self.handed(who)._raw_token) == token))
 
     def recheck(self) -> None:
         self.rouse(self.first())
@@ -388,7 +388,7 @@ class ThreadClient(RealClient):
     def intake(self, line: Line, calls: list[Call], pending: Any = None) -> Request | None:
         request = super().intake(line, calls, pending)
         if request is not None:
-            request.asker, request.told = self.me(), True
+            request.asker, request.sender_known = self.me(), True
             if request.verb in ("SET", "ENTER", "EXTEND"):
                 request.caller = request.asker
         return request

@@ -20,14 +20,14 @@ class RealWalk(Walk):
     """A walk with the real clients of a face: "threads" or "asyncio"; `clock` is the one that fastlock reads."""
 
     def __init__(self, path: str, seed: int, length: int, face: str, clock: Any) -> None:
-        def making(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
+        def factory(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
             clock.read = own = Clock()
             client = FACES[face](path, own, self.dice)
             for strict, fenced in kinds:
                 client.add(strict=strict, fenced=fenced)
             return client
 
-        super().__init__(path, seed, length, making)
+        super().__init__(path, seed, length, factory)
         clock.read = lambda: self.replay.now()
 
     def outcomes(self, event: Event, before: State, after: State) -> list[State]:
