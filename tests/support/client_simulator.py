@@ -1,8 +1,8 @@
 """A client simulator made of the real protocol and the real local queues: no command arrives before a test says so.
 
 A request lies in `flights` until the test has the server execute it. What the server sends to the process lies in
-`come` until the test delivers it, but for replies that have no order relative to messages. A waiter that is woken runs
-at once. One connection carries everything, in the order of execution. The simulator makes no decisions of its own.
+`incoming` until the test delivers it, but for replies that have no order relative to messages. A waiter that is woken
+runs at once. One connection carries everything, in the order of execution. The simulator makes no decisions of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gone(BaseException):
 
 
 class RawConnection:
-    """A connection: commands, their replies, and what was pushed before each of them."""
+    """A connection to a server: executes commands, returns their replies, and keeps what was pushed meanwhile."""
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)

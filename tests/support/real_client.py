@@ -2,7 +2,7 @@
 
 What is not real is below the transport: each connection of the client is a `Line` to a real server, on which a request
 lies until the walk has the server execute it, and a reply or a message until the walk delivers it. One connection keeps
-its order, so the walk has less choice than in the model (`could`): what was sent first on a connection is executed
+its order, so the walk has less choice than in the model (`can_happen`): what was sent first on a connection is executed
 first, and a reply is read after what came before it. `real_tasks.py` and `real_threads.py` have the two kinds.
 No decisions about locks are made here.
 """
@@ -26,14 +26,14 @@ from support.streams import LONG
 from support.walked_client import KEY, MS, ORDERED, WalkedCaller, WalkedClient
 
 Call = tuple[bytes, ...]
-PATIENCE = 1e6  # seconds for which a client tries again: longer than any walk
+REPLY_TIMEOUT = 1e6  # seconds for which a client tries again: longer than any walk
 AHEAD = (b"SUBSCRIBE", b"SCRIPT", b"PING")  # commands that are executed together with the request behind them
 UNDOS = ("UNDO", "LEAVE")
 GREETING = (b"HELLO", b"CLIENT", b"COMMAND", b"CONFIG", b"INFO", b"SCRIPT")  # commands of a handshake
 
 
 class Name(str):
-    """The name of a lock of one caller: equal to those of the others, and told from them by identity."""
+    """The name of a lock of one caller: equal to those of the other callers, from which only its identity differs."""
 
     __slots__ = ()
 
@@ -118,7 +118,7 @@ def decoded(frame: bytes) -> Any:
 
 
 def visible(item: tuple[Request | None, Any]) -> bool:
-    """Whether anything happens when this is delivered: it is a message, or a caller waits for it."""
+    """Whether delivery has an effect: the item is a message, or a reply for which a caller waits."""
     request, _ = item
     return request is None or request.caller is not None
 
@@ -199,8 +199,8 @@ class RealClient(WalkedClient):
 
     @property
     def flights(self) -> list[Request]:  # type: ignore[override]
-        """In the order in which they were sent. Not those that the model does not know: an undo behind what it undoes,
-        one that was sent twice, what was spent."""
+        """The requests in the order in which they were sent, except for those that the model does not have: an undo
+        behind the SET that it undoes, an undo that was sent twice, and what is `spent`."""
         sent = sorted(self.requests(), key=lambda request: request.serial)
         asked = {request.token for request in sent if request.verb == "SET"}
         shown: list[Request] = []
@@ -334,7 +334,7 @@ class RealClient(WalkedClient):
             assert first is not None, "an ENTER that no waiter sends"
             return self.named(first.name)
         if request.verb in ("SET", "EXTEND"):
-            assert len(self.callers) == 1, "a caller asks that should have found a local queue"
+            assert len(self.callers) == 1, "a caller sends a request that should have found a local queue"
             return self.callers[0] if self.callers[0].phase == "waits" else None
         return None
 

@@ -16,7 +16,7 @@ from typing import Any
 import fastlock
 import fastlock.asyncio
 from fastlock._protocol import commands
-from support.real_client import PATIENCE, Line, RealCaller, RealClient, Request, greets
+from support.real_client import REPLY_TIMEOUT, Line, RealCaller, RealClient, Request, greets
 from support.resp import Framer, command_end, words
 from support.run_steps import Clock
 
@@ -24,7 +24,7 @@ RESTLESS = 200  # iterations of an event loop in a row, after which a task count
 
 
 class NoSelector:
-    """Of a loop without sockets."""
+    """The selector of an event loop that has no sockets."""
 
     def select(self, timeout: float | None) -> list[Any]:
         return []
@@ -59,7 +59,7 @@ class HandLoop(asyncio.BaseEventLoop):
                 return
             self.call_soon(self.stop)
             self.run_forever()
-        raise AssertionError("a task neither asks nor sleeps")
+        raise AssertionError("a task neither sends a request nor sleeps")
 
     def end_timers(self, *callbacks: Any) -> None:
         """End the timers that have one of these callbacks."""
@@ -149,10 +149,10 @@ class TaskClient(RealClient):
 
     caller = TaskCaller
 
-    def __init__(self, path: str, clock: Clock, dice: Any) -> None:
+    def __init__(self, path: str, clock: Clock, rng: Any) -> None:
         self.loop = HandLoop(self.dial)
         self.path = path
-        super().__init__(clock, fastlock.asyncio.Client.from_url(f"unix://{path}", reply_timeout=PATIENCE))
+        super().__init__(clock, fastlock.asyncio.Client.from_url(f"unix://{path}", reply_timeout=REPLY_TIMEOUT))
         self.transport: Any = self.client._transport
         self.byte_transports: dict[Line, LineTransport] = {}
         connecting = self.loop.create_task(self.client.server_info())
@@ -219,7 +219,7 @@ class TaskClient(RealClient):
             self.loop.call_soon(self.byte_transports[line].protocol.connection_lost, ConnectionResetError("cut"))
 
     def die(self) -> None:
-        """What a killed process would not do, as its tasks end here, is lost."""
+        """The process is killed. Here its tasks end instead, and whatever they send as they end is lost."""
         self.dead = True
         for line in self.lines:
             line.close()

@@ -22,7 +22,7 @@ class RealWalk(Walk):
     def __init__(self, path: str, seed: int, length: int, face: str, clock: Any) -> None:
         def factory(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
             clock.read = own = Clock()
-            client = FACES[face](path, own, self.dice)
+            client = FACES[face](path, own, self.rng)
             for strict, fenced in kinds:
                 client.add(strict=strict, fenced=fenced)
             return client
@@ -35,7 +35,7 @@ class RealWalk(Walk):
 
 
 class Hunt(RealWalk):
-    """A walk with much trouble, which meets what is rare."""
+    """A walk with many faults, which reaches rare states."""
 
     trouble = 0.4
     budgets = (1, 2, 2)

@@ -98,7 +98,7 @@ class Replay:
     """Some clients and a server, whose socket is `path`; also how likely a caller wants a fence."""
 
     def __init__(
-        self, path: str, callers: tuple[int, ...], fences: float, dice: random.Random, factory: Factory
+        self, path: str, callers: tuple[int, ...], fences: float, rng: random.Random, factory: Factory
     ) -> None:
         self.fences = fences
         self.probe = RawConnection(path)
@@ -106,7 +106,7 @@ class Replay:
         capabilities = read_greeting([hello, None, known, None]).capabilities
         self.probe.execute((b"FLUSHALL",), *(script.load for script in commands.SCRIPTS))
         self.processes = [
-            factory(path, capabilities, [(not count, dice.random() < self.fences) for _ in range(count or 1)])
+            factory(path, capabilities, [(not count, rng.random() < self.fences) for _ in range(count or 1)])
             for count in callers
         ]
         self.now: Callable[[], float] = self.processes[0].read_clock
@@ -198,7 +198,7 @@ class Replay:
 
     # events
 
-    def happen(self, event: Event, dice: random.Random) -> None:
+    def happen(self, event: Event, rng: random.Random) -> None:
         what, *rest = event
         if what in ("another library acquires it", "another library releases it"):
             call = (b"SET", KEY, FOREIGN_TOKEN, b"PX", b"%d" % MS) if what.endswith("acquires it") else (b"DEL", KEY)
@@ -208,10 +208,10 @@ class Replay:
         else:
             each = self.processes[rest[0]]
             self.now = each.read_clock
-            self.to_process(each, what, rest[1:], dice)
+            self.to_process(each, what, rest[1:], rng)
             each.settle()
 
-    def to_process(self, each: WalkedClient, what: str, rest: list[Any], dice: random.Random) -> None:
+    def to_process(self, each: WalkedClient, what: str, rest: list[Any], rng: random.Random) -> None:
         simple: dict[str, Callable[[], Any]] = {
             "begins to acquire": each.begin,
             "receives": each.receive,
@@ -221,10 +221,10 @@ class Replay:
             "the last gives up": lambda: each.give_up(each.waiting()[-1]),
             "resumes": lambda: each.resume(rest[0]),
             "resumes to leave": lambda: each.give_up(each.handed_over()[0]),
-            "releases": lambda: each.release(each.holders()[0], late=dice.random() < 0.5),
-            "releases in a batch": lambda: each.release(each.holders()[0], batch=True, late=dice.random() < 0.5),
+            "releases": lambda: each.release(each.holders()[0], late=rng.random() < 0.5),
+            "releases in a batch": lambda: each.release(each.holders()[0], batch=True, late=rng.random() < 0.5),
             "releases late": lambda: each.release(next(who for who in each.expired() if each.token(who) == rest[0])),
-            "another comes": lambda: each.another(fenced=dice.random() < self.fences),
+            "another comes": lambda: each.another(fenced=rng.random() < self.fences),
             "is cut": each.cut,
             "dies": each.die,
         }
@@ -253,7 +253,7 @@ class Replay:
         )
 
     def left(self) -> list[str]:
-        """What is left of the clients that live, when everything should have ended."""
+        """The keys, queues and callers that are left when everything should have ended."""
         known = (commands.queue_key(KEY), commands.fence_key(KEY))
         found = [f"{key!r}" for key in self.probe.execute((b"KEYS", b"*"))[0] if key not in known]
         for i, each in enumerate(self.processes):
@@ -271,18 +271,18 @@ class Walk:
     fences: tuple[float, ...] = (0.0, 0.0, 0.3, 1.0)  # how likely a caller wants a fence
 
     def __init__(self, path: str, seed: int, length: int, factory: Factory = simulate) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.length = length
-        callers = self.dice.choice(COHORTS)
-        budget = {name: self.dice.choice(self.budgets) for name in FAULTS}
+        callers = self.rng.choice(COHORTS)
+        budget = {name: self.rng.choice(self.budgets) for name in FAULTS}
         self.trace = [f"seed {seed}: {callers} callers, {budget}"]
         self.met: set[str] = set()
         self.protocol = Protocol()
         self.states = [begin(callers, fences=True, **budget)]
-        self.replay = Replay(path, callers, self.dice.choice(self.fences), self.dice, factory)
+        self.replay = Replay(path, callers, self.rng.choice(self.fences), self.rng, factory)
 
     def go(self, monkeypatch: Any) -> None:
-        """Walk to the end, with simulated clients. Raises Drift."""
+        """Walk to the end with simulated clients, whose clock leases read. Raises Drift."""
         monkeypatch.setattr(leases, "now", lambda: self.replay.now())
         self.walk()
 
@@ -308,13 +308,13 @@ class Walk:
         }
         musts = list(dict.fromkeys(event for _, must, event, _ in nexts if must and event in possible))
         faults = list(dict.fromkeys(event for _, must, event, _ in nexts if not must and event in possible))
-        trouble = bool(faults) and not only_musts and (not musts or self.dice.random() < self.trouble)
+        trouble = bool(faults) and not only_musts and (not musts or self.rng.random() < self.trouble)
         if not (faults if trouble else musts):
             return False
         event = self.choose(faults if trouble else musts)
         self.trace.append(described(event))
         self.met.add(event[0])
-        self.replay.happen(event, self.dice)
+        self.replay.happen(event, self.rng)
         seen = self.replay.observe()
         allowed = dict.fromkeys(
             after for s, _, known, state in nexts if known == event for after in self.outcomes(event, s, state)
@@ -327,13 +327,13 @@ class Walk:
         return True
 
     def outcomes(self, event: Event, before: State, after: State) -> list[State]:
-        """The states to which an event may lead, where the model knows one."""
+        """The states that a client may reach by an event, for which the model has the state `after`."""
         return [after]
 
     def choose(self, events: list[Event]) -> Event:
-        """An event; each kind is as likely as the others."""
-        kind = self.dice.choice(list(dict.fromkeys(event[0] for event in events)))
-        return self.dice.choice([event for event in events if event[0] == kind])
+        """Choose an event; each kind of event is equally likely."""
+        kind = self.rng.choice(list(dict.fromkeys(event[0] for event in events)))
+        return self.rng.choice([event for event in events if event[0] == kind])
 
     def check_end(self) -> None:
         if problem := next(filter(None, map(stuck, self.states)), None):

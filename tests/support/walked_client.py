@@ -1,8 +1,8 @@
 """A client as the random walks of replay.py drive and observe it, and its callers.
 
 Two kinds: `client_simulator.py` drives the generators of the protocol by hand, `real_client.py` the callers of a real
-client. A request lies in `flights` until the walk has the server execute it, and what the server sends lies in `come`
-until the walk delivers it. No decisions about locks are made here.
+client. A request lies in `flights` until the walk has the server execute it, and what the server sends lies in
+`incoming` until the walk delivers it. No decisions about locks are made here.
 """
 
 from __future__ import annotations

@@ -268,8 +268,8 @@ async def test_a_user_without_queue_rights_waits_and_releases(
         await face.get(lock.release())
         return fence
 
-    def lock_of(client: Any, **terms: Any) -> Any:
-        return client.lock("a", sleep=0.002, thread_local=False, **terms)
+    def lock_of(client: Any, **settings: Any) -> Any:
+        return client.lock("a", sleep=0.002, thread_local=False, **settings)
 
     async def until_marked(lease: Any) -> None:
         end = time.monotonic() + 10
@@ -279,7 +279,7 @@ async def test_a_user_without_queue_rights_waits_and_releases(
 
     theirs = lock_of(others)
     await face.get(theirs.acquire())
-    jobs = [face.start(lambda terms=terms: take(lock_of(client, **terms))) for terms in ({}, {"fence": True})]
+    jobs = [face.start(lambda given=given: take(lock_of(client, **given))) for given in ({}, {"fence": True})]
     while client.get_stats()["commands"] < 20:  # they ask again and again
         await face.checkpoint()
     if missing not in ("all", "zadd"):
