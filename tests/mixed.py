@@ -23,7 +23,7 @@ from fastlock.embedded import Server
 
 HOLD = PAUSE = 0.001  # seconds
 SLEEP = 0.01  # between two tries of a client that polls
-PATIENCE = 2.0  # seconds, after which a caller gives up
+TIMEOUT = 2.0  # seconds, after which a caller gives up
 KINDS = {"redis-py": 1, "fastlock": 2, "fastlock, queue=False": 2}  # and the number of threads of a process
 FLEETS = (("redis-py",) * 3, ("redis-py", "fastlock", "fastlock"), ("redis-py", *("fastlock, queue=False",) * 2))
 
@@ -38,9 +38,9 @@ def work(path: str, kind: str, seconds: float, start: Any, found: Any) -> None:
     end = time.monotonic() + seconds
 
     def use_lock(number: int) -> None:
-        lock: Any = raw.lock("name", timeout=10, sleep=SLEEP, blocking_timeout=PATIENCE, **options)
+        lock: Any = raw.lock("name", timeout=10, sleep=SLEEP, blocking_timeout=TIMEOUT, **options)
         if kind.endswith("queue=False"):
-            lock = fastlock.Lock(raw, "name", timeout=10, sleep=SLEEP, blocking_timeout=PATIENCE, queue=False)
+            lock = fastlock.Lock(raw, "name", timeout=10, sleep=SLEEP, blocking_timeout=TIMEOUT, queue=False)
         while time.monotonic() < end:
             if lock.acquire():
                 grants[number] += 1

@@ -32,7 +32,7 @@ from fastlock.embedded import Server
 LEASE = 300  # seconds: no lease ends by itself
 BYTES = 1024  # that a waiter may need beyond its task, with the compiled core
 COMMANDS = 8  # of the server for a cancelled waiter, those within scripts included
-PATIENCE = 120.0  # seconds for anything to happen
+TIMEOUT = 120.0  # seconds for anything to happen
 
 Grant = tuple[float, int, bytes]  # time, the waiter's number in its process, its token
 
@@ -52,7 +52,7 @@ def name_of(number: int, names: int) -> str:
 
 async def joined(client: Any, count: int) -> None:
     """Wait until all of this client's waiters have begun to wait."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while (waits := client.get_stats()["waits"]) < count:
         expect(time.monotonic() < end, f"{waits} of {count} wait")
         await asyncio.sleep(0.01)
@@ -96,12 +96,13 @@ async def _process(url: str, waiters: int, names: int, fair: bool, stream: Conne
 
 
 def receive(stream: Connection, what: str) -> Any:
-    expect(stream.poll(PATIENCE), f"a process does not tell {what}")
+    expect(stream.poll(TIMEOUT), f"a process does not tell {what}")
     return stream.recv()
 
 
-def crowd(server: Server, processes: int, waiters: int, names: int, *, fair: bool = False) -> float:
-    """So many waiters in each of so many processes, on so many names: all are served. Returns the seconds it took."""
+def serve_all(server: Server, processes: int, waiters: int, names: int, *, fair: bool = False) -> float:
+    """Have `waiters` waiters in each process acquire `names` names, and check that all are served. Returns the seconds
+    it took."""
     context = multiprocessing.get_context("fork")
     ends: list[Connection] = []
     children = []
@@ -120,7 +121,7 @@ def crowd(server: Server, processes: int, waiters: int, names: int, *, fair: boo
             release()
             grants = [receive(end, "what it got") for end in ends]
             for child in children:
-                child.join(PATIENCE)
+                child.join(TIMEOUT)
         finally:
             for child in children:
                 child.kill()
@@ -133,7 +134,7 @@ def crowd(server: Server, processes: int, waiters: int, names: int, *, fair: boo
 
 def _queues(probe: redis.Redis, names: int, entries_wanted: int) -> list[bytes]:
     """The entries of the server's queues, once there are so many."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while True:
         queues = [probe.zrange(f"fastlock:queue:{{{name_of(each, names)}}}", 0, -1) for each in range(names)]
         entries = [entry for queue in queues for entry in queue]
@@ -211,7 +212,7 @@ def memory(server: Server, waiters: int, names: int) -> dict[str, float]:
         child.start()
         try:
             found[waits_for] = float(receive(ours, "its memory"))
-            child.join(PATIENCE)
+            child.join(TIMEOUT)
         finally:
             child.kill()
     return found
@@ -265,7 +266,7 @@ def _is_script(entry: dict[str, Any]) -> bool:
 
 async def _wait_for_entries(probe: redis.Redis, entries_wanted: int) -> int:
     """Wait until the server's queue is so long; returns how often the server was asked."""
-    end, asked = time.monotonic() + PATIENCE, 1
+    end, asked = time.monotonic() + TIMEOUT, 1
     while (found := probe.zcard(f"fastlock:queue:{{{name_of(0, 1)}}}")) != entries_wanted:
         expect(time.monotonic() < end, f"{found} entries are in the queue, not {entries_wanted}")
         await asyncio.sleep(0.01)
@@ -287,10 +288,10 @@ def start(kind: str) -> Server:
 def serve(server: Server, part: int) -> None:
     many, names = 10_000 // part, 1000 // part
     for fair in (False, True):
-        seconds = crowd(server, 4, many // 4, 1, fair=fair)
+        seconds = serve_all(server, 4, many // 4, 1, fair=fair)
         order = "in strict order" if fair else "in any order"
         print(f"{many} waiters of 4 processes on one name, {order}: all served in {seconds:.2f} s", flush=True)
-    seconds = crowd(server, 1, 10 * many, names)
+    seconds = serve_all(server, 1, 10 * many, names)
     print(f"{10 * many} tasks on {names} names: all served in {seconds:.2f} s", flush=True)
 
 

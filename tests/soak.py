@@ -61,10 +61,10 @@ class Storm:
         if not truth:
             self.wrong.append(message)
 
-    def acquired(self, probe: redis.Redis, lock: Any, dice: random.Random) -> None:
+    def acquired(self, probe: redis.Redis, lock: Any, rng: random.Random) -> None:
         """Count a success, and now and then compare with the key on the server."""
         self.counts["acquired"] += 1
-        if dice.random() < 0.02:
+        if rng.random() < 0.02:
             found = probe.get(lock.name)
             self.expect(token_matches(found, lock.lease.token), f"{lock.name}: acquired, but the key holds {found!r}")
 
@@ -118,22 +118,22 @@ class Threads:
             raise
 
     def work(self, number: int, probe: redis.Redis) -> None:
-        storm, dice = self.storm, random.Random(f"{self.storm.seed}/{number}")
+        storm, rng = self.storm, random.Random(f"{self.storm.seed}/{number}")
         probe.ping()
         mine = self.client.lock(f"own:{number}", timeout=LEASE)
         storm.expect(mine.acquire(token=f"own token {number}"), "a free lock was not acquired")
         while storm.next():
-            lock = self.client.lock(f"name:{dice.randrange(NAMES)}", timeout=LEASE, sleep=0.001)
-            wait = dice.choice((10e-6, 50e-6, 100e-6, 300e-6, 2e-3)) * dice.random()
+            lock = self.client.lock(f"name:{rng.randrange(NAMES)}", timeout=LEASE, sleep=0.001)
+            wait = rng.choice((10e-6, 50e-6, 100e-6, 300e-6, 2e-3)) * rng.random()
             if lock.acquire(blocking_timeout=max(wait, 1e-9)):
-                storm.acquired(probe, lock, dice)
-                if dice.random() < 0.2:
+                storm.acquired(probe, lock, rng)
+                if rng.random() < 0.2:
                     storm.expect(lock.owned(), f"{lock.name}: acquired, but not owned")
                 lock.release()
             else:
                 storm.counts["timed out"] += 1
                 storm.expect(lock.lease is None, f"{lock.name}: given up, but with a lease")
-            if dice.random() < 0.2:
+            if rng.random() < 0.2:
                 storm.expect(mine.owned(), f"{mine.name}: the reply to another command")
         mine.release()
 
@@ -167,30 +167,30 @@ class Tasks:
             raise
 
     async def work(self, number: int) -> None:
-        storm, dice = self.storm, random.Random(f"{self.storm.seed}/{number}")
+        storm, rng = self.storm, random.Random(f"{self.storm.seed}/{number}")
         mine = self.client.lock(f"own:{number}", timeout=LEASE)
         storm.expect(await mine.acquire(token=f"own token {number}"), "a free lock was not acquired")
         while storm.next():
-            lock = self.client.lock(f"name:{dice.randrange(NAMES)}", timeout=LEASE, sleep=0.001, thread_local=False)
-            if await self.attempt(lock, dice):
-                storm.acquired(self.probe, lock, dice)
-                if dice.random() < 0.2:
+            lock = self.client.lock(f"name:{rng.randrange(NAMES)}", timeout=LEASE, sleep=0.001, thread_local=False)
+            if await self.attempt(lock, rng):
+                storm.acquired(self.probe, lock, rng)
+                if rng.random() < 0.2:
                     storm.expect(await lock.owned(), f"{lock.name}: acquired, but not owned")
                 await lock.release()
             else:
                 storm.expect(lock.lease is None, f"{lock.name}: given up, but with a lease")
-            if dice.random() < 0.2:
+            if rng.random() < 0.2:
                 storm.expect(await mine.owned(), f"{mine.name}: the reply to another command")
         await mine.release()
 
-    async def attempt(self, lock: Any, dice: random.Random) -> bool:
+    async def attempt(self, lock: Any, rng: random.Random) -> bool:
         """An acquire that is mostly abandoned; returns whether it succeeded before that."""
-        if dice.random() < 0.3:
-            if not await lock.acquire(blocking_timeout=dice.random() * 2e-3):
+        if rng.random() < 0.3:
+            if not await lock.acquire(blocking_timeout=rng.random() * 2e-3):
                 self.storm.counts["timed out"] += 1
             return lock.lease is not None
-        task = asyncio.ensure_future(lock.acquire(blocking=dice.random() < 0.7))
-        for _ in range(dice.randrange(12)):
+        task = asyncio.ensure_future(lock.acquire(blocking=rng.random() < 0.7))
+        for _ in range(rng.randrange(12)):
             await asyncio.sleep(0)
         task.cancel()
         try:

@@ -82,8 +82,8 @@ class Lease:
 
     @property
     def valid(self) -> bool:
-        """Whether nobody else can have the lock yet, as far as time tells; of a deleted key only the server knows. False
-        also once a release was interrupted, or its reply lost: it may have been carried out, or will be."""
+        """Whether nobody else can have the lock yet, as far as time tells; of a deleted key only the server knows.
+        False also once a release was interrupted, or its reply lost: it may have been carried out, or will be."""
         return not self._release_unknown and self._time_left() > 0
 
     def _time_left(self) -> float:

@@ -20,7 +20,7 @@ import hiredis
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.pending import Slot, packed, shown
+from support.pending import LoggedReply, packed, shown
 
 from fastlock._protocol import commands
 
@@ -157,13 +157,13 @@ def wrong_calls(layer: ModuleType, stream: Any) -> list[Any]:
 def test_a_call_that_fails_in_the_middle_queues_nothing(layer: ModuleType, number: int) -> None:
     log: list[Any] = []
     stream = layer.Stream()
-    stream.put_command(Slot(log, 0), (b"ONE",))
+    stream.put_command(LoggedReply(log, 0), (b"ONE",))
     calls = wrong_calls(layer, stream)
     assert len(calls) == 17
     with pytest.raises((TypeError, ValueError)):
         calls[number]()
     assert (stream.unsent, stream.pending) == (len(packed(b"ONE")), 1)
-    stream.put_command(Slot(log, 1), (b"TWO",))
+    stream.put_command(LoggedReply(log, 1), (b"TWO",))
     assert stream.take_output() == packed(b"ONE") + packed(b"TWO")
     stream.feed(b":1\r\n:2\r\n")
     assert log == [(0, shown(1)), (1, shown(2))]
@@ -243,7 +243,7 @@ def awaiting(
         if not left:
             break
         kind, count = kinds.randrange(6), kinds.randint(1, min(4, len(left)))
-        pending_reply: Any = Slot(log, number, done=kind == 3)
+        pending_reply: Any = LoggedReply(log, number, done=kind == 3)
         if kind == 4:
             pending_reply = layer.PendingReply()
         if kind == 0:
@@ -264,8 +264,8 @@ def check_deliveries(layer: ModuleType, data: bytes, cuts: list[int], seed: int 
     """Feed a stream in pieces and expect what plain hiredis reads, each reply in its pending reply."""
     replies, notes = read_plainly(data)
     stream, log, expected, pending_replies = awaiting(layer, replies, random.Random(seed))
-    heard: list[Any] = []
-    stream.on_push = heard.append
+    received: list[Any] = []
+    stream.on_push = received.append
     for start, end in itertools.pairwise([0, *cuts, len(data)]):
         stream.feed(data[start:end])
     assert log == expected
@@ -273,16 +273,16 @@ def check_deliveries(layer: ModuleType, data: bytes, cuts: list[int], seed: int 
         reply for _, reply in pending_replies
     ]
     assert all(pending_reply.ready and pending_reply.done() for pending_reply, _ in pending_replies)
-    assert [shown(push) for push in heard] == [shown(push) for push in notes]
+    assert [shown(push) for push in received] == [shown(push) for push in notes]
     assert (stream.pending, stream.broken, stream.take_pending([])) == (0, False, [])
 
 
 @seeded
 @given(st.lists(frames | frames | pushes | subscribed, max_size=12), st.randoms(use_true_random=False))
-def test_any_stream_in_any_pieces_is_delivered(layer: ModuleType, parts: list[bytes], dice: random.Random) -> None:
-    data, seed = b"".join(parts), dice.randrange(2**32)
+def test_any_stream_in_any_pieces_is_delivered(layer: ModuleType, parts: list[bytes], rng: random.Random) -> None:
+    data, seed = b"".join(parts), rng.randrange(2**32)
     check_deliveries(layer, data, [], seed)
-    check_deliveries(layer, data, sorted(dice.randint(0, len(data)) for _ in range(dice.randint(1, 9))), seed)
+    check_deliveries(layer, data, sorted(rng.randint(0, len(data)) for _ in range(rng.randint(1, 9))), seed)
     if len(data) <= 2000:
         check_deliveries(layer, data, list(range(1, len(data))), seed)
 
@@ -301,9 +301,9 @@ def test_a_stream_cut_at_every_point_and_at_every_two_points(layer: ModuleType) 
     check_deliveries(layer, SAMPLE, list(range(1, len(SAMPLE))))
     for cut in range(len(SAMPLE) + 1):
         check_deliveries(layer, SAMPLE, [cut], seed=cut)
-    dice = random.Random(7)
+    rng = random.Random(7)
     for _ in range(500):
-        check_deliveries(layer, SAMPLE, sorted((dice.randrange(len(SAMPLE)), dice.randrange(len(SAMPLE)))))
+        check_deliveries(layer, SAMPLE, sorted((rng.randrange(len(SAMPLE)), rng.randrange(len(SAMPLE)))))
 
 
 def test_a_value_may_look_like_protocol_bytes(layer: ModuleType) -> None:
@@ -337,7 +337,7 @@ def memory() -> int:
 def test_invalid_bytes_break_the_stream_and_cost_no_memory(layer: ModuleType, garbage: bytes, bytewise: bool) -> None:
     log: list[Any] = []
     stream = layer.Stream()
-    pending_reply, other = Slot(log, 0), layer.PendingReply()
+    pending_reply, other = LoggedReply(log, 0), layer.PendingReply()
     stream.put_command(pending_reply, (b"GET",))
     stream.put_calls(other, [(b"GET",), (b"GET",)])
     before = memory()
@@ -407,37 +407,37 @@ def test_many_small_replies_are_not_too_long(layer: ModuleType) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     for number in range(20_000):
-        stream.put_command(Slot(log, number), (b"GET",))
+        stream.put_command(LoggedReply(log, number), (b"GET",))
     data = b"$16\r\n0123456789abcdef\r\n" * 20_000
     for start in range(0, len(data), 65_536):
         stream.feed(data[start : start + 65_536])
     assert [number for number, _ in log] == list(range(20_000))
-    stream.put_command(Slot(log, -1), (b"GET",))
+    stream.put_command(LoggedReply(log, -1), (b"GET",))
     stream.feed(bulk(b"x" * 65_000))  # as large as a name or token may be
     assert log[-1][0] == -1
 
 
-@pytest.mark.parametrize("asked_for", [0, 1, 2, 3])
-def test_an_excess_reply_invalidates_its_whole_chunk(layer: ModuleType, asked_for: int) -> None:
+@pytest.mark.parametrize("requested", [0, 1, 2, 3])
+def test_an_excess_reply_invalidates_its_whole_chunk(layer: ModuleType, requested: int) -> None:
     log: list[Any] = []
     stream = layer.Stream()
-    pending_replies = [Slot(log, number) for number in range(asked_for)]
+    pending_replies = [LoggedReply(log, number) for number in range(requested)]
     for pending_reply in pending_replies:
         stream.put_command(pending_reply, (b"GET",))
     with pytest.raises(hiredis.ProtocolError):
-        stream.feed(b":1\r\n" * (asked_for + 1))
+        stream.feed(b":1\r\n" * (requested + 1))
     assert (log, stream.broken, stream.take_pending([])) == ([], True, pending_replies)
 
 
 def test_an_unexpected_push_is_no_error(layer: ModuleType) -> None:
-    stream, heard, push = layer.Stream(), list[Any](), b">2\r\n+invalidate\r\n*1\r\n+name\r\n"
+    stream, received, push = layer.Stream(), list[Any](), b">2\r\n+invalidate\r\n*1\r\n+name\r\n"
     assert stream.on_push is None
     stream.feed(push)  # no callback is set
-    stream.on_push = heard.append
+    stream.on_push = received.append
     stream.feed(push * 2)
     stream.on_push = None
     stream.feed(push)
-    assert heard == [[b"invalidate", [b"name"]]] * 2
+    assert received == [[b"invalidate", [b"name"]]] * 2
     assert not stream.broken
 
 
@@ -466,15 +466,15 @@ def test_garbage_after_garbage_keeps_no_memory(layer: ModuleType) -> None:
 
 
 def test_ten_thousand_pending_replies_stay_in_order(layer: ModuleType) -> None:
-    dice, stream, log = random.Random(11), layer.Stream(), []
+    rng, stream, log = random.Random(11), layer.Stream(), []
     model: deque[int] = deque()
     sent = answered = 0
     while answered < 10_000:
-        for _ in range(dice.choice((1, 3, 40, 700))):
+        for _ in range(rng.choice((1, 3, 40, 700))):
             model.append(sent)
-            stream.put_command(Slot(log, sent), (b"GET",))
+            stream.put_command(LoggedReply(log, sent), (b"GET",))
             sent += 1
-        count = len(model) if dice.random() < 0.1 else dice.randint(0, len(model))
+        count = len(model) if rng.random() < 0.1 else rng.randint(0, len(model))
         stream.feed(b"".join(b":%d\r\n" % model.popleft() for _ in range(count)))
         answered += count
         assert stream.pending == len(model)
@@ -487,7 +487,7 @@ def test_drain_returns_each_pending_reply_once(layer: ModuleType) -> None:
     for _ in range(50):  # so that the ring buffer is not at its start
         stream.put_command(None, (b"X",))
     stream.feed(b"_\r\n" * 50)
-    pending_replies = [Slot([], 1), None, pending_reply, Slot([], 2, done=True)]
+    pending_replies = [LoggedReply([], 1), None, pending_reply, LoggedReply([], 2, done=True)]
     stream.put_command(pending_replies[0], (b"GET",))
     stream.put_many(get, None, [b"a", b"b"], [b"", b""], 0)
     stream.put_calls(pending_reply, [(b"GET",)] * 3)
@@ -528,7 +528,7 @@ def test_a_pending_reply_wakes_its_caller_once(layer: ModuleType) -> None:
 
 def test_an_answered_or_drained_pending_reply_is_freed(layer: ModuleType) -> None:
     stream = layer.Stream()
-    pending_replies = [Slot([], number) for number in range(6)]
+    pending_replies = [LoggedReply([], number) for number in range(6)]
     for pending_reply in pending_replies[:4]:
         stream.put_command(pending_reply, (b"GET",))
     stream.put_calls(pending_replies[4], [(b"GET",)] * 2)
@@ -542,7 +542,7 @@ def test_an_answered_or_drained_pending_reply_is_freed(layer: ModuleType) -> Non
 
 
 def test_a_pending_reply_that_raises_breaks_the_stream(layer: ModuleType) -> None:
-    class Broken(Slot):
+    class Broken(LoggedReply):
         def set_result(self, reply: Any) -> None:
             raise RuntimeError("the event loop is closed")
 
@@ -558,7 +558,7 @@ def test_a_broken_stream_refuses_more_bytes(layer: ModuleType) -> None:
     log: list[Any] = []
     stream = layer.Stream()
     for number in range(3):
-        stream.put_command(Slot(log, number), (b"GET",))
+        stream.put_command(LoggedReply(log, number), (b"GET",))
     with pytest.raises(hiredis.ProtocolError):
         stream.feed(b"?\r\n")
     for data in (b":1\r\n", b":2\r\n"):
@@ -620,12 +620,12 @@ class WakeupQueue:
 
 def test_requests_announce_once_until_the_output_is_taken(layer: ModuleType) -> None:
     wakeups, announced, log = WakeupQueue(), list[int](), list[Any]()
-    stream = layer.TaskStream("the link", wakeups, 7, lambda: announced.append(stream.pending))
+    stream = layer.TaskStream("the connection", wakeups, 7, lambda: announced.append(stream.pending))
     assert stream.templates == ()
-    assert (stream.connection, stream.wakeups, stream.thread) == ("the link", wakeups, 7)
+    assert (stream.connection, stream.wakeups, stream.thread) == ("the connection", wakeups, 7)
     stream.templates = (layer.Template(b"GET", 0), layer.Template(b"SET", 0, 1, b"PX", 2))
     for wakeup in range(3):
-        pending_replies = [Slot(log, 4 * wakeup + n) for n in range(4)]
+        pending_replies = [LoggedReply(log, 4 * wakeup + n) for n in range(4)]
         for n, pending_reply in enumerate(pending_replies):
             stream.request(stream.templates[n % 2], pending_reply, b"a", b"b", 5)
         stream.announce()
@@ -649,9 +649,9 @@ def test_order_holds_whatever_the_garbage_collector_runs(layer: ModuleType, kind
 
     def intrude() -> None:
         number = next(others)
-        stream.put_command(Slot(log, number), (b"ECHO", b"%d" % number))
+        stream.put_command(LoggedReply(log, number), (b"ECHO", b"%d" % number))
 
-    mine = [(Slot(log, number), b"%d" % number) for number in range(300)]
+    mine = [(LoggedReply(log, number), b"%d" % number) for number in range(300)]
     with Intruder(intrude) as intruder:
         for pending_reply, word in mine:
             intruder.arm()

@@ -16,7 +16,7 @@ import hiredis
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pending import Slot, shown
+from support.pending import LoggedReply, shown
 
 
 def bulk(value: bytes) -> bytes:
@@ -40,10 +40,10 @@ def test_a_string_longer_than_any_token_becomes_an_empty_one(
     layer: ModuleType, parts: list[bytes], replies: list[Any], seed: int
 ) -> None:
     """Fed whole, byte by byte where it matters, and in any pieces; the replies around it are delivered."""
-    data, dice, log, stream = b"".join(parts), random.Random(seed), list[Any](), layer.Stream()
+    data, rng, log, stream = b"".join(parts), random.Random(seed), list[Any](), layer.Stream()
     for number in range(len(parts)):
-        stream.put_command(Slot(log, number), (b"GET",))
-    sizes = {0: [len(data)], 1: [1] * len(data), 2: [65536] * 99, 3: [dice.choice((1, 2, 7, 9000)) for _ in data]}
+        stream.put_command(LoggedReply(log, number), (b"GET",))
+    sizes = {0: [len(data)], 1: [1] * len(data), 2: [65536] * 99, 3: [rng.choice((1, 2, 7, 9000)) for _ in data]}
     at = 0
     for size in sizes[seed]:
         if at < len(data):
@@ -63,7 +63,7 @@ nested = st.sampled_from([b"*2\r\n%b:1\r\n", b"*1\r\n*2\r\n_\r\n%b", b">3\r\n+me
 
 @settings(derandomize=True, deadline=None, max_examples=80)
 @given(st.lists(st.tuples(nested) | small, max_size=8), st.randoms(use_true_random=False))
-def test_core_and_fallback_drop_the_same_bytes(parts: list[Any], dice: random.Random) -> None:
+def test_core_and_fallback_drop_the_same_bytes(parts: list[Any], rng: random.Random) -> None:
     """Streams with pushes between the replies; compared with a stream that held an empty string from the first."""
     data, plain = (
         b"".join(part if type(part) is bytes else part[0] % bulk(value) for part in parts) for value in (LARGE, b"")
@@ -73,16 +73,16 @@ def test_core_and_fallback_drop_the_same_bytes(parts: list[Any], dice: random.Ra
     found: list[Any] = list(iter(reader.gets, ()))
     replies = [each for each in found if type(each) is not hiredis.PushNotification]
     notes = [each for each in found if type(each) is hiredis.PushNotification]
-    cuts = sorted(dice.randrange(len(data) + 1) for _ in range(dice.randrange(12)))
+    cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(12)))
     for layer in map(importlib.import_module, ("fastlock._core", "fastlock._fallback")):
-        stream, log, heard = layer.Stream(), list[Any](), list[Any]()
-        stream.on_push = heard.append
+        stream, log, received = layer.Stream(), list[Any](), list[Any]()
+        stream.on_push = received.append
         for number in range(len(replies)):
-            stream.put_command(Slot(log, number), (b"GET",))
+            stream.put_command(LoggedReply(log, number), (b"GET",))
         for start, end in itertools.pairwise([0, *cuts, len(data)]):
             stream.feed(data[start:end])
         assert log == [(number, shown(reply)) for number, reply in enumerate(replies)], layer
-        assert [shown(push) for push in heard] == [shown(push) for push in notes], layer
+        assert [shown(push) for push in received] == [shown(push) for push in notes], layer
 
 
 def test_dropped_bytes_take_no_memory(layer: ModuleType) -> None:

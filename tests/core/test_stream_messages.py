@@ -12,7 +12,7 @@ from typing import Any
 
 import hiredis
 import pytest
-from support.pending import Slot, packed, shown
+from support.pending import LoggedReply, packed, shown
 
 MESSAGE = b">3\r\n+message\r\n+channel\r\n+%b\r\n"
 SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n"
@@ -21,7 +21,7 @@ SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n"
 def test_the_reply_to_subscribe_is_delivered_as_a_reply(layer: ModuleType) -> None:
     log, received, stream, pending_reply = list[Any](), list[Any](), layer.Stream(), layer.PendingReply()
     stream.on_push = received.append
-    stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"channel"))
+    stream.put_command(LoggedReply(log, 0), (b"SUBSCRIBE", b"channel"))
     stream.put_command(pending_reply, (b"PING",))
     stream.feed(MESSAGE % b"early" + SUBSCRIBED + MESSAGE % b"late" + b"+PONG\r\n")
     assert [number for number, _ in log] == [0] and log[0][1][1] == [shown(b"subscribe"), shown(b"channel"), shown(1)]
@@ -32,7 +32,7 @@ def test_the_reply_to_subscribe_is_delivered_as_a_reply(layer: ModuleType) -> No
 def test_a_subscribe_that_is_refused_is_answered_with_the_error(layer: ModuleType) -> None:
     log, received, stream = list[Any](), list[Any](), layer.Stream()
     stream.on_push = received.append
-    stream.put_command(Slot(log, 0), (b"SUBSCRIBE", b"channel"))
+    stream.put_command(LoggedReply(log, 0), (b"SUBSCRIBE", b"channel"))
     stream.feed(b"-NOPERM this user has no permissions\r\n")
     assert log == [(0, ("ReplyError", "NOPERM this user has no permissions"))]
     assert (received, stream.pending) == ([], 0)
@@ -52,7 +52,7 @@ def test_messages_come_once_in_order_behind_the_replies(layer: ModuleType, bytew
     log, stream = list[Any](), layer.Stream()
     stream.on_push = lambda push: log.append(("received", push[2]))
     for number in range(3):
-        stream.put_command(Slot(log, number), (b"GET",))
+        stream.put_command(LoggedReply(log, number), (b"GET",))
     data = b":0\r\n" + MESSAGE % b"a" + b":1\r\n" + MESSAGE % b"b" + MESSAGE % b"c" + b":2\r\n"
     for piece in [data[i : i + 1] for i in range(len(data))] if bytewise else [data]:
         stream.feed(piece)
@@ -68,20 +68,20 @@ def test_a_message_or_a_reply_may_queue_commands(layer: ModuleType) -> None:
     """An undo does so when it was not carried out; also where the ring buffer of pending replies has to grow."""
     log, stream = list[Any](), layer.Stream()
 
-    class Again(Slot):
+    class Again(LoggedReply):
         def set_result(self, reply: Any) -> None:
             super().set_result(reply)
             for number in range(40):
-                stream.put_calls(Slot(log, 1000 + number), [(b"AGAIN", b"%d" % number)])
+                stream.put_calls(LoggedReply(log, 1000 + number), [(b"AGAIN", b"%d" % number)])
 
-    stream.on_push = lambda push: stream.put_command(Slot(log, 2000), (b"HEARD", push[2]))
+    stream.on_push = lambda push: stream.put_command(LoggedReply(log, 2000), (b"RECEIVED", push[2]))
     stream.put_command(Again(log, 0), (b"GET",))
-    stream.put_calls(Slot(log, 1), [(b"GET",), (b"GET",)])
-    stream.put_command(Slot(log, 2), (b"GET",))
+    stream.put_calls(LoggedReply(log, 1), [(b"GET",), (b"GET",)])
+    stream.put_command(LoggedReply(log, 2), (b"GET",))
     stream.take_output()
     stream.feed(MESSAGE % b"a" + b":0\r\n:1\r\n:2\r\n:3\r\n")
     assert [number for number, _ in log] == [0, 1, 2]
-    assert stream.take_output() == b"".join(packed(b"AGAIN", b"%d" % n) for n in range(40)) + packed(b"HEARD", b"a")
+    assert stream.take_output() == b"".join(packed(b"AGAIN", b"%d" % n) for n in range(40)) + packed(b"RECEIVED", b"a")
     stream.feed(b":9\r\n" * 41)
     assert [number for number, _ in log] == [0, 1, 2, *range(1000, 1040), 2000] and stream.pending == 0
 

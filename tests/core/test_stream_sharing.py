@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hiredis import ProtocolError
 from support import resp
-from support.pending import Slot
+from support.pending import LoggedReply
 from support.streams import FILES, LONG, Echo, asleep, beside, raise_at
 
 from fastlock import _fallback
@@ -34,7 +34,7 @@ def test_the_next_reader_is_the_first_that_sleeps_and_waits(layer: ModuleType, e
     gone.wake = first.wake = second.wake = Wake()
     gone.cancelled = True
     stream.put_command(None, (b"X",))
-    stream.put_command(Slot([], 0), (b"X",))
+    stream.put_command(LoggedReply([], 0), (b"X",))
     stream.put_command(awake, (b"X",))
     stream.put_command(gone, (b"X",))
     assert stream.next_reader() is None
@@ -105,13 +105,13 @@ def test_round_trip_is_refused_on_a_busy_stream(layer: ModuleType, ends: Any) ->
     assert (stream.pending, stream.unsent, nobody_reads(layer, stream)) == (1, before, True)
 
 
-@pytest.mark.parametrize("hears", [False, True], ids=["no callback", "callback"])
+@pytest.mark.parametrize("with_callback", [False, True], ids=["no callback", "callback"])
 @pytest.mark.parametrize("found", [b":1\r\n", b"$3\r\nab", b""], ids=["a reply", "half a reply", "the end"])
 def test_round_trip_sends_nothing_after_unrequested_data(
-    layer: ModuleType, ends: Any, found: bytes, hears: bool
+    layer: ModuleType, ends: Any, found: bytes, with_callback: bool
 ) -> None:
     stream, received = layer.SocketStream(ends[0]), list[Any]()
-    stream.on_push = received.append if hears else None
+    stream.on_push = received.append if with_callback else None
     ends[1].sendall(found) if found else ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(UnsolicitedData):
         stream.round_trip(get(layer), b"a", b"", 0, LONG, 0.0)
@@ -153,15 +153,15 @@ def test_round_trip_yields_to_callers_of_its_callback(layer: ModuleType, ends: A
 
 
 def test_a_message_waiter_is_woken_to_read_next(layer: ModuleType, ends: Any) -> None:
-    """No other caller would read: the stream has no thread of its own."""
+    """Without it no caller would read, as the stream has no thread of its own."""
     stream, reader, received = layer.SocketStream(ends[0]), layer.PendingReply(), list[Any]()
     listeners, wakes = [layer.PendingReply() for _ in range(2)], [asleep() for _ in range(2)]
 
-    def hear(push: Any) -> None:
+    def on_push(push: Any) -> None:
         received.append(push[2])
         listeners[len(received) - 1].set_result(None)
 
-    stream.on_push = hear
+    stream.on_push = on_push
     stream.put_command(reader, (b"GET", b"a"))
     assert stream.lead(reader, asleep())
     for pending_reply, wake in zip(listeners, wakes, strict=True):
@@ -328,10 +328,10 @@ def test_many_threads_on_one_stream_are_all_served(layer: ModuleType, ends: Any,
         return pending_reply.reply
 
     def work(number: int) -> None:
-        dice = random.Random(seed * 100 + number)
+        rng = random.Random(seed * 100 + number)
         for count in range(600):
-            word = b"%d:%d:" % (number, count) + b"x" * dice.choice((0, 0, 0, 500, 1500))
-            reply = stream.round_trip(parts, word, b"", 0, LONG, 0.0) if dice.random() < 0.8 else layer.BUSY
+            word = b"%d:%d:" % (number, count) + b"x" * rng.choice((0, 0, 0, 500, 1500))
+            reply = stream.round_trip(parts, word, b"", 0, LONG, 0.0) if rng.random() < 0.8 else layer.BUSY
             if (share(word) if reply is layer.BUSY else reply) != word:
                 wrong.append((word[:20], reply))
             if wrong:

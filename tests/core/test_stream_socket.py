@@ -30,8 +30,8 @@ from fastlock import _fallback
 from fastlock._stream_errors import Broken
 
 
-class Slot:
-    """Records the replies that it got; a second one would show."""
+class RecordedReply:
+    """A pending reply that records every result it is given, so that a second result would be seen."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
@@ -47,9 +47,9 @@ class Slot:
 
 
 def test_partial_sends_arrive_whole(layer: ModuleType, ends: Any) -> None:
-    stream, dice = layer.SocketStream(ends[0]), random.Random(3)
-    words = [dice.randbytes(dice.choice((1, 100, 5000, 60_000))) for _ in range(60)]
-    pending_replies = [Slot() for _ in words]
+    stream, rng = layer.SocketStream(ends[0]), random.Random(3)
+    words = [rng.randbytes(rng.choice((1, 100, 5000, 60_000))) for _ in range(60)]
+    pending_replies = [RecordedReply() for _ in words]
 
     def read() -> None:
         while not pending_replies[-1].got:
@@ -58,7 +58,7 @@ def test_partial_sends_arrive_whole(layer: ModuleType, ends: Any) -> None:
     with Echo(ends[1], chunk=3000) as echo:
         reader = beside(read)
         for word, pending_reply in zip(words, pending_replies, strict=True):
-            stream.put_command(pending_reply, (b"ECHO", b"x" * dice.choice((1, 400_000)), word))
+            stream.put_command(pending_reply, (b"ECHO", b"x" * rng.choice((1, 400_000)), word))
             stream.flush(LONG)
         reader.join(LONG)
         assert echo.received == words
@@ -67,7 +67,7 @@ def test_partial_sends_arrive_whole(layer: ModuleType, ends: Any) -> None:
 
 
 def test_a_full_socket_times_out_and_breaks_the_stream(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply = layer.SocketStream(ends[0]), Slot()
+    stream, pending_reply = layer.SocketStream(ends[0]), RecordedReply()
     stream.put_command(pending_reply, (b"SET", b"x" * 2_000_000))
     with pytest.raises(TimeoutError, match="takes no more"):
         stream.flush(0.02)
@@ -98,15 +98,15 @@ def test_flush_without_commands_sends_nothing(layer: ModuleType, ends: Any) -> N
 def test_concurrent_flushes_lose_nothing_and_keep_order(layer: ModuleType, ends: Any, seed: int) -> None:
     """Pending replies and bytes must have the same order: else a reply reaches another caller."""
     stream, each, switch = layer.SocketStream(ends[0]), 700, sys.getswitchinterval()
-    pending_replies: dict[bytes, Slot] = {}
+    pending_replies: dict[bytes, RecordedReply] = {}
 
     def work(number: int) -> None:
-        dice = random.Random(seed * 100 + number)
+        rng = random.Random(seed * 100 + number)
         for count in range(each):
-            word = b"%d:%d:" % (number, count) + b"x" * dice.choice((0, 0, 9, 2000))
-            pending_replies[word] = pending_reply = Slot()
+            word = b"%d:%d:" % (number, count) + b"x" * rng.choice((0, 0, 9, 2000))
+            pending_replies[word] = pending_reply = RecordedReply()
             stream.put_command(pending_reply, (b"ECHO", word))
-            if dice.random() < 0.7:
+            if rng.random() < 0.7:
                 stream.flush(LONG)
         stream.flush(LONG)
 
@@ -248,7 +248,7 @@ def test_the_rest_of_a_message_may_come_later(layer: ModuleType, ends: Any) -> N
 
 def test_exchange_reads_until_its_own_reply(layer: ModuleType, ends: Any) -> None:
     stream, pending_reply, later = layer.SocketStream(ends[0]), layer.PendingReply(), layer.PendingReply()
-    before = Slot()
+    before = RecordedReply()
     with Echo(ends[1], chunk=7):
         stream.put_calls(before, [(b"ECHO", b"a"), (b"ECHO", b"b")])
         stream.put_command(pending_reply, (b"ECHO", b"c"))
@@ -405,7 +405,7 @@ def test_an_interrupted_wait_leaves_the_stream_usable(layer: ModuleType, ends: A
 
 
 def test_an_interrupted_send_breaks_the_stream(layer: ModuleType, ends: Any) -> None:
-    stream, pending_reply = layer.SocketStream(ends[0]), Slot()
+    stream, pending_reply = layer.SocketStream(ends[0]), RecordedReply()
     stream.put_command(pending_reply, (b"SET", b"x" * 2_000_000))
     over = threading.Event()
     with interrupting() as send_signals:

@@ -92,8 +92,8 @@ class FakeTransport(Transport):
     def undo_interrupted(self, op: Any, error: BaseException) -> None:
         self.slow_path.append(("interrupted", op))
 
-    def lock(self, timeout: float | None = 10, **terms: Any) -> ClientLock:
-        given = {"blocking": True, "blocking_timeout": None, "fence": False, "thread_local": True} | terms
+    def lock(self, timeout: float | None = 10, **settings: Any) -> ClientLock:
+        given = {"blocking": True, "blocking_timeout": None, "fence": False, "thread_local": True} | settings
         client: Any = SimpleNamespace(_transport=self)
         return ClientLock(client, NAME, timeout, 0.1, raise_on_release_error=True, **given)
 
@@ -237,11 +237,11 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "terms", [{"fence": True}, {"fair": True}, {"blocking_timeout": 0}], ids=lambda terms: next(iter(terms))
+    "settings", [{"fence": True}, {"fair": True}, {"blocking_timeout": 0}], ids=lambda settings: next(iter(settings))
 )
-def test_special_settings_are_not_for_the_fast_path(terms: dict[str, Any]) -> None:
+def test_special_settings_are_not_for_the_fast_path(settings: dict[str, Any]) -> None:
     transport = FakeTransport(None)
-    assert threads.acquire(transport.lock(**terms), True) == "slow"
+    assert threads.acquire(transport.lock(**settings), True) == "slow"
     assert transport.sent == [] and [how for how, _ in transport.slow_path] == ["run"] and transport.idle == [transport]
 
 

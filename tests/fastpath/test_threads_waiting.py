@@ -54,9 +54,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return sent
 
 
-async def subscribed(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redis, **terms: Any) -> Any:
+async def subscribed(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redis, **settings: Any) -> Any:
     """A client through the proxy that has its push connection already, so that its waiters stay in the fast path."""
-    client = face.client(proxy.url, **{"reply_timeout": LONG, **terms})
+    client = face.client(proxy.url, **{"reply_timeout": LONG, **settings})
     holder = await held(face, other)
     lock, job = wait_with(face, client)
     await queued(face, probe, 1)

@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG = GAP + SLACK + 0.1  # seconds: too long for a name to lie idle
 
 
-def grant(asked: float, granted: float, released: float | None = None, **more: Any) -> Request:
+def grant(requested: float, granted: float, released: float | None = None, **more: Any) -> Request:
     """A request that got a lease of 2 s and released it, if `released` is given."""
     deadline = granted + 2
-    request = Request(more.pop("worker", 0), 0, asked, 2.0, blocking=True, rival=False)
+    request = Request(more.pop("worker", 0), 0, requested, 2.0, blocking=True, rival=False)
     request.granted = request.ended = granted
     request.first_deadline = request.deadline = request.latest = deadline
     if released is not None:
@@ -91,8 +91,8 @@ def test_redis_py_may_wait_for_any_time() -> None:
     assert not judged(Request(0, 0, 0.0, 2.0, blocking=True, rival=True, ended=9.0))
 
 
-def waiting(until: float, worker: int = 0, asked: float = 0.0) -> Request:
-    return Request(worker, 0, asked, 2.0, blocking=True, rival=False, ended=until)
+def waiting(until: float, worker: int = 0, requested: float = 0.0) -> Request:
+    return Request(worker, 0, requested, 2.0, blocking=True, rival=False, ended=until)
 
 
 def test_excuses() -> None:
@@ -128,7 +128,7 @@ def test_spans() -> None:
 
 def test_event_log_is_read_back(tmp_path: Path) -> None:
     log, reader = EventLog(tmp_path / "7.events"), Reader(tmp_path / "7.events", 7)
-    first = log.ask(3, 1.5, blocking=True, rival=True)
+    first = log.begin_request(3, 1.5, blocking=True, rival=True)
     reader.read()
     assert reader.requests[first].blocking and reader.requests[first].rival and reader.requests[first].ended == math.inf
     end = now() + 1.5

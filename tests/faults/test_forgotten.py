@@ -58,11 +58,11 @@ end
 async def test_a_waiter_follows_a_killed_holder_when_its_lease_ends(
     face: Face, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
-    """However late the server expires that key, among many others."""
+    """The server may expire the key of the lease late, as one of many."""
     with ChildClient(face, server.unix_url, timeout=1.0) as child:
-        await child.hears("ready")
+        await child.wait_for_line("ready")
         probe.eval(OTHER_KEYS, 0, "SET")
-        token = (await child.ask("acquire", "got")).split()[1]
+        token = (await child.request("acquire", "got")).split()[1]
         lock, job = wait_with(face, face.client(server.unix_url))
         await until(face, lambda: probe.zcard(QUEUE) or job.finished.is_set(), "a waiter")
         assert job.finished.is_set() or token_matches(probe.get(NAME), token.encode())
@@ -79,8 +79,8 @@ async def test_a_waiter_is_served_though_earlier_ones_were_killed(
     with ChildClient(face, server.unix_url) as first, ChildClient(face, server.unix_url) as second:
         holder = await held(face, face.client(server.unix_url))
         for number, child in enumerate((first, second)):
-            await child.hears("ready")
-            child.tell("acquire")
+            await child.wait_for_line("ready")
+            child.send("acquire")
             await queued(face, probe, number + 1)
         waiting = [wait_with(face, face.client(server.unix_url))]
         await queued(face, probe, 3)
@@ -99,10 +99,10 @@ async def test_a_new_waiter_is_served_after_all_were_killed(
     """Where no waiter comes, the queue expires by itself."""
     with ChildClient(face, server.unix_url, timeout=1.0) as holder, ChildClient(face, server.unix_url) as waiter:
         for child in (holder, waiter):
-            await child.hears("ready")
-        await holder.ask("acquire", "got")
-        waiter.tell("acquire")
-        await until(face, lambda: probe.zcard(QUEUE) or "got" in str(waiter.said), "a waiter")
+            await child.wait_for_line("ready")
+        await holder.request("acquire", "got")
+        waiter.send("acquire")
+        await until(face, lambda: probe.zcard(QUEUE) or "got" in str(waiter.output), "a waiter")
         holder.kill()
         waiter.kill()
         await listening(face, probe, 0)
@@ -116,9 +116,9 @@ async def test_a_new_waiter_is_served_after_all_were_killed(
 async def test_a_frozen_waiter_delays_others_only_for_a_moment(face: Face, server: Server, probe: redis.Redis) -> None:
     """Its grant is for a moment; when it continues it is no holder, and waits behind the others."""
     with ChildClient(face, server.unix_url, timeout=LONG) as child:
-        await child.hears("ready")
+        await child.wait_for_line("ready")
         holder = await held(face, face.client(server.unix_url))
-        child.tell("acquire")
+        child.send("acquire")
         (entry,) = await queued(face, probe, 1)
         lock, job = wait_with(face, face.client(server.unix_url))
         await queued(face, probe, 2)
@@ -132,10 +132,10 @@ async def test_a_frozen_waiter_delays_others_only_for_a_moment(face: Face, serve
         assert (await queued(face, probe, 2))[1] == entry, "it must wait behind the others"
         await face.get(lock.release())
         await served(face, behind)
-        token = (await child.hears("got")).split()[1]
-        assert token_matches(probe.get(NAME), token.encode()) and child.said == ["ready", f"got {token}"]
-        assert await child.ask("release", "released") == "released"
-        assert await child.ask("gates", "gates") == "gates 0"
+        token = (await child.wait_for_line("got")).split()[1]
+        assert token_matches(probe.get(NAME), token.encode()) and child.output == ["ready", f"got {token}"]
+        assert await child.request("release", "released") == "released"
+        assert await child.request("queues", "queues") == "queues 0"
 
 
 # --------------------------------------------------------------------------------------------- killed connections
@@ -223,7 +223,7 @@ async def test_a_lost_grant_message_is_found_by_a_recheck(
 async def test_all_waiters_find_a_server_that_comes_back_empty(
     face: Face, server: Server, start_server: Callable[..., Server], no_recheck: None, kind: str
 ) -> None:
-    """The waiters come to it by themselves, and one of them at a time gets the lock. The former holder believes that
+    """The waiters enter there by themselves, and one of them at a time gets the lock. The former holder believes that
     it holds until its lease ends, as nobody can tell it; but its release raises that the lock was lost."""
     old = start_server(kind)
     with FaultProxy(old.unix_url) as proxy, redis.Redis(unix_socket_path=old.path) as raw:

@@ -29,7 +29,7 @@ from fastlock.embedded import Server
 
 NAME, SHORT = "sku", 0.1  # seconds: of a lease that ends before its caller runs
 NAME_IN_COMMAND = b"\r\nsku\r\n"
-HASTY = 0.15  # seconds: a reply_timeout that expires
+SHORT_TIMEOUT = 0.15  # seconds: a reply_timeout that expires
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ async def test_acquire_executed_long_after_it_was_abandoned_is_undone(
     face: Face, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The server counts the lease from when it executes the command: the undo is not dropped before that."""
-    client = face.client(server.unix_url, reply_timeout=HASTY, connect_timeout=HASTY)
+    client = face.client(server.unix_url, reply_timeout=SHORT_TIMEOUT, connect_timeout=SHORT_TIMEOUT)
     await face.get(client.server_info())
     lock = client.lock(NAME, timeout=0.3)
     with standstill(server):
@@ -139,7 +139,7 @@ async def test_undo_of_a_task_is_sent_though_the_client_is_not_used_again(
     if not face.is_async:  # README: a client for threads sends it when it is used again, closed, or the process ends
         return
     server = start_server()
-    client = face.client(server.url, reply_timeout=HASTY, connect_timeout=HASTY)
+    client = face.client(server.url, reply_timeout=SHORT_TIMEOUT, connect_timeout=SHORT_TIMEOUT)
     await client.server_info()
     with redis.Redis(unix_socket_path=server.path) as probe:
         with standstill(server):
@@ -195,7 +195,7 @@ async def test_release_by_a_foreign_token_recognises_its_own_effect(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Only the server knows when such a lease ends: a key that is gone after a lost reply counts as released by it."""
-    client = face.client(proxy.url, reply_timeout=HASTY)
+    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
     r = redis_client(face, probe)
     lock = face.module.Lock(r, NAME, timeout=30, thread_local=False)
     lock._transport = client._transport

@@ -27,13 +27,13 @@ from fastlock.embedded import Server
 
 NAME = "sku"
 NAME_IN_COMMAND = b"\r\nsku\r\n"  # in every command about that name, and in no handshake
-PATIENT, HASTY = 20.0, 0.4  # seconds: a reply_timeout that never expires, and one that does
+LONG_TIMEOUT, SHORT_TIMEOUT = 20.0, 0.4  # seconds: a reply_timeout that never expires, and one that does
 ROUNDING = 0.001  # seconds: servers count in milliseconds
 # For slow tests, which have to wait: a server with a command for each operation, and one that needs scripts.
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 # How a reply is lost. Only where the connection stays open does a client have to wait for its reply_timeout to know.
 lost_reply = pytest.mark.parametrize(
-    ("fault", "reply_timeout"), [(swallow(), PATIENT), (stall(), HASTY)], ids=["closed", "silent"]
+    ("fault", "reply_timeout"), [(swallow(), LONG_TIMEOUT), (stall(), SHORT_TIMEOUT)], ids=["closed", "silent"]
 )
 
 
@@ -103,7 +103,7 @@ async def test_acquire_with_a_lost_reply_does_not_acquire_a_held_lock(
 async def test_acquire_with_an_unknown_outcome_raises_and_is_undone(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=HASTY)
+    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
     await face.get(client.server_info())
     proxy.refuse()
     proxy.arm(swallow(), after=NAME_IN_COMMAND)
@@ -244,7 +244,7 @@ async def test_command_that_arrives_late_leaves_no_key(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """A SET that timed out is still unread by the server; it must not be executed after its token was released."""
-    client = face.client(proxy.url, reply_timeout=HASTY)
+    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
     await face.get(client.server_info())
     armed = proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)
     lock = client.lock(NAME)
@@ -261,7 +261,7 @@ async def test_command_that_arrives_late_leaves_no_key(
 async def test_command_that_arrives_after_the_timeout_leaves_no_key(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=PATIENT)
+    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT)
     await face.get(client.server_info())
     armed = proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)
     assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.02)) is False
@@ -293,7 +293,7 @@ async def test_server_that_was_suspended_leaves_no_key(
 
 
 async def _again(face: Face, call: Callable[[], Any]) -> Any:
-    """Retry longer than the hasty client does: its handshake may time out on a slow machine."""
+    """Retry longer than a client with SHORT_TIMEOUT does: its handshake may time out on a slow machine."""
     for _ in range(5):
         try:
             return await face.get(call())
@@ -307,7 +307,7 @@ async def _again(face: Face, call: Callable[[], Any]) -> Any:
 async def test_reply_slower_than_the_lease_is_no_success(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, blocking: bool
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=PATIENT)
+    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT)
     await face.get(client.server_info())
     lock = client.lock(NAME, timeout=0.1, sleep=0.001, thread_local=False)
     armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
@@ -330,7 +330,7 @@ async def test_wait_that_ends_with_the_reply_in_flight_is_undone(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fence: bool
 ) -> None:
     no_leaks.allow("fastlock:fence:*")
-    client = face.client(proxy.url, reply_timeout=PATIENT, max_connections=1)
+    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT, max_connections=1)
     await face.get(client.server_info())
     for _ in range(3):
         armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
@@ -345,7 +345,7 @@ async def test_wait_that_ends_with_the_reply_in_flight_is_undone(
 async def test_with_that_times_out_with_the_reply_in_flight_leaves_no_key(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=PATIENT)
+    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT)
     await face.get(client.server_info())
     armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
     with pytest.raises(fastlock.LockError):
@@ -403,7 +403,7 @@ async def test_late_release_with_a_lost_reply_reports_the_lost_lock(
 async def test_release_that_raised_can_be_repeated(
     face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, executed: bool
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=HASTY)
+    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
     lock = client.lock(NAME)
     await face.get(lock.acquire())
     token = lock.lease.token
@@ -615,7 +615,7 @@ async def test_waiter_and_holder_survive_a_killed_server(
 @two_servers
 async def test_reconnecting_backs_off(face: Face, proxy: FaultProxy) -> None:
     """While no server answers, attempts become rare: a busy loop would make thousands."""
-    client = face.client(proxy.url, reply_timeout=HASTY)
+    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
     await face.get(client.server_info())
     proxy.hanging_up = True
     proxy.cut()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scale import COMMANDS, Failure, all_served, cancelled, crowd, in_order
+from scale import COMMANDS, Failure, all_served, cancelled, in_order, serve_all
 
 from fastlock.embedded import Server
 
@@ -13,12 +13,12 @@ VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @VALKEY
 @pytest.mark.parametrize("fair", [False, True])
 def test_thousand_waiters_of_two_processes_for_one_name(server: Server, impl: str, fair: bool) -> None:
-    crowd(server, 2, 500, 1, fair=fair)
+    serve_all(server, 2, 500, 1, fair=fair)
 
 
 @VALKEY
 def test_thousands_of_tasks_for_fifty_names(server: Server, impl: str) -> None:
-    crowd(server, 1, 5_000, 50)
+    serve_all(server, 1, 5_000, 50)
 
 
 @pytest.mark.parametrize("fair", [False, True])

@@ -103,7 +103,7 @@ app = Celery(broker=os.environ["SERVER"])
 app.conf.broker_connection_retry_on_startup = True
 
 def native():
-    if os.environ["WORLD"] == "gevent":
+    if os.environ["POOL"] == "gevent":
         from gevent import get_hub
         return get_hub().threadpool.apply
     from eventlet import tpool
@@ -139,15 +139,15 @@ def test_greenlets_of_gunicorn(tmp_path: Path, server: Any, probe: redis.Redis, 
         assert "WORKER TIMEOUT" not in gunicorn.log
 
 
-@pytest.mark.parametrize("world", ["gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_greenlets_of_celery(
-    tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any, world: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Any, probe: redis.Redis, no_leaks: Any, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(world)
+    needs(pool)
     no_leaks.allow("holders", "_kombu.*", "unacked*", "celery*")
-    monkeypatch.setenv("WORLD", world)
-    arguments = [command("celery"), "--app", "application", "worker", "--pool", world, "--concurrency", "8"]
+    monkeypatch.setenv("POOL", pool)
+    arguments = [command("celery"), "--app", "application", "worker", "--pool", pool, "--concurrency", "8"]
     arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     with Program(tmp_path, server.url, UNDER_CELERY, arguments) as worker:
         found: list[str] = []

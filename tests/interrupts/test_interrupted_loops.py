@@ -37,9 +37,9 @@ NAME, QUEUE = "sku", "fastlock:queue:{sku}"
 HITS = 150
 
 
-@pytest.mark.parametrize("mode", ["with", "limited", "fence", "fair", "crowd", "many"])
+@pytest.mark.parametrize("mode", ["with", "limited", "fence", "fair", "cohort", "many"])
 def test_tasks_of_an_interrupted_loop_leave_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
-    """limited: with a blocking_timeout; crowd: six tasks want the same name."""
+    """limited: with a blocking_timeout; cohort: six tasks want the same name."""
     program = [sys.executable, str(ROOT / "tests/support/interrupted_loop.py"), server.unix_url, mode, "7", str(HITS)]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(program, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=60)

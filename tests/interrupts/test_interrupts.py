@@ -55,7 +55,7 @@ both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indi
 
 
 @pytest.fixture(autouse=True)
-def no_unheard_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def no_unretrieved_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """asyncio logs futures and tasks whose exceptions were never retrieved when they are garbage-collected."""
     yield
     gc.collect()
@@ -188,7 +188,7 @@ def test_program_detects_a_mistake(server: Server, impl: str, mistake: str) -> N
     mode, program = MISTAKES[mistake]
     if mistake == "a release is not carried out" and EXIT_IS_PYTHON:
         pytest.skip("an `__exit__` in Python leaves some releases undone anyway: the program cannot tell the two apart")
-    report = run_program(server, mode, 1500, f"{IMPORTS}\n{program}\ninterrupted.PATIENCE = 0.3")
+    report = run_program(server, mode, 1500, f"{IMPORTS}\n{program}\ninterrupted.TIMEOUT = 0.3")
     allowed = report["hits"] // 10 if EXIT_IS_PYTHON else 0
     assert report["wrong"] or report["leaks"] or report["lost"] or report["unleft"] > allowed, report
 

@@ -112,7 +112,7 @@ async def test_release_many_tells_the_outcome_of_each(face: Face, server: Server
 
 
 async def test_waiters_for_a_name_of_a_batch_get_it(face: Face, server: Server, probe: redis.Redis) -> None:
-    """The name's token is marked by then, so the plain delete does not release it; nor would that look for waiters."""
+    """The name's token is marked by then: the plain delete does not release it, and would not hand over to waiters."""
     client, other = face.client(server.unix_url), face.client(server.url)
     leases = await face.get(client.acquire_many(["a", "b", "c"]))
     lock = other.lock("b", blocking_timeout=20)
@@ -132,7 +132,7 @@ async def test_waiters_for_a_name_of_a_batch_get_it(face: Face, server: Server, 
 
 
 def test_a_reply_with_its_own_token_is_checked_again() -> None:
-    """After a lost reply the name may hold the own token, plain or contended: both are its own."""
+    """After a lost reply the key may hold the batch's token, plain or contended: either way the batch has the name."""
     token, ours = b"fl:" + b"a" * 32, b"fl+" + b"a" * 32
     keys = [b"%d" % n for n in range(6)]
     replies = [None, token, ours, b"fl+" + b"b" * 32, 5, b"fl:" + b"b" * 32]

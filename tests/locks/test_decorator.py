@@ -190,8 +190,8 @@ async def test_the_locks_settings_are_passed_on(face: Face, server: Server, prob
     no_leaks.allow("fastlock:fence:*")
     client = face.client(server.unix_url)
     seen: list[Any] = []
-    for terms in ({"timeout": None}, {"timeout": 3}, {"fence": True}, {}):
-        await face.get(client.locked("a", **terms)(of_face(face, lambda: seen.append(probe.pttl("a"))))())
+    for settings in ({"timeout": None}, {"timeout": 3}, {"fence": True}, {}):
+        await face.get(client.locked("a", **settings)(of_face(face, lambda: seen.append(probe.pttl("a"))))())
     assert seen[0] == -1 and 0 < seen[1] <= 3_000 < seen[2] <= 10_000 and 3_000 < seen[3] <= 10_000
     assert probe.keys() == [b"fastlock:fence:{a}"]
     lose = of_face(face, lambda: probe.delete("a"))

@@ -54,7 +54,7 @@ async def outcome(face: Face, call: Callable[[], Any]) -> Outcome:
 
 # ------------------------------------------------------------------------------------------------------- random calls
 
-TERMS: dict[str, list[Any]] = {
+SETTINGS: dict[str, list[Any]] = {
     "timeout": [None, LONG, LONG + 0.5, Decimal(LONG), Fraction(LONG), 0],
     "sleep": [0.001, 0.01, Fraction(1, 100), False, None],
     "blocking": [True, False, 0, 1, None],
@@ -62,7 +62,7 @@ TERMS: dict[str, list[Any]] = {
     "thread_local": [True, False, 0],
     "raise_on_release_error": [True, False],
 }
-ASKED: dict[str, list[Any]] = {
+ARGUMENTS: dict[str, list[Any]] = {
     "sleep": [0.001, Fraction(1, 100), None],
     "blocking": [True, False, 0, 1, None],
     "blocking_timeout": [None, 0, ENOUGH, -1, Fraction(ENOUGH), False, float("inf")],
@@ -84,11 +84,11 @@ class Walk:
     def __init__(self, face: Face, client: Any, probe: redis.Redis, rng: random.Random) -> None:
         self.face, self.client, self.probe, self.rng = face, client, probe, rng
         # redis-py 5.0 lacks some
-        self.known = [name for name in TERMS if name in inspect.signature(theirs(face)).parameters]
+        self.known = [name for name in SETTINGS if name in inspect.signature(theirs(face)).parameters]
         self.log: list[str] = []
         self.excused: set[str] = set()
         self.tokens = 0
-        self.terms: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
         self.locks: list[Any] = []
 
     def keys(self) -> list[str]:
@@ -98,15 +98,15 @@ class Walk:
         """New locks. Settings that ours refuses are drawn again."""
         while True:
             self.probe.delete(*self.keys())
-            self.terms = some(self.rng, {name: TERMS[name] for name in self.known}, 0.4)
-            self.log = [f"Lock({self.terms})"]
+            self.settings = some(self.rng, {name: SETTINGS[name] for name in self.known}, 0.4)
+            self.log = [f"Lock({self.settings})"]
             kinds = zip((theirs(self.face), self.face.module.Lock), self.keys(), strict=True)
-            if self.terms.get("timeout", 1) == 0:
+            if self.settings.get("timeout", 1) == 0:
                 with pytest.raises(ValueError, match="timeout"):
-                    self.face.module.Lock(self.client, "ours", **self.terms)
+                    self.face.module.Lock(self.client, "ours", **self.settings)
                 self.excused.add("zero-timeout")
                 continue
-            self.locks = [kind(self.client, key, **self.terms) for kind, key in kinds]
+            self.locks = [kind(self.client, key, **self.settings) for kind, key in kinds]
             return
 
     async def both(
@@ -135,36 +135,36 @@ class Walk:
                 for key, token in zip(self.keys(), known, strict=True)]  # fmt: skip
         assert mine[0] == mine[1] or isinstance(known[0], str), (self.log, mine)
 
-    def patient(self, asked: dict[str, Any]) -> bool:
+    def would_wait_long(self, given: dict[str, Any]) -> bool:
         """Whether this call would wait for long: the name is held, and nobody will release it."""
-        blocking = asked.get("blocking") if asked.get("blocking") is not None else self.terms.get("blocking", True)
-        limit = asked.get("blocking_timeout")
-        limit = self.terms.get("blocking_timeout") if limit is None else limit
+        blocking = given.get("blocking") if given.get("blocking") is not None else self.settings.get("blocking", True)
+        limit = given.get("blocking_timeout")
+        limit = self.settings.get("blocking_timeout") if limit is None else limit
         return bool(self.probe.exists("ours") and blocking and (limit is None or limit > SHORT))
 
     def pauses(self, one: Outcome, other: Outcome, sleep: Any = None) -> str:
-        sleep = self.terms.get("sleep", 1) if sleep is None else sleep
+        sleep = self.settings.get("sleep", 1) if sleep is None else sleep
         return "odd-pauses" if one == ("raises", "TypeError") and not isinstance(sleep, (int, float)) else ""
 
     # the calls
 
     async def acquire(self) -> None:
-        asked = some(self.rng, ASKED, 0.35)
+        given = some(self.rng, ARGUMENTS, 0.35)
         if self.face.is_async:
-            asked.pop("sleep", None)
-        if self.patient(asked):
-            asked["blocking_timeout"] = SHORT
-        if (token := asked.get("token")) is not None:  # `fresh-token`: never the same token twice
+            given.pop("sleep", None)
+        if self.would_wait_long(given):
+            given["blocking_timeout"] = SHORT
+        if (token := given.get("token")) is not None:  # `fresh-token`: never the same token twice
             self.tokens += 1
             fresh = {
                 str: f"{token}{self.tokens}",
                 bytes: b"bytes%d" % self.tokens,
                 type: memoryview(b"%d" % self.tokens),
             }
-            asked["token"] = fresh[type(token)] if type(token) in fresh else token + self.tokens
-        self.log.append(f"acquire({asked})")
+            given["token"] = fresh[type(token)] if type(token) in fresh else token + self.tokens
+        self.log.append(f"acquire({given})")
         await self.both(
-            lambda lock: lock.acquire(**asked), lambda one, other: self.pauses(one, other, asked.get("sleep"))
+            lambda lock: lock.acquire(**given), lambda one, other: self.pauses(one, other, given.get("sleep"))
         )
 
     async def release(self) -> None:
@@ -208,11 +208,11 @@ class Walk:
     async def change(self) -> None:
         """Change a setting: settings are read when they are needed."""
         name = self.rng.choice(["timeout", *(name for name in self.known if name != "thread_local")])
-        self.set(name, self.rng.choice([each for each in TERMS[name] if (name, each) != ("timeout", 0)]))
+        self.set(name, self.rng.choice([each for each in SETTINGS[name] if (name, each) != ("timeout", 0)]))
 
     def set(self, name: str, value: Any) -> None:
         self.log.append(f"{name} = {value!r}")
-        self.terms[name] = value
+        self.settings[name] = value
         for lock in self.locks:
             setattr(lock, name, value)
 
@@ -226,7 +226,7 @@ class Walk:
             self.probe.set(key, "somebody else's", px=LONG * 1000)
 
     async def enter(self) -> None:
-        if self.patient({}):
+        if self.would_wait_long({}):
             return
         raising, losing = self.rng.random() < 0.3, self.rng.random() < 0.3
         self.log.append(f"with: {'lose ' * losing}{'raise' * raising}")
@@ -321,8 +321,8 @@ class Scene:
     def __init__(self, face: Face, client: Any, probe: redis.Redis, kind: Any) -> None:
         self.face, self.client, self.probe, self.kind = face, client, probe, kind
 
-    def lock(self, name: Any = "a", **terms: Any) -> Any:
-        return self.kind(self.client, name, **terms)
+    def lock(self, name: Any = "a", **settings: Any) -> Any:
+        return self.kind(self.client, name, **settings)
 
     async def get(self, value: Any) -> Any:
         return await self.face.get(value)

@@ -105,7 +105,7 @@ async def test_a_lock_made_in_either_way_behaves_as_redis_pys(
 
 async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: Server, no_leaks: Any) -> None:
     async with redis_client(face, server) as client:
-        terms: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "timeout": 5,
             "sleep": 0.01,
             "blocking": True,
@@ -114,10 +114,13 @@ async def test_every_keyword_of_redis_py_is_taken_and_kept(face: Face, server: S
             "raise_on_release_error": False,
         }
         known = inspect.signature(client.lock).parameters  # redis-py 5.0 lacks the newest of them
-        passed = {name: value for name, value in terms.items() if name in known}
-        for lock in (face.module.Lock(client, "a", **terms), client.lock("a", lock_class=face.module.Lock, **passed)):
-            given = {name: getattr(lock, name) for name in terms}
-            assert given == terms or (passed != terms and given == {**terms, "raise_on_release_error": True})
+        passed = {name: value for name, value in settings.items() if name in known}
+        for lock in (
+            face.module.Lock(client, "a", **settings),
+            client.lock("a", lock_class=face.module.Lock, **passed),
+        ):
+            given = {name: getattr(lock, name) for name in settings}
+            assert given == settings or (passed != settings and given == {**settings, "raise_on_release_error": True})
             assert await face.get(lock.acquire(blocking_timeout=30)) and await face.get(lock.acquire()) is False
             assert await face.get(lock.extend(5)) is True and await face.get(lock.extend(5, True)) is True
             assert await face.get(lock.reacquire()) is True

@@ -25,9 +25,9 @@ def only_counters_may_stay(no_leaks: Any) -> None:
     no_leaks.allow("fastlock:fence:*")
 
 
-async def hold(face: Face, client: Any, **terms: Any) -> int:
+async def hold(face: Face, client: Any, **settings: Any) -> int:
     """Acquire and release the fenced lock `a`; returns its fence."""
-    lock = client.lock("a", fence=True, **terms)
+    lock = client.lock("a", fence=True, **settings)
     assert await face.get(lock.acquire())
     fence = lock.lease.fence
     await face.get(lock.release())

@@ -1,6 +1,6 @@
 """A lease that is handed over among the callers of one client: who owns it, who must not touch it, how its loss shows.
 
-Waiters behind it do not ask the server; so they have to find out by other means when it ends without a release.
+Waiters behind the holder send no requests, so they need other means to find out that a lease ended without a release.
 """
 
 from __future__ import annotations

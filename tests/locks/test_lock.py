@@ -214,10 +214,10 @@ async def test_blocking_timeout_gives_up_and_leaves_nothing(face: Face, server: 
     assert await face.get(other.acquire(blocking_timeout=0.1)) is False
     assert time.monotonic() - started > 0.05, "gave up long before its blocking_timeout"
     assert other.lease is None
-    impatient = face.client(server.unix_url).lock("a", sleep=0.005, blocking_timeout=0.01)
-    assert await face.get(impatient.acquire()) is False
+    short_wait = face.client(server.unix_url).lock("a", sleep=0.005, blocking_timeout=0.01)
+    assert await face.get(short_wait.acquire()) is False
     with pytest.raises(fastlock.LockError, match=r"^Unable to acquire lock 'a' within 0.01 seconds$") as caught:
-        await inside(face, impatient, lambda lease: pytest.fail("entered without the lock"))
+        await inside(face, short_wait, lambda lease: pytest.fail("entered without the lock"))
     assert not isinstance(caught.value, fastlock.LockNotOwnedError) and caught.value.lock_name == "a"
     assert token_matches(probe.get("a"), holder.lease.token)
     await face.get(holder.release())

@@ -45,7 +45,7 @@ def of_dropin(face: Face, server: Server) -> Any:
 
 
 def polls(probe: redis.Redis) -> int:
-    """How often a waiter without a queue has asked when the lease ends."""
+    """How often a waiter without a queue has read the rest of the lease."""
     return int(probe.info("commandstats").get("cmdstat_pttl", {"calls": 0})["calls"])
 
 

@@ -53,12 +53,12 @@ async def test_strict_order_across_clients_and_processes(
         clients = [face.client(server.unix_url) for _ in range(2)]
         holder = await held(face, face.client(server.unix_url))
         for child in (one, two):
-            await child.hears("ready")
+            await child.wait_for_line("ready")
         arrivals: list[Any] = [clients[0], one, clients[1], clients[0], two, clients[1], clients[0]]
         jobs = []
         for number, client in enumerate(arrivals):
             if isinstance(client, ChildClient):
-                client.tell(f"turn {number}")
+                client.send(f"turn {number}")
             else:
                 jobs.append(
                     face.start(lambda client=client, number=number: use(face, client, probe, number, fair=True))
@@ -68,8 +68,8 @@ async def test_strict_order_across_clients_and_processes(
         for job in jobs:
             await job.get(SOON)
         for child in (one, two):
-            await child.hears("served")
-            assert await child.ask("gates", "gates") == "gates 0"
+            await child.wait_for_line("served")
+            assert await child.request("queues", "queues") == "queues 0"
         assert [int(label) for label in probe.lrange(ORDER, 0, -1)] == list(range(len(arrivals)))
         probe.delete(ORDER)
 
@@ -305,9 +305,9 @@ async def test_waiter_interrupted_during_its_grant_hands_it_over(
 ) -> None:
     """The interrupt is Ctrl-C, in the main thread of a process."""
     with ChildClient(face, proxy.url, timeout=LONG) as child:
-        await child.hears("ready")
+        await child.wait_for_line("ready")
         holder = await held(face, face.client(server.unix_url))
-        child.tell("acquire")
+        child.send("acquire")
         await queued(face, probe, 1)
         following, next_one = wait_with(face, face.client(server.unix_url))
         await queued(face, probe, 2)
@@ -315,10 +315,10 @@ async def test_waiter_interrupted_during_its_grant_hands_it_over(
         await face.get(holder.release())
         await until(face, lambda: armed.fired, "the grant")
         child.interrupt()
-        await child.hears("interrupted")
+        await child.wait_for_line("interrupted")
         assert await next_one.get(SOON) is True
         armed.resume()
-        assert await child.ask("gates", "gates") == "gates 0"
+        assert await child.request("queues", "queues") == "queues 0"
         await face.get(following.release())
 
 

@@ -58,7 +58,7 @@ def empty(queues: LocalQueues) -> bool:
 
 
 def recheck_after(queues: LocalQueues, first: Waiter, clock: Clock, told: bool) -> float:
-    """The server tells the first waiter to wait, for long; in how many seconds the waiter asks again."""
+    """The server tells the first waiter to wait for long; returns the seconds until the waiter enters again."""
     assert queues.may_enter_now(first, clock())
     first.queue.note_queued(math.inf, told, clock())
     return first.queue.recheck_time(first) - clock()
@@ -67,10 +67,10 @@ def recheck_after(queues: LocalQueues, first: Waiter, clock: Clock, told: bool) 
 def test_shortest_sleep_of_a_client_sets_the_recheck_of_the_first(queues: LocalQueues, clock: Clock) -> None:
     (first,) = join(queues, 1, sleep=5.0)
     assert recheck_after(queues, first, clock, told=False) == pytest.approx(5.0)
-    (patient,) = join(queues, 1, sleep=7.0)
+    (long_sleep,) = join(queues, 1, sleep=7.0)
     assert not first.woken
-    (hasty,) = join(queues, 1, sleep=0.25)
-    assert [each.woken for each in (first, patient, hasty)] == [True, False, False], (
+    (short_sleep,) = join(queues, 1, sleep=0.25)
+    assert [each.woken for each in (first, long_sleep, short_sleep)] == [True, False, False], (
         "only the first is woken, as its sleep is longer"
     )
     assert recheck_after(queues, first, clock, told=False) == pytest.approx(0.25)
@@ -98,7 +98,9 @@ def test_lease_that_is_not_released_keeps_no_local_queue(
     queues.expire(clock())
     assert empty(queues)
     assert queues.release(lease, clock()) == ReleaseRoute.DELETE
-    assert lease._contended == (remote_waiters > 0), "the server still has to hear of it if clients waited at the grant"
+    assert lease._contended == (remote_waiters > 0), (
+        "a release has to use the script if other clients waited at the grant"
+    )
 
 
 def test_lease_with_a_waiter_keeps_its_local_queue(queues: LocalQueues, clock: Clock) -> None:

@@ -47,11 +47,11 @@ pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 GRANTED, QUEUED = [[1, 0, 0]], [[0, 5000, 1]]
 
 
-def entered(played: Ran) -> list[tuple[bytes, ...]]:
+def entered(ran: Ran) -> list[tuple[bytes, ...]]:
     """The enters that were sent."""
     return [
         request.calls[0]
-        for request in played.requests
+        for request in ran.requests
         if isinstance(request, steps.RawCommands) and request.calls[0][1] == commands.ENTER_LUA.sha
     ]
 
@@ -62,28 +62,27 @@ def entry_of(call: tuple[bytes, ...]) -> bytes:
 
 def test_an_acquire_that_finds_the_name_held_joins_both_queues(clock: Clock) -> None:
     op = acquire(blocking=True)
-    played = run_steps(clock, op, OTHER, After(0.5, GRANTED))
-    assert played.kinds == [PlainAcquire, steps.Enqueue, steps.Enter]
-    (call,) = entered(played)
+    ran = run_steps(clock, op, OTHER, After(0.5, GRANTED))
+    assert ran.kinds == [PlainAcquire, steps.Enqueue, steps.Enter]
+    (call,) = entered(ran)
     entry = entry_of(call)
-    assert call == commands.enter(b"name", played.queues.channel, False, entry, b"10000") and commands.can_be_contended(
-        entry
-    )
-    lease = played.outcome
+    assert call == commands.enter(b"name", ran.queues.channel, False, entry, b"10000")
+    assert commands.can_be_contended(entry)
+    lease = ran.outcome
     assert (lease.name, lease._key, lease._raw_token, lease.fence) == ("name", b"name", entry, None) and entry != MINE
     assert (lease._deadline, lease._contended) == (clock() - 0.5 + 10, False)
-    assert played.requests[1].needs_push and played.sleeps == [] and played.undos == played.leaves == []
+    assert ran.requests[1].needs_push and ran.sleeps == [] and ran.undos == ran.leaves == []
     assert op.undo().tokens == [entry], "it undoes the grant, should the caller be gone"
 
 
 @pytest.mark.parametrize(("ms", "fenced"), [(0, False), (10_000, True)])
 def test_enter_says_how_long_and_whether_with_a_fence(clock: Clock, ms: int, fenced: bool) -> None:
     found = [[OTHER, 77]] if fenced else OTHER
-    played = run_steps(clock, acquire(ms=ms, blocking=True, fenced=fenced), found, [[1, 2, 78 if fenced else 0]])
-    (call,) = entered(played)
-    assert call == commands.enter(b"name", played.queues.channel, fenced, played.outcome.token, b"%d" % ms)
-    assert (played.outcome._deadline == math.inf, played.outcome.fence) == (ms == 0, 78 if fenced else None)
-    assert played.outcome._contended, "others wait"
+    ran = run_steps(clock, acquire(ms=ms, blocking=True, fenced=fenced), found, [[1, 2, 78 if fenced else 0]])
+    (call,) = entered(ran)
+    assert call == commands.enter(b"name", ran.queues.channel, fenced, ran.outcome.token, b"%d" % ms)
+    assert (ran.outcome._deadline == math.inf, ran.outcome.fence) == (ms == 0, 78 if fenced else None)
+    assert ran.outcome._contended, "others wait"
 
 
 @pytest.mark.parametrize(
@@ -102,28 +101,28 @@ def test_a_waiter_rechecks_when_the_lease_ends_or_a_message_may_be_lost(
         return lambda request: times.append(clock()) or reply
 
     op = acquire(blocking=True, sleep=sleep)
-    played = run_steps(clock, op, OTHER, answer([[0, left, told]]), answer(GRANTED))
+    ran = run_steps(clock, op, OTHER, answer([[0, left, told]]), answer(GRANTED))
     assert times[1] - times[0] == pytest.approx(pause)
-    assert len({entry_of(call) for call in entered(played)}) == 1, "it keeps its entry"
-    assert len(entered(played)) == 2 and played.outcome._deadline == clock() + 10
+    assert len({entry_of(call) for call in entered(ran)}) == 1, "it keeps its entry"
+    assert len(entered(ran)) == 2 and ran.outcome._deadline == clock() + 10
 
 
 def test_a_grant_message_ends_the_wait(clock: Clock) -> None:
-    played = Ran()
-    queues, start = played.queues, clock()
+    ran = Ran()
+    queues, start = ran.queues, clock()
 
     def granted() -> None:
         queues.on_grant_message(next(iter(queues.by_entry)))
 
-    played = run_steps(clock, acquire(blocking=True), OTHER, QUEUED, Wakes(0.25, granted), GRANTED, queues=queues)
-    assert played.outcome is not None and clock() == start + 0.25
+    ran = run_steps(clock, acquire(blocking=True), OTHER, QUEUED, Wakes(0.25, granted), GRANTED, queues=queues)
+    assert ran.outcome is not None and clock() == start + 0.25
 
 
 def test_a_grant_message_is_a_hint_that_is_never_believed(clock: Clock) -> None:
     queues = Ran().queues
-    hear = Wakes(0.1, lambda: queues.on_grant_message(next(iter(queues.by_entry))))
-    played = run_steps(clock, acquire(blocking=True), OTHER, QUEUED, hear, QUEUED, hear, GRANTED, queues=queues)
-    assert len(entered(played)) == 3 and played.outcome is not None
+    message = Wakes(0.1, lambda: queues.on_grant_message(next(iter(queues.by_entry))))
+    ran = run_steps(clock, acquire(blocking=True), OTHER, QUEUED, message, QUEUED, message, GRANTED, queues=queues)
+    assert len(entered(ran)) == 3 and ran.outcome is not None
 
 
 def test_a_waiter_behind_others_sends_nothing_and_is_handed_the_lease(clock: Clock) -> None:
@@ -133,43 +132,43 @@ def test_a_waiter_behind_others_sends_nothing_and_is_handed_the_lease(clock: Clo
     lease = Lease("name", b"name", first.queue.entry, clock() + 10)
     first.queue.note_granted(first, lease, 0, clock())
     op = acquire(blocking=True)
-    played = run_steps(clock, op, Wakes(0.001, lambda: queues.release(lease, clock())), queues=queues)
-    assert played.requests == [] and played.kinds == [steps.Enqueue, steps.Wait]
-    assert (played.outcome.token, played.outcome._deadline) == (lease._raw_token, clock() - 0.001 + 10)
+    ran = run_steps(clock, op, Wakes(0.001, lambda: queues.release(lease, clock())), queues=queues)
+    assert ran.requests == [] and ran.kinds == [steps.Enqueue, steps.Wait]
+    assert (ran.outcome.token, ran.outcome._deadline) == (lease._raw_token, clock() - 0.001 + 10)
     assert undone(op.undo()) == ([b"name"], [lease._raw_token])
 
 
-@pytest.mark.parametrize("terms", [{}, {"alone": True}, {"blocking": True, "polls": True}], ids=str)
-def test_an_acquire_outside_the_local_queue_sends_its_own_command(clock: Clock, terms: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"alone": True}, {"blocking": True, "polls": True}], ids=str)
+def test_an_acquire_outside_the_local_queue_sends_its_own_command(clock: Clock, settings: dict[str, Any]) -> None:
     queues = Ran().queues
     joined(queues, "name", b"name", 10_000, False, None)
-    played = run_steps(clock, acquire(**terms), None, queues=queues)
-    assert opcodes(played) == [Opcode.ACQUIRE] and played.outcome.token == MINE
+    ran = run_steps(clock, acquire(**settings), None, queues=queues)
+    assert opcodes(ran) == [Opcode.ACQUIRE] and ran.outcome.token == MINE
 
 
 def test_a_fair_acquire_enters_at_once(clock: Clock) -> None:
     """By its own token; a try outside the queue could find the name free before those who wait are granted it."""
     queues = Ran().queues
     joined(queues, "name", b"name", 10_000, False, None)
-    played = run_steps(clock, acquire(blocking=True, alone=True), [[1, 1, 0]], queues=queues)
-    assert entry_of(entered(played)[0]) == played.outcome.token == MINE and played.outcome._contended
-    assert len(played.requests) == 1
+    ran = run_steps(clock, acquire(blocking=True, alone=True), [[1, 1, 0]], queues=queues)
+    assert entry_of(entered(ran)[0]) == ran.outcome.token == MINE and ran.outcome._contended
+    assert len(ran.requests) == 1
 
 
 def test_an_acquire_with_its_outcome_unknown_enters_by_its_own_token(clock: Clock) -> None:
-    """Whatever became of the first try: what its token holds then is what it has."""
-    played = run_steps(clock, acquire(blocking=True), lost(), OTHER, GRANTED)
-    assert [entry_of(call) for call in entered(played)] == [MINE] and played.outcome.token == MINE
-    assert played.undos == played.leaves == []
+    """The first try may have been executed; if the key holds its token, the enter by that token is granted."""
+    ran = run_steps(clock, acquire(blocking=True), lost(), OTHER, GRANTED)
+    assert [entry_of(call) for call in entered(ran)] == [MINE] and ran.outcome.token == MINE
+    assert ran.undos == ran.leaves == []
 
 
 def test_a_waiter_never_waits_past_its_time(clock: Clock) -> None:
     start = clock()
-    played = run_steps(clock, acquire(blocking=True, until=start + 0.25), OTHER, QUEUED, QUEUED)
-    assert played.outcome is None and start + 0.2 < clock() <= start + 0.25
-    entry = entry_of(entered(played)[0])
-    assert played.leaves == [commands.leave(b"name", entry, played.queues.channel)] and played.undos == []
-    assert not played.queues.by_key and not played.queues.by_entry
+    ran = run_steps(clock, acquire(blocking=True, until=start + 0.25), OTHER, QUEUED, QUEUED)
+    assert ran.outcome is None and start + 0.2 < clock() <= start + 0.25
+    entry = entry_of(entered(ran)[0])
+    assert ran.leaves == [commands.leave(b"name", entry, ran.queues.channel)] and ran.undos == []
+    assert not ran.queues.by_key and not ran.queues.by_entry
 
 
 def test_a_deadline_exceeded_in_the_queue_leaves_it_over_the_same_connection(clock: Clock) -> None:
@@ -180,27 +179,27 @@ def test_a_deadline_exceeded_in_the_queue_leaves_it_over_the_same_connection(clo
         clock.go(1.0)
         return Answer.DEADLINE_EXCEEDED
 
-    played = run_steps(clock, acquire(blocking=True, until=clock() + 1), OTHER, late)
-    (leave,) = played.of(Dequeue)
-    assert (played.outcome, leave.connection, leave.stale) == (None, "the connection", ("broken",))
+    ran = run_steps(clock, acquire(blocking=True, until=clock() + 1), OTHER, late)
+    (leave,) = ran.of(Dequeue)
+    assert (ran.outcome, leave.connection, leave.stale) == (None, "the connection", ("broken",))
     assert leave.commands(frozenset(), False) == [leave.call]
 
 
 def test_an_acquire_that_does_not_block_tries_once(clock: Clock) -> None:
-    played = run_steps(clock, acquire(until=clock() + 5), OTHER)
-    assert (played.outcome, played.sleeps, len(played.requests)) == (None, [], 1)
-    assert not played.queues.by_key
+    ran = run_steps(clock, acquire(until=clock() + 5), OTHER)
+    assert (ran.outcome, ran.sleeps, len(ran.requests)) == (None, [], 1)
+    assert not ran.queues.by_key
 
 
 def test_an_interrupted_waiter_leaves_its_entry_and_needs_no_undo(clock: Clock) -> None:
     for answers in ([QUEUED, Raise(KeyboardInterrupt())], [Raise(KeyboardInterrupt())]):
         for waits in (0, 1):  # in its wait, or while it enters
             answers = [lambda request: Raise(KeyboardInterrupt())] if waits and len(answers) == 1 else answers
-            played = run_steps(clock, acquire(blocking=True), OTHER, *answers)
-            assert isinstance(played.raised, KeyboardInterrupt)
-            entries = [commands.leave(b"name", entry_of(call), played.queues.channel) for call in entered(played)[:1]]
-            assert (played.undos, played.leaves) == ([], entries)
-            assert not played.queues.by_key and not played.queues.by_entry
+            ran = run_steps(clock, acquire(blocking=True), OTHER, *answers)
+            assert isinstance(ran.raised, KeyboardInterrupt)
+            entries = [commands.leave(b"name", entry_of(call), ran.queues.channel) for call in entered(ran)[:1]]
+            assert (ran.undos, ran.leaves) == ([], entries)
+            assert not ran.queues.by_key and not ran.queues.by_entry
 
 
 def test_a_waiter_interrupted_after_a_handover_gives_the_lease_back(clock: Clock) -> None:
@@ -209,7 +208,7 @@ def test_a_waiter_interrupted_after_a_handover_gives_the_lease_back(clock: Clock
     queues.may_enter_now(first, clock())
     lease = Lease("name", b"name", first.queue.entry, clock() + 10)
     first.queue.note_granted(first, lease, 0, clock())
-    rest = acquire(blocking=True).rest(Answer.WAIT_LOCALLY, clock)
+    rest = acquire(blocking=True).continue_from(Answer.WAIT_LOCALLY, clock)
     join = rest.send(None)
     queues.enqueue(join.waiter)
     assert type(join) is steps.Enqueue and type(rest.send(None)) is steps.Wait
@@ -223,9 +222,9 @@ def test_a_waiter_interrupted_after_a_handover_gives_the_lease_back(clock: Clock
 
 
 def test_a_waiter_whose_generator_is_closed_lets_others_go_on(clock: Clock) -> None:
-    """By hand, or by the interpreter: nothing can be sent, but the waiters behind it go on."""
+    """A user or the interpreter may close it: nothing can be sent, but the waiters behind it go on."""
     queues = Ran().queues
-    steps = acquire(blocking=True).rest(OTHER, clock)
+    steps = acquire(blocking=True).continue_from(OTHER, clock)
     waiter = steps.send(None).waiter
     queues.enqueue(waiter)
     steps.send(None)
@@ -239,8 +238,8 @@ def test_a_waiter_whose_generator_is_closed_lets_others_go_on(clock: Clock) -> N
 )
 def test_a_user_who_may_not_use_the_queue_polls(clock: Clock, text: str) -> None:
     op = acquire(blocking=True, sleep=0.1)
-    played = run_steps(clock, op, OTHER, [error(text)], OTHER, 5000, OTHER, 50, None)
-    assert opcodes(played) == [
+    ran = run_steps(clock, op, OTHER, [error(text)], OTHER, 5000, OTHER, 50, None)
+    assert opcodes(ran) == [
         Opcode.ACQUIRE,
         -1,
         Opcode.ACQUIRE,
@@ -249,8 +248,8 @@ def test_a_user_who_may_not_use_the_queue_polls(clock: Clock, text: str) -> None
         Opcode.PTTL,
         Opcode.ACQUIRE,
     ]
-    assert played.sleeps == [pytest.approx(0.1), pytest.approx(0.05)] and len(entered(played)) == 1
-    assert played.outcome.token == MINE and not played.queues.by_key and not played.queues.by_entry
+    assert ran.sleeps == [pytest.approx(0.1), pytest.approx(0.05)] and len(entered(ran)) == 1
+    assert ran.outcome.token == MINE and not ran.queues.by_key and not ran.queues.by_entry
 
 
 @pytest.mark.parametrize(
@@ -263,67 +262,67 @@ def test_a_user_who_may_not_use_the_queue_polls(clock: Clock, text: str) -> None
 def test_polling_tries_again_when_the_lease_ends_or_after_sleep(
     clock: Clock, left: int, sleep: float, pause: float
 ) -> None:
-    played = run_steps(clock, acquire(blocking=True, sleep=sleep, polls=True), OTHER, left, None)
-    assert played.sleeps == [pytest.approx(pause)]
-    assert opcodes(played) == [Opcode.ACQUIRE, Opcode.PTTL, Opcode.ACQUIRE]
-    assert played.outcome._deadline == clock() + 10
+    ran = run_steps(clock, acquire(blocking=True, sleep=sleep, polls=True), OTHER, left, None)
+    assert ran.sleeps == [pytest.approx(pause)]
+    assert opcodes(ran) == [Opcode.ACQUIRE, Opcode.PTTL, Opcode.ACQUIRE]
+    assert ran.outcome._deadline == clock() + 10
 
 
 def test_polling_never_sleeps_past_its_time(clock: Clock) -> None:
     start = clock()
     op = acquire(blocking=True, until=start + 0.25, polls=True)
-    played = run_steps(clock, op, *[OTHER, 60_000] * 3, OTHER)
-    assert played.outcome is None
+    ran = run_steps(clock, op, *[OTHER, 60_000] * 3, OTHER)
+    assert ran.outcome is None
     assert clock() <= start + 0.25
-    assert sum(played.sleeps) > 0.2
-    assert len(played.requests) == 7
+    assert sum(ran.sleeps) > 0.2
+    assert len(ran.requests) == 7
 
 
 def test_interrupted_polling_leaves_nothing(clock: Clock) -> None:
     for answers in ([OTHER, 50, Raise(KeyboardInterrupt())], [OTHER, Raise(KeyboardInterrupt())]):
-        played = run_steps(clock, acquire(blocking=True, polls=True), *answers)
-        assert isinstance(played.raised, KeyboardInterrupt)
-        assert played.undos == played.leaves == []
+        ran = run_steps(clock, acquire(blocking=True, polls=True), *answers)
+        assert isinstance(ran.raised, KeyboardInterrupt)
+        assert ran.undos == ran.leaves == []
 
 
 def test_polling_keeps_an_unknown_outcome_from_one_try_to_the_next(clock: Clock) -> None:
     """The lost command may be executed when the holder has gone: its own token is the waiter's, at any try."""
-    played = run_steps(clock, acquire(blocking=True, polls=True), lost(), OTHER, 50, error("ERR broken"))
-    assert isinstance(played.raised, errors.ResponseError)
-    assert len(played.undos) == 1
-    played = run_steps(clock, acquire(blocking=True, polls=True), lost(), OTHER, 50, MINE, b"OK")
-    assert played.outcome.token == MINE
-    assert played.undos == []
+    ran = run_steps(clock, acquire(blocking=True, polls=True), lost(), OTHER, 50, error("ERR broken"))
+    assert isinstance(ran.raised, errors.ResponseError)
+    assert len(ran.undos) == 1
+    ran = run_steps(clock, acquire(blocking=True, polls=True), lost(), OTHER, 50, MINE, b"OK")
+    assert ran.outcome.token == MINE
+    assert ran.undos == []
 
 
 def test_giving_up_with_the_outcome_unknown_leaves_the_queue_and_an_undo(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 0.5)
-    played = run_steps(clock, op, lost(session="one"), OTHER, QUEUED, QUEUED)
-    assert played.outcome is None and [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
-    assert played.leaves == [commands.leave(b"name", MINE, played.queues.channel)]
+    ran = run_steps(clock, op, lost(session="one"), OTHER, QUEUED, QUEUED)
+    assert ran.outcome is None and [undone(undo) for undo in ran.undos] == [([b"name"], [MINE])]
+    assert ran.leaves == [commands.leave(b"name", MINE, ran.queues.channel)]
 
 
 @pytest.mark.parametrize("text", ["WRONGTYPE Operation against a key", "ERR broken", "OOM command not allowed"])
 def test_an_error_of_enter_is_raised_and_the_entry_left(clock: Clock, text: str) -> None:
-    played = run_steps(clock, acquire(blocking=True), OTHER, [error(text)])
-    assert isinstance(played.raised, errors.ResponseError) and len(entered(played)) == 1
-    assert played.leaves == [commands.leave(b"name", entry_of(entered(played)[0]), played.queues.channel)]
-    assert not played.queues.by_key
+    ran = run_steps(clock, acquire(blocking=True), OTHER, [error(text)])
+    assert isinstance(ran.raised, errors.ResponseError) and len(entered(ran)) == 1
+    assert ran.leaves == [commands.leave(b"name", entry_of(entered(ran)[0]), ran.queues.channel)]
+    assert not ran.queues.by_key
 
 
 def test_an_enter_whose_reply_was_lost_is_sent_again_unchanged(clock: Clock) -> None:
     """The server confirms what it had granted; the lease counts from the second send."""
-    played = run_steps(clock, acquire(blocking=True), OTHER, After(2.0, lost(session="one")), After(1.0, [[1, 0, 0]]))
-    calls = [request.calls[0] for request in played.requests[1:]]
-    assert len(calls) == 2 and calls[0] == calls[1] and played.stales[2] == ("one",)
-    assert played.outcome._deadline == clock() - 1 + 10 and played.undos == played.leaves == []
-    assert played.queues.stats.recovered == 1
+    ran = run_steps(clock, acquire(blocking=True), OTHER, After(2.0, lost(session="one")), After(1.0, [[1, 0, 0]]))
+    calls = [request.calls[0] for request in ran.requests[1:]]
+    assert len(calls) == 2 and calls[0] == calls[1] and ran.stales[2] == ("one",)
+    assert ran.outcome._deadline == clock() - 1 + 10 and ran.undos == ran.leaves == []
+    assert ran.queues.stats.recovered == 1
 
 
 def test_an_entry_given_up_is_left_with_the_broken_connections_ended(clock: Clock) -> None:
-    played = run_steps(clock, acquire(blocking=True), OTHER, lost(session="one"), lost(session="two", final=True))
-    assert isinstance(played.raised, errors.ConnectionError)
-    assert [set(leave.stale) for leave in played.of(Dequeue)] == [{"one", "two"}]
+    ran = run_steps(clock, acquire(blocking=True), OTHER, lost(session="one"), lost(session="two", final=True))
+    assert isinstance(ran.raised, errors.ConnectionError)
+    assert [set(leave.stale) for leave in ran.of(Dequeue)] == [{"one", "two"}]
 
 
 @pytest.mark.parametrize(("seconds", "final"), [(0.6, False), (0.1, True)])
@@ -337,15 +336,15 @@ def test_a_waiter_whose_time_ends_on_a_broken_connection_fails_alone(clock: Cloc
         clock.go(seconds)
         return lost(final=final)
 
-    played = run_steps(clock, acquire(blocking=True, until=clock() + 0.5), OTHER, broken, queues=queues)
-    assert isinstance(played.raised, errors.ConnectionError) and behind[0].woken
+    ran = run_steps(clock, acquire(blocking=True, until=clock() + 0.5), OTHER, broken, queues=queues)
+    assert isinstance(ran.raised, errors.ConnectionError) and behind[0].woken
     queue: Any = behind[0].queue
     assert isinstance(queue.error, errors.ConnectionError) == final and (b"name" in queues.by_key) != final
 
 
 @pytest.mark.parametrize("text", [LOADING, "BUSY Redis is busy running a script", "CLUSTERDOWN the cluster is down"])
 def test_a_waiter_that_gives_up_on_the_server_fails_with_those_behind_it(clock: Clock, text: str) -> None:
-    """A server that goes on refusing is as one that stays away: no waiter begins to retry anew."""
+    """A server that goes on refusing counts as one that cannot be reached: no waiter begins to retry anew."""
     queues = LocalQueues(contextlib.nullcontext())
     behind: list[Waiter] = []
 
@@ -355,28 +354,28 @@ def test_a_waiter_that_gives_up_on_the_server_fails_with_those_behind_it(clock: 
         clock.go(3)
         return [error(text)]
 
-    played = run_steps(clock, acquire(blocking=True), OTHER, *[passing] * 3, queues=queues)
-    assert isinstance(played.raised, errors.RedisError) and behind[0].woken
+    ran = run_steps(clock, acquire(blocking=True), OTHER, *[passing] * 3, queues=queues)
+    assert isinstance(ran.raised, errors.RedisError) and behind[0].woken
     queue: Any = behind[0].queue
-    assert type(queue.error) is type(played.raised) and b"name" not in queues.by_key
+    assert type(queue.error) is type(ran.raised) and b"name" not in queues.by_key
 
 
 def test_scripts_that_were_forgotten_are_loaded_for_the_queue(clock: Clock) -> None:
-    played = run_steps(clock, acquire(blocking=True), OTHER, [error("NOSCRIPT x")], [b"sha"] * 7, GRANTED)
-    assert commands.ENTER_LUA.load in played.requests[2].calls and played.outcome is not None
+    ran = run_steps(clock, acquire(blocking=True), OTHER, [error("NOSCRIPT x")], [b"sha"] * 7, GRANTED)
+    assert commands.ENTER_LUA.load in ran.requests[2].calls and ran.outcome is not None
 
 
 @pytest.mark.parametrize(
     "reply", [None, 1, b"OK", [], [1], [1, 0], [1, 0, None], [b"1", 0, 0], [1, 0, 0, 0], [True, 0, 0]]
 )
 def test_a_reply_of_the_wrong_shape_is_never_an_entry(clock: Clock, reply: Any) -> None:
-    played = run_steps(clock, acquire(blocking=True), OTHER, [reply], [reply])
-    assert isinstance(played.raised, errors.InvalidResponse) and len(played.of(steps.ProtocolViolation)) == 2
-    assert len(played.leaves) == 1
+    ran = run_steps(clock, acquire(blocking=True), OTHER, [reply], [reply])
+    assert isinstance(ran.raised, errors.InvalidResponse) and len(ran.of(steps.ProtocolViolation)) == 2
+    assert len(ran.leaves) == 1
 
 
 def test_an_entry_granted_too_late_is_released_before_the_next_enter(clock: Clock) -> None:
-    """Over the same connection, and by another entry: or it could release what the next enter is granted."""
+    """Over the same connection. The next enter has another entry, so the release cannot remove what it is granted."""
 
     def late(request: Any) -> Any:
         request.connection = "the connection"
@@ -385,13 +384,13 @@ def test_an_entry_granted_too_late_is_released_before_the_next_enter(clock: Cloc
 
     for alone in (False, True):
         op = acquire(ms=50, blocking=True, alone=alone)
-        played = run_steps(clock, op, *([] if alone else [OTHER]), late, GRANTED)
-        (undo,) = played.undos
-        one, other = (entry_of(call) for call in entered(played))
+        ran = run_steps(clock, op, *([] if alone else [OTHER]), late, GRANTED)
+        (undo,) = ran.undos
+        one, other = (entry_of(call) for call in entered(ran))
         assert undone(undo) == ([b"name"], [one]) and (one == MINE) is alone and other != one
         assert undo.connection == "the connection"
-        assert played.steps.index(undo) < played.steps.index(played.requests[-1])
-        assert played.outcome.token == other and played.outcome._deadline == clock() + 0.05
+        assert ran.steps.index(undo) < ran.steps.index(ran.requests[-1])
+        assert ran.outcome.token == other and ran.outcome._deadline == clock() + 0.05
 
 
 # --------------------------------------------------------------------------------------------------------------- undos
@@ -429,7 +428,7 @@ def sent(undo: Undo, connection: Any) -> UndoDelivery:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: bool) -> None:
-    """Behind its scripts, and of the token in either form, also where the user may not hand over."""
+    """The undo sends its scripts first, and undoes the token in either form, also where the user may not hand over."""
     connection: Any = AsyncConnection(commands.DELIFEQ) if native else AsyncConnection()
     a, b, c = MINE, OTHER, b"fl:" + b"c" * 32
     undo = sent(Undo([b"a", b"b", b"c"], [a, b, c], (ONE,)), connection)

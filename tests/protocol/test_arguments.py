@@ -171,11 +171,11 @@ def test_an_invalid_lease_time_is_refused_by_name(value: Any, kind: type[Excepti
 
 
 def test_a_lease_is_rounded_down_to_milliseconds() -> None:
-    dice = random.Random(5)
+    rng = random.Random(5)
     for _ in range(20_000):
-        ms = dice.randint(1, 10 ** dice.randint(1, 9))
+        ms = rng.randint(1, 10 ** rng.randint(1, 9))
         assert arguments.as_ms(ms / 1000) == ms
-        asked = dice.uniform(0.001, 10 ** dice.randint(0, 9))
+        asked = rng.uniform(0.001, 10 ** rng.randint(0, 9))
         exact = Fraction(asked) * 1000
         assert exact - 1 - Fraction(1, 1000) < arguments.as_ms(asked) < exact + Fraction(1, 100_000)
 

@@ -1,7 +1,7 @@
 """The model of handing over and the code that hands over: random walks over the one, replayed on the other.
 
-How a walk is replayed and what is compared: support/replay.py. A failing walk tells its seed and what was done so far.
-That the comparison sees is shown by mistakes planted in scripts, operations and local queues.
+How a walk is replayed and what is compared: support/replay.py. A failing walk prints its seed and the events so far.
+Mistakes planted in scripts, operations and local queues show that the comparison finds drift.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 WALKS, LENGTH = 250, 60
 MANY_WALKS = 3000  # walks, among which one must find a planted mistake
 EVENTS = {
-    *("asks", "executes", "hears", "looks", "lets go", "lets go in a batch", "lets go late"),
+    *("begins to acquire", "executes", "receives", "rechecks", "releases", "releases in a batch", "releases late"),
     *("resumes", "resumes to leave", "the first gives up", "the last gives up", "is cut", "dies", "expires"),
-    *("another library takes it", "another library releases it", "another comes"),
+    *("another library acquires it", "another library releases it", "another comes"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -42,11 +42,11 @@ def test_code_does_what_the_model_allows(
         walk = Walk(server.path, seed, LENGTH)
         walk.go(monkeypatch)
         met |= walk.met
-    assert met == EVENTS, "a walk that meets nothing proves nothing"
+    assert met == EVENTS, "some kinds of events happened in no walk"
 
 
 def in_code(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """`make` gets what stands there, and returns what is to stand there."""
+    """Replace the attribute `name` of `owner` by what `make` returns for it."""
     return lambda monkeypatch: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
 
 
@@ -154,6 +154,6 @@ def test_drift_is_found(server: Server, monkeypatch: pytest.MonkeyPatch, mistake
             Walk(server.path, seed, LENGTH).go(monkeypatch)
         except Drift as drift:
             assert f"seed {seed}:" in str(drift)
-            assert isinstance(drift.__cause__, AssertionError), "seen, and not stumbled over"
+            assert isinstance(drift.__cause__, AssertionError), "the comparison must find the mistake, not an exception"
             return
-    raise AssertionError(f"{MANY_WALKS} walks have not seen it")
+    raise AssertionError(f"{MANY_WALKS} walks have not found the mistake")

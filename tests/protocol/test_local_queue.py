@@ -61,7 +61,7 @@ def handed_over(queues: LocalQueues, lease: Lease, clock: Clock) -> bool:
 
 
 def taken(waiter: Waiter) -> Lease:
-    """The lease that was handed to a waiter, as the waiter takes it."""
+    """The lease that was handed over to a waiter, as the waiter gets it."""
     assert waiter.woken and waiter.lease is not None
     lease, waiter.lease, waiter.woken = waiter.lease, None, False
     return lease
@@ -417,13 +417,13 @@ def test_an_expired_lease_leaves_no_queue(queues: LocalQueues, clock: Clock) -> 
     assert queues.dequeue(two, clock()) == (None, None) and empty(queues)
 
 
-def test_has_queue_looks_for_expired_leases_once_a_second(queues: LocalQueues, clock: Clock) -> None:
-    """Nobody else looks for them where no task or thread waits."""
+def test_has_queue_checks_for_expired_leases_once_a_second(queues: LocalQueues, clock: Clock) -> None:
+    """Where no task or thread waits, no other code checks for expired leases."""
     for key in (b"a", b"b"):
         grant(queues, joined(queues, "x", key, 500, False, None), clock)
     assert [queues.has_queue(key, clock()) for key in (b"a", b"b", b"c")] == [True, True, False]
     clock.go(0.6)
-    assert queues.has_queue(b"a", clock()), "the last look was just now"
+    assert queues.has_queue(b"a", clock()), "the last check was just now"
     clock.go(RECHECK_SECONDS)
     assert not queues.has_queue(b"a", clock()) and empty(queues)
 
@@ -519,7 +519,7 @@ def test_an_entry_that_was_never_sent_is_not_left(queues: LocalQueues, clock: Cl
 
 
 def test_after_the_last_waiter_the_holder_keeps_the_queue(queues: LocalQueues, clock: Clock) -> None:
-    """So that the next waiter waits for the holder and does not ask the server."""
+    """The next waiter then waits for the holder, and sends no request to the server."""
     one, two = join(queues, 2)
     lease = grant(queues, one, clock)
     assert queues.dequeue(two, clock()) == (None, None) and queues.by_key

@@ -54,46 +54,46 @@ pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
 def test_a_lease_counts_from_the_time_its_command_was_sent(clock: Clock) -> None:
     sent = clock()
-    played = run_steps(clock, acquire(), After(3.0, None))
-    assert played.outcome._deadline == sent + 10
-    assert (played.outcome.name, played.outcome._key, played.outcome.token) == ("name", b"name", MINE)
-    assert played.outcome.remaining == 7
-    assert [type(step) for step in played.steps] == [PlainAcquire]
+    ran = run_steps(clock, acquire(), After(3.0, None))
+    assert ran.outcome._deadline == sent + 10
+    assert (ran.outcome.name, ran.outcome._key, ran.outcome.token) == ("name", b"name", MINE)
+    assert ran.outcome.remaining == 7
+    assert [type(step) for step in ran.steps] == [PlainAcquire]
 
 
 def test_a_lease_without_end_has_no_deadline(clock: Clock) -> None:
-    played = run_steps(clock, acquire(ms=0), After(1e9, None))
-    assert played.outcome._deadline == math.inf
-    assert opcodes(played) == [Opcode.ACQUIRE_ENDLESS]
+    ran = run_steps(clock, acquire(ms=0), After(1e9, None))
+    assert ran.outcome._deadline == math.inf
+    assert opcodes(ran) == [Opcode.ACQUIRE_ENDLESS]
 
 
 @pytest.mark.parametrize("holder", [OTHER, MINE, b""])
 def test_a_held_name_is_not_granted(clock: Clock, holder: bytes) -> None:
     """Its own token, where no reply was lost, is somebody else's use of the same token."""
-    played = run_steps(clock, acquire(), holder)
-    assert (played.outcome, played.raised, played.undos, len(played.requests)) == (None, None, [], 1)
+    ran = run_steps(clock, acquire(), holder)
+    assert (ran.outcome, ran.raised, ran.undos, len(ran.requests)) == (None, None, [], 1)
 
 
 def test_a_grant_that_comes_after_its_lease_is_released_before_the_retry(clock: Clock) -> None:
-    played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 1, None)
-    assert opcodes(played) == [Opcode.ACQUIRE, Opcode.RELEASE, Opcode.ACQUIRE]
-    assert played.outcome._deadline == clock() + 0.05
-    played = run_steps(clock, acquire(ms=50), After(0.05, None), 1)
-    assert (played.outcome, opcodes(played)) == (None, [Opcode.ACQUIRE, Opcode.RELEASE])
+    ran = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 1, None)
+    assert opcodes(ran) == [Opcode.ACQUIRE, Opcode.RELEASE, Opcode.ACQUIRE]
+    assert ran.outcome._deadline == clock() + 0.05
+    ran = run_steps(clock, acquire(ms=50), After(0.05, None), 1)
+    assert (ran.outcome, opcodes(ran)) == (None, [Opcode.ACQUIRE, Opcode.RELEASE])
 
 
 @pytest.mark.parametrize("reply", [0, 1])
 def test_a_grant_that_comes_after_its_lease_is_handed_over_to_a_waiter(clock: Clock, reply: int) -> None:
-    played = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
-    assert played.requests[2].calls == [commands.hand_over(b"name", MINE)] and type(played.requests[1]) is PlainRelease
-    assert played.outcome._deadline == clock() + 0.05 and played.undos == []
+    ran = run_steps(clock, acquire(ms=50, blocking=True), After(0.06, None), 0, [reply], None)
+    assert ran.requests[2].calls == [commands.hand_over(b"name", MINE)] and type(ran.requests[1]) is PlainRelease
+    assert ran.outcome._deadline == clock() + 0.05 and ran.undos == []
 
 
 @pytest.mark.parametrize("problem", [lost(final=True), lost(sent=False, final=True), error("ERR"), Raise(SystemExit())])
 def test_a_late_grant_that_cannot_be_released_leaves_an_undo(clock: Clock, problem: Any) -> None:
-    played = run_steps(clock, acquire(ms=50), After(0.06, None), problem)
-    assert played.raised is not None
-    assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+    ran = run_steps(clock, acquire(ms=50), After(0.06, None), problem)
+    assert ran.raised is not None
+    assert [undone(undo) for undo in ran.undos] == [([b"name"], [MINE])]
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -110,42 +110,42 @@ def test_after_a_late_grant_the_next_try_has_another_token(clock: Clock, given: 
         return answer
 
     op = acquire(ms=50, fenced=fenced, blocking=True, polls=True, given=given)
-    played = run_steps(clock, op, lost(), note(0.06), lost(), 1, note(0.0))
-    assert tokens[0] == MINE and (tokens[1] == MINE) is given and played.outcome.token == op.token == tokens[1]
-    assert played.undos == [] and commands.can_be_contended(op.token)
+    ran = run_steps(clock, op, lost(), note(0.06), lost(), 1, note(0.0))
+    assert tokens[0] == MINE and (tokens[1] == MINE) is given and ran.outcome.token == op.token == tokens[1]
+    assert ran.undos == [] and commands.can_be_contended(op.token)
 
 
 def test_an_answer_of_deadline_exceeded_gives_no_lease(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
-    played = run_steps(clock, op, After(1.0, Answer.DEADLINE_EXCEEDED))
-    assert (played.outcome, played.undos, played.raised) == (None, [], None)  # the transport undoes what it gave up on
+    ran = run_steps(clock, op, After(1.0, Answer.DEADLINE_EXCEEDED))
+    assert (ran.outcome, ran.undos, ran.raised) == (None, [], None)  # the transport undoes what it gave up on
 
 
 def test_after_a_lost_reply_a_grant_counts_from_the_second_send(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(1.0, None))
-    assert played.outcome._deadline == clock() - 1 + 10
-    assert played.stales == [(), ("one",)]
-    assert played.undos == []
+    ran = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(1.0, None))
+    assert ran.outcome._deadline == clock() - 1 + 10
+    assert ran.stales == [(), ("one",)]
+    assert ran.undos == []
 
 
 def test_after_a_lost_reply_the_own_token_is_extended(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
-    assert opcodes(played) == [Opcode.ACQUIRE, Opcode.ACQUIRE, Opcode.EXTEND]
-    assert (played.requests[2].key, played.requests[2].token, played.requests[2].ms) == (b"name", MINE, 10_000)
-    assert played.outcome._deadline == clock() - 1 + 10
-    assert played.undos == []
+    ran = run_steps(clock, acquire(), After(2.0, lost(session="one")), After(3.0, MINE), After(1.0, b"OK"))
+    assert opcodes(ran) == [Opcode.ACQUIRE, Opcode.ACQUIRE, Opcode.EXTEND]
+    assert (ran.requests[2].key, ran.requests[2].token, ran.requests[2].ms) == (b"name", MINE, 10_000)
+    assert ran.outcome._deadline == clock() - 1 + 10
+    assert ran.undos == []
 
 
 @pytest.mark.parametrize("replies", [[None, 0], [0]], ids=["native", "script"])
 def test_after_a_lost_reply_the_own_token_that_cannot_be_extended_is_not_held(clock: Clock, replies: Any) -> None:
-    played = run_steps(clock, acquire(), lost(), MINE, *replies)
-    assert played.outcome is None
+    ran = run_steps(clock, acquire(), lost(), MINE, *replies)
+    assert ran.outcome is None
 
 
 def test_after_a_lost_reply_the_own_token_is_known_though_it_is_contended(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), lost(session="one"), CONTENDED, None, After(1.0, 1))
-    assert opcodes(played)[2:] == [Opcode.EXTEND_SCRIPT] * 2 and played.outcome._deadline == clock() - 1 + 10
-    assert played.outcome.token == MINE and played.undos == []
+    ran = run_steps(clock, acquire(), lost(session="one"), CONTENDED, None, After(1.0, 1))
+    assert opcodes(ran)[2:] == [Opcode.EXTEND_SCRIPT] * 2 and ran.outcome._deadline == clock() - 1 + 10
+    assert ran.outcome.token == MINE and ran.undos == []
     assert run_steps(clock, acquire(fenced=True), lost(), [[CONTENDED, 79]], None, 1).outcome.fence == 79
     assert run_steps(clock, acquire(), CONTENDED).outcome is None
     op = acquire()
@@ -154,90 +154,90 @@ def test_after_a_lost_reply_the_own_token_is_known_though_it_is_contended(clock:
 
 
 def test_a_lease_without_end_needs_no_extension_after_a_lost_reply(clock: Clock) -> None:
-    played = run_steps(clock, acquire(ms=0), lost(), MINE)
-    assert played.outcome._deadline == math.inf
+    ran = run_steps(clock, acquire(ms=0), lost(), MINE)
+    assert ran.outcome._deadline == math.inf
 
 
 def test_after_a_lost_reply_another_holder_does_not_make_the_outcome_known(clock: Clock) -> None:
     """The lost command may still be executed, where the server would not end the connection: an undo is left."""
-    played = run_steps(clock, acquire(), lost(), OTHER)
-    assert played.outcome is None
-    assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+    ran = run_steps(clock, acquire(), lost(), OTHER)
+    assert ran.outcome is None
+    assert [undone(undo) for undo in ran.undos] == [([b"name"], [MINE])]
 
 
 def test_a_command_that_was_not_sent_leaves_no_outcome_unknown(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), lost(sent=False), MINE)
-    assert (played.outcome, played.undos) == (None, [])
-    played = run_steps(clock, acquire(), lost(sent=False, final=True))
-    assert isinstance(played.raised, errors.ConnectionError)
-    assert played.undos == []
+    ran = run_steps(clock, acquire(), lost(sent=False), MINE)
+    assert (ran.outcome, ran.undos) == (None, [])
+    ran = run_steps(clock, acquire(), lost(sent=False, final=True))
+    assert isinstance(ran.raised, errors.ConnectionError)
+    assert ran.undos == []
 
 
 def test_giving_up_with_the_outcome_unknown_leaves_an_undo(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), lost(session="one"), lost(session="two"), After(6.0, lost(sent=False)))
-    assert isinstance(played.raised, errors.ConnectionError)
-    assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
-    assert set(played.undos[0].stale) >= {"one", "two"}
-    assert played.stales[2] == ("one", "two")
-    assert all(pause >= 0 for pause in played.sleeps)
+    ran = run_steps(clock, acquire(), lost(session="one"), lost(session="two"), After(6.0, lost(sent=False)))
+    assert isinstance(ran.raised, errors.ConnectionError)
+    assert [undone(undo) for undo in ran.undos] == [([b"name"], [MINE])]
+    assert set(ran.undos[0].stale) >= {"one", "two"}
+    assert ran.stales[2] == ("one", "two")
+    assert all(pause >= 0 for pause in ran.sleeps)
 
 
 @pytest.mark.parametrize("gone", [KeyboardInterrupt(), SystemExit(), ValueError("cancelled")])
 def test_an_interrupt_with_the_outcome_unknown_leaves_an_undo(clock: Clock, gone: BaseException) -> None:
-    played = run_steps(clock, acquire(), lost(session="one"), Raise(gone))
-    assert played.raised is gone
-    assert [(undone(undo), undo.stale) for undo in played.undos] == [(([b"name"], [MINE]), ("one",))]
+    ran = run_steps(clock, acquire(), lost(session="one"), Raise(gone))
+    assert ran.raised is gone
+    assert [(undone(undo), undo.stale) for undo in ran.undos] == [(([b"name"], [MINE]), ("one",))]
 
 
 def test_running_out_of_time_with_the_outcome_unknown_leaves_an_undo(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 1)
-    played = run_steps(clock, op, After(1.5, lost(session="one")))
-    assert played.outcome is None
-    assert isinstance(played.raised, errors.ConnectionError)  # and not None: no reply said that another holds it
-    assert [undo.stale for undo in played.undos] == [("one",)]
+    ran = run_steps(clock, op, After(1.5, lost(session="one")))
+    assert ran.outcome is None
+    assert isinstance(ran.raised, errors.ConnectionError)  # and not None: no reply said that another holds it
+    assert [undo.stale for undo in ran.undos] == [("one",)]
     op = acquire(blocking=True, until=clock() + 1)
-    played = run_steps(clock, op, lost(session="one"), After(2.0, Answer.DEADLINE_EXCEEDED))
-    assert played.outcome is None
-    assert len(played.undos) == 1
+    ran = run_steps(clock, op, lost(session="one"), After(2.0, Answer.DEADLINE_EXCEEDED))
+    assert ran.outcome is None
+    assert len(ran.undos) == 1
 
 
 def test_an_error_after_a_lost_reply_leaves_an_undo(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), lost(), error("READONLY You can't write against a read only replica."))
-    assert isinstance(played.raised, errors.from_reply(error("READONLY x")).__class__)
-    assert len(played.undos) == 1
+    ran = run_steps(clock, acquire(), lost(), error("READONLY You can't write against a read only replica."))
+    assert isinstance(ran.raised, errors.from_reply(error("READONLY x")).__class__)
+    assert len(ran.undos) == 1
 
 
 def test_an_extension_that_is_given_up_leaves_an_undo(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), lost(), MINE, lost(final=True, session="two"))
-    assert isinstance(played.raised, errors.ConnectionError)
-    assert [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+    ran = run_steps(clock, acquire(), lost(), MINE, lost(final=True, session="two"))
+    assert isinstance(ran.raised, errors.ConnectionError)
+    assert [undone(undo) for undo in ran.undos] == [([b"name"], [MINE])]
 
 
 # ---------------------------------------------------------------------------------------------------- errors and shapes
 
 
 def test_forgotten_scripts_are_loaded_and_the_command_sent_again(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 7, None)
-    assert played.outcome is not None
-    assert played.requests[1].calls == [script.load for script in commands.SCRIPTS]
-    assert opcodes(played)[0] == opcodes(played)[2]
+    ran = run_steps(clock, acquire(), error("NOSCRIPT No matching script."), [b"sha"] * 7, None)
+    assert ran.outcome is not None
+    assert ran.requests[1].calls == [script.load for script in commands.SCRIPTS]
+    assert opcodes(ran)[0] == opcodes(ran)[2]
 
 
 def test_scripts_that_do_not_stay_are_loaded_a_few_times_only(clock: Clock) -> None:
     again = [error("NOSCRIPT No matching script."), [b"sha"] * 7]
-    played = run_steps(clock, acquire(), *again * RELOADS, error("NOSCRIPT No matching script."))
-    assert isinstance(played.raised, errors.ResponseError)
-    assert len(played.requests) == 1 + 2 * RELOADS
+    ran = run_steps(clock, acquire(), *again * RELOADS, error("NOSCRIPT No matching script."))
+    assert isinstance(ran.raised, errors.ResponseError)
+    assert len(ran.requests) == 1 + 2 * RELOADS
 
 
 def test_a_refusal_to_load_scripts_is_raised(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), error("NOSCRIPT x"), [error("NOPERM this user has no permissions")])
-    assert isinstance(played.raised, errors.from_reply(error("NOPERM x")).__class__)
+    ran = run_steps(clock, acquire(), error("NOSCRIPT x"), [error("NOPERM this user has no permissions")])
+    assert isinstance(ran.raised, errors.from_reply(error("NOPERM x")).__class__)
 
 
 def test_a_connection_that_breaks_while_scripts_are_loaded_is_retried_too(clock: Clock) -> None:
-    played = run_steps(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 7, None)
-    assert played.outcome is not None
+    ran = run_steps(clock, acquire(), error("NOSCRIPT x"), lost(), error("NOSCRIPT x"), [b"sha"] * 7, None)
+    assert ran.outcome is not None
 
 
 @pytest.mark.parametrize("text", ["ERR unknown command 'X', with args", "ERR syntax error", "NOPERM no permissions"])
@@ -255,25 +255,25 @@ def test_a_refused_native_command_is_replaced_by_a_script(clock: Clock, opcode: 
     def note(answer: Any) -> Any:
         return lambda request: sent.append(request.opcode) or answer
 
-    played = run_steps(clock, operation, note(error(text)), note(reply))
-    assert played.raised is None
-    assert played.outcome
+    ran = run_steps(clock, operation, note(error(text)), note(reply))
+    assert ran.raised is None
+    assert ran.outcome
     assert sent == [opcode, commands.SCRIPTED[opcode]]
 
 
 def test_a_server_without_memory_extends_by_script(clock: Clock) -> None:
-    played = run_steps(clock, extension.set_expiry(b"n", MINE, 5, clock), error("OOM command not allowed"), After(1, 1))
-    assert played.outcome == clock() - 1
-    assert opcodes(played) == [Opcode.EXTEND_SCRIPT] * 2  # one object, sent twice
-    played = run_steps(clock, acquire(), error("OOM command not allowed when used memory > 'maxmemory'."))
-    assert isinstance(played.raised, errors.ResponseError)
+    ran = run_steps(clock, extension.set_expiry(b"n", MINE, 5, clock), error("OOM command not allowed"), After(1, 1))
+    assert ran.outcome == clock() - 1
+    assert opcodes(ran) == [Opcode.EXTEND_SCRIPT] * 2  # one object, sent twice
+    ran = run_steps(clock, acquire(), error("OOM command not allowed when used memory > 'maxmemory'."))
+    assert isinstance(ran.raised, errors.ResponseError)
 
 
 @pytest.mark.parametrize("text", ["ERR something else", "MISCONF x", "", "WRONGTYPE x", "MOVED 1"])
 def test_an_error_without_a_remedy_is_raised_at_once(clock: Clock, text: str) -> None:
-    played = run_steps(clock, acquire(), error(text))
-    assert isinstance(played.raised, errors.RedisError)
-    assert (len(played.requests), played.undos) == (1, [])
+    ran = run_steps(clock, acquire(), error(text))
+    assert isinstance(ran.raised, errors.RedisError)
+    assert (len(ran.requests), ran.undos) == (1, [])
 
 
 TEMPORARY = {
@@ -299,33 +299,33 @@ def test_a_server_that_is_loading_or_failing_over_is_waited_for(clock: Clock, wh
     make, last = OPERATIONS[what]
     refused = error(text) if not isinstance(last[0], list) else [error(text)]
     start = clock()
-    played = run_steps(clock, make(clock), *[refused] * 9, *last)
-    assert played.raised is None and played.outcome and len(played.requests) == 10
-    assert played.undos == [] and clock() - start == pytest.approx(sum(played.sleeps)) and 0 < clock() - start < 5
-    played = run_steps(clock, make(clock), refused, ...)
-    assert type(played.raised) is TEMPORARY[text] and played.undos == []
-    assert len(played.requests) > 5 and max(played.sleeps) < 1
+    ran = run_steps(clock, make(clock), *[refused] * 9, *last)
+    assert ran.raised is None and ran.outcome and len(ran.requests) == 10
+    assert ran.undos == [] and clock() - start == pytest.approx(sum(ran.sleeps)) and 0 < clock() - start < 5
+    ran = run_steps(clock, make(clock), refused, ...)
+    assert type(ran.raised) is TEMPORARY[text] and ran.undos == []
+    assert len(ran.requests) > 5 and max(ran.sleeps) < 1
 
 
 def test_scripts_are_loaded_when_the_server_has_loaded_its_data(clock: Clock) -> None:
     loading = error(next(iter(TEMPORARY)))
-    played = run_steps(
+    ran = run_steps(
         clock, acquire(blocking=True, alone=True), [error("NOSCRIPT x")], [loading] * 8, [loading], [[1, 0, 0]]
     )
-    assert played.outcome is not None and played.raised is None
+    assert ran.outcome is not None and ran.raised is None
 
 
 @pytest.mark.parametrize("reply", [0, 1, True, False, 1.5, [], {}, [None], "OK", (None,)])
 def test_a_reply_of_the_wrong_shape_is_never_a_grant(clock: Clock, reply: Any) -> None:
-    played = run_steps(clock, acquire(), reply, None)
-    assert played.outcome is not None  # sent again over another connection
-    assert [(type(step.request), step.reply) for step in played.of(steps.ProtocolViolation)] == [(PlainAcquire, reply)]
-    assert played.stales[1] == ("distrusted",)
-    played = run_steps(clock, acquire(), reply, reply)
-    assert isinstance(played.raised, errors.InvalidResponse)
-    assert len(played.undos) == 1
-    played = run_steps(clock, acquire(), reply, MINE, 1)
-    assert played.outcome is not None
+    ran = run_steps(clock, acquire(), reply, None)
+    assert ran.outcome is not None  # sent again over another connection
+    assert [(type(step.request), step.reply) for step in ran.of(steps.ProtocolViolation)] == [(PlainAcquire, reply)]
+    assert ran.stales[1] == ("distrusted",)
+    ran = run_steps(clock, acquire(), reply, reply)
+    assert isinstance(ran.raised, errors.InvalidResponse)
+    assert len(ran.undos) == 1
+    ran = run_steps(clock, acquire(), reply, MINE, 1)
+    assert ran.outcome is not None
 
 
 WRONG: list[tuple[Any, list[Any]]] = [
@@ -341,23 +341,23 @@ WRONG: list[tuple[Any, list[Any]]] = [
 @pytest.mark.parametrize(("made", "replies"), WRONG, ids=["release", "extend", "pttl", "exists", "get", "fenced"])
 def test_replies_of_the_wrong_shape_are_distrusted(clock: Clock, made: Any, replies: list[Any]) -> None:
     for reply in replies:
-        played = run_steps(clock, made(clock), reply, reply)
-        assert isinstance(played.raised, errors.InvalidResponse), reply
-        assert len(played.of(steps.ProtocolViolation)) == 2, reply
+        ran = run_steps(clock, made(clock), reply, reply)
+        assert isinstance(ran.raised, errors.InvalidResponse), reply
+        assert len(ran.of(steps.ProtocolViolation)) == 2, reply
 
 
 def test_a_fenced_grant_has_its_fence(clock: Clock) -> None:
-    played = run_steps(clock, acquire(fenced=True), [[None, 77]])
-    assert (played.outcome.fence, played.outcome._deadline) == (77, clock() + 10)
-    assert played.requests[0].calls == [commands.acquire_fenced(b"name", MINE, 10_000)]
-    played = run_steps(clock, acquire(fenced=True), [[OTHER, 77]])
-    assert played.outcome is None
-    played = run_steps(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 7, [[None, 78]])
-    assert played.outcome.fence == 78
-    played = run_steps(clock, acquire(fenced=True), lost(), [[MINE, 79]], 1)
-    assert played.outcome.fence == 79
-    played = run_steps(clock, acquire(fenced=True), [error("ERR no")])
-    assert isinstance(played.raised, errors.ResponseError)
+    ran = run_steps(clock, acquire(fenced=True), [[None, 77]])
+    assert (ran.outcome.fence, ran.outcome._deadline) == (77, clock() + 10)
+    assert ran.requests[0].calls == [commands.acquire_fenced(b"name", MINE, 10_000)]
+    ran = run_steps(clock, acquire(fenced=True), [[OTHER, 77]])
+    assert ran.outcome is None
+    ran = run_steps(clock, acquire(fenced=True), [error("NOSCRIPT x")], [b"sha"] * 7, [[None, 78]])
+    assert ran.outcome.fence == 78
+    ran = run_steps(clock, acquire(fenced=True), lost(), [[MINE, 79]], 1)
+    assert ran.outcome.fence == 79
+    ran = run_steps(clock, acquire(fenced=True), [error("ERR no")])
+    assert isinstance(ran.raised, errors.ResponseError)
 
 
 # ------------------------------------------------------------------------------------------------------------- release
@@ -371,7 +371,7 @@ def test_release_tells_whether_the_lease_was_held(clock: Clock) -> None:
 HAND_OVER = commands.hand_over(b"name", MINE)
 
 
-def release_with(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tuple[Any, list[Any], Ran]:
+def release_with(clock: Clock, lease: Lease, *answers: Any, **settings: Any) -> tuple[Any, list[Any], Ran]:
     """The outcome of a release, and what it sent: opcodes, or calls of scripts."""
     sent: list[Any] = []
 
@@ -382,8 +382,8 @@ def release_with(clock: Clock, lease: Lease, *answers: Any, **terms: Any) -> tup
 
         return tell
 
-    played = run_steps(clock, Release(lease), *[note(answer) for answer in answers], **terms)
-    return played.outcome, sent, played
+    ran = run_steps(clock, Release(lease), *[note(answer) for answer in answers], **settings)
+    return ran.outcome, sent, ran
 
 
 @pytest.mark.parametrize("outcome", [1, 0])
@@ -398,17 +398,17 @@ def test_a_contended_lease_is_handed_over_at_once(clock: Clock) -> None:
     lease._contended = True
     assert release_with(clock, lease, [1])[:2] == (True, [HAND_OVER])
     assert release_with(clock, lease, [0])[:2] == (False, [HAND_OVER])
-    outcome, sent, played = release_with(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
+    outcome, sent, ran = release_with(clock, lease, [error("NOSCRIPT x")], [b"sha"] * 7, [1])
     assert outcome is True and [call[0] for call in sent] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
-    assert commands.HAND_OVER_LUA.load in played.requests[1].calls
+    assert commands.HAND_OVER_LUA.load in ran.requests[1].calls
 
 
 @pytest.mark.parametrize("reply", [None, b"1", [1], 1.5, True, b"OK"])
 def test_a_reply_of_the_wrong_shape_hands_nothing_over(clock: Clock, reply: Any) -> None:
     lease = lease_of(clock)
     lease._contended = True
-    played = run_steps(clock, Release(lease), [reply], [reply])
-    assert isinstance(played.raised, errors.InvalidResponse) and len(played.of(steps.ProtocolViolation)) == 2
+    ran = run_steps(clock, Release(lease), [reply], [reply])
+    assert isinstance(ran.raised, errors.InvalidResponse) and len(ran.of(steps.ProtocolViolation)) == 2
 
 
 FORBIDDEN = error("NOPERM this user has no permissions to run the 'evalsha' command")
@@ -423,31 +423,31 @@ def test_a_user_who_may_not_run_the_hand_over_script_reads_the_token(clock: Cloc
 @pytest.mark.parametrize("held", [MINE, CONTENDED])
 def test_a_user_who_may_not_run_the_hand_over_script_releases_a_contended_token(clock: Clock, held: bytes) -> None:
     """Waiters recheck by themselves; none would acquire, were the name held until the lease ends."""
-    outcome, sent, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], held, 1)
+    outcome, sent, ran = release_with(clock, lease_of(clock), 0, [FORBIDDEN], held, 1)
     assert (outcome, sent) == (True, [Opcode.RELEASE, HAND_OVER, Opcode.GET, Opcode.RELEASE])
-    assert played.requests[-1].token == held
+    assert ran.requests[-1].token == held
 
 
 def test_the_token_may_become_contended_while_it_is_read(clock: Clock) -> None:
-    outcome, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, CONTENDED, 1)
-    assert outcome is True and [request.token for request in played.requests[-3::2]] == [MINE, CONTENDED]
-    outcome, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, OTHER)
+    outcome, _, ran = release_with(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, CONTENDED, 1)
+    assert outcome is True and [request.token for request in ran.requests[-3::2]] == [MINE, CONTENDED]
+    outcome, _, ran = release_with(clock, lease_of(clock), 0, [FORBIDDEN], MINE, 0, OTHER)
     assert outcome is False
 
 
 def test_a_user_who_may_not_release_gets_an_error(clock: Clock) -> None:
-    outcome, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, FORBIDDEN, FORBIDDEN)
-    assert outcome is None and type(played.raised) is type(errors.from_reply(FORBIDDEN))
+    outcome, _, ran = release_with(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, FORBIDDEN, FORBIDDEN)
+    assert outcome is None and type(ran.raised) is type(errors.from_reply(FORBIDDEN))
 
 
 def test_the_undo_of_a_refused_release_ends_its_broken_connection(clock: Clock) -> None:
-    _, _, played = release_with(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, lost(session="it"), *[FORBIDDEN] * 2)
-    assert played.raised is not None and played.undos[-1].stale == ("it",)
+    _, _, ran = release_with(clock, lease_of(clock), 0, [FORBIDDEN], CONTENDED, lost(session="it"), *[FORBIDDEN] * 2)
+    assert ran.raised is not None and ran.undos[-1].stale == ("it",)
 
 
 def test_an_error_of_a_hand_over_is_raised(clock: Clock) -> None:
-    _, sent, played = release_with(clock, lease_of(clock), 0, [error("ERR broken")])
-    assert isinstance(played.raised, errors.ResponseError) and sent == [Opcode.RELEASE, HAND_OVER]
+    _, sent, ran = release_with(clock, lease_of(clock), 0, [error("ERR broken")])
+    assert isinstance(ran.raised, errors.ResponseError) and sent == [Opcode.RELEASE, HAND_OVER]
 
 
 def test_a_local_handover_needs_no_command(clock: Clock) -> None:
@@ -458,8 +458,8 @@ def test_a_local_handover_needs_no_command(clock: Clock) -> None:
     one.queue.note_granted(one, lease, 0, clock())
     clock.go(0.001)
     op = Release(lease)
-    played = run_steps(clock, op, queues=queues)
-    assert (played.outcome, played.steps, lease._deadline) == (True, [], -math.inf)
+    ran = run_steps(clock, op, queues=queues)
+    assert (ran.outcome, ran.steps, lease._deadline) == (True, [], -math.inf)
     assert two.lease is not None and two.lease._raw_token == lease._raw_token
     assert op.undo().names == [], "a caller interrupted now must not undo the lease of another"
     assert not lease._release_unknown
@@ -476,26 +476,26 @@ def test_a_release_hands_over_where_a_waiter_of_the_client_wants_a_fence(clock: 
 
 
 def test_a_key_gone_after_a_lost_reply_was_released_by_the_lost_command(clock: Clock) -> None:
-    played = run_steps(clock, Release(lease_of(clock)), lost(session="one"), 0, [0])
-    assert (played.outcome, played.stales[1], played.undos) == (True, ("one",), [])
+    ran = run_steps(clock, Release(lease_of(clock)), lost(session="one"), 0, [0])
+    assert (ran.outcome, ran.stales[1], ran.undos) == (True, ("one",), [])
     assert run_steps(clock, Release(lease_of(clock)), lost(), 1).outcome is True
     assert run_steps(clock, Release(lease_of(clock)), lost(sent=False), 0, [0]).outcome is False
-    played = run_steps(clock, Release(lease_of(clock)), 0, lost(session="two"), [0])
-    assert (played.outcome, played.stales[2], played.undos) == (True, ("two",), [])
+    ran = run_steps(clock, Release(lease_of(clock)), 0, lost(session="two"), [0])
+    assert (ran.outcome, ran.stales[2], ran.undos) == (True, ("two",), [])
 
 
 def test_a_key_gone_after_a_lost_reply_is_a_loss_if_the_lease_had_expired(clock: Clock) -> None:
     assert run_steps(clock, Release(lease_of(clock, -0.001)), lost(), 0, [0]).outcome is False
-    played = run_steps(clock, Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0, [0])
-    assert played.outcome is False  # nothing left before the lease had ended
+    ran = run_steps(clock, Release(lease_of(clock, 1.0)), After(2.0, lost(sent=False)), lost(), 0, [0])
+    assert ran.outcome is False  # nothing left before the lease had ended
     assert run_steps(clock, Release(lease_of(clock, 1.0)), After(2.0, lost()), 0, [0]).outcome is True
 
 
 def test_a_release_given_up_is_undone_and_may_be_repeated(clock: Clock) -> None:
     lease = lease_of(clock)
-    played = run_steps(clock, Release(lease), lost(session="one"), lost(final=True, session="two"))
-    assert isinstance(played.raised, errors.ConnectionError)
-    assert [(undone(undo), set(undo.stale)) for undo in played.undos] == [(([b"name"], [MINE]), {"one", "two"})]
+    ran = run_steps(clock, Release(lease), lost(session="one"), lost(final=True, session="two"))
+    assert isinstance(ran.raised, errors.ConnectionError)
+    assert [(undone(undo), set(undo.stale)) for undo in ran.undos] == [(([b"name"], [MINE]), {"one", "two"})]
     assert run_steps(clock, Release(lease), 0, [0]).outcome is True
 
 
@@ -503,24 +503,24 @@ def test_a_release_interrupted_while_scripts_are_loaded_is_finished(clock: Clock
     """Nobody is left to repeat it, and the key is still there."""
     for gone in (KeyboardInterrupt(), asyncio.CancelledError()):
         operation = Release(lease_of(clock))
-        played = run_steps(clock, operation, error("NOSCRIPT No matching script."), Raise(gone))
-        assert played.raised is gone and [undone(undo) for undo in played.undos] == [([b"name"], [MINE])]
+        ran = run_steps(clock, operation, error("NOSCRIPT No matching script."), Raise(gone))
+        assert ran.raised is gone and [undone(undo) for undo in ran.undos] == [([b"name"], [MINE])]
 
 
 def test_an_interrupted_release_may_be_repeated(clock: Clock) -> None:
     lease = lease_of(clock)
     op = Release(lease)
-    played = run_steps(clock, op, Raise(KeyboardInterrupt()))
-    assert isinstance(played.raised, KeyboardInterrupt)
+    ran = run_steps(clock, op, Raise(KeyboardInterrupt()))
+    assert isinstance(ran.raised, KeyboardInterrupt)
     assert undone(op.undo()) == ([b"name"], [MINE])  # which the transport asks for
     assert run_steps(clock, Release(lease), 0, [0]).outcome is True
 
 
 def test_a_release_that_was_never_sent_changes_nothing(clock: Clock) -> None:
     lease = lease_of(clock)
-    played = run_steps(clock, Release(lease), lost(sent=False, final=True))
-    assert isinstance(played.raised, errors.ConnectionError)
-    assert (played.undos, lease._release_unknown) == ([], False)
+    ran = run_steps(clock, Release(lease), lost(sent=False, final=True))
+    assert isinstance(ran.raised, errors.ConnectionError)
+    assert (ran.undos, lease._release_unknown) == ([], False)
 
 
 # -------------------------------------------------------------------------------------------------------------- extend
@@ -531,42 +531,42 @@ MOVED = Outcome.MOVED
 
 def test_a_replaced_end_counts_from_the_time_its_command_was_sent(clock: Clock) -> None:
     lease, sent = lease_of(clock), clock()
-    played = run_steps(clock, extension.extend(lease, 30_000, True, clock), After(2.0, b"OK"))
-    assert (played.outcome, lease._deadline) == (MOVED, sent + 30)
-    assert opcodes(played) == [Opcode.EXTEND]
+    ran = run_steps(clock, extension.extend(lease, 30_000, True, clock), After(2.0, b"OK"))
+    assert (ran.outcome, lease._deadline) == (MOVED, sent + 30)
+    assert opcodes(ran) == [Opcode.EXTEND]
 
 
 def test_additional_time_is_sent_as_an_end_so_that_a_retry_adds_it_once(clock: Clock) -> None:
     lease = lease_of(clock, 10)
-    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
-    assert [request.ms for request in played.requests] == [15_000, 15_000]
-    assert (played.outcome, lease._deadline) == (MOVED, clock() - 1 + 15)
+    ran = run_steps(clock, extension.extend(lease, 5_000, False, clock), After(1.0, lost()), After(1.0, 1))
+    assert [request.ms for request in ran.requests] == [15_000, 15_000]
+    assert (ran.outcome, lease._deadline) == (MOVED, clock() - 1 + 15)
 
 
 @pytest.mark.parametrize(("left", "ms"), [(700, 5_700), (-1, 5_000), (-2, 5_000), (0, 5_000)])
 def test_adding_time_to_an_expired_lease_reads_what_is_left_on_the_server(clock: Clock, left: int, ms: int) -> None:
     lease = lease_of(clock, -1)
-    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
-    assert opcodes(played) == [Opcode.PTTL, Opcode.EXTEND, Opcode.EXTEND]
-    assert [request.ms for request in played.requests[1:]] == [ms, ms]
+    ran = run_steps(clock, extension.extend(lease, 5_000, False, clock), left, lost(), After(1.0, 1))
+    assert opcodes(ran) == [Opcode.PTTL, Opcode.EXTEND, Opcode.EXTEND]
+    assert [request.ms for request in ran.requests[1:]] == [ms, ms]
     assert lease._deadline == clock() - 1 + ms / 1000
 
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_lease_without_end_is_not_extended_unless_its_key_has_an_end(clock: Clock, replace: bool) -> None:
     lease = lease_of(clock, math.inf)
-    played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), -1)
-    assert (played.outcome, lease._deadline, opcodes(played)) == (Outcome.ENDLESS, math.inf, [Opcode.PTTL])
-    played = run_steps(clock, extension.extend(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
+    ran = run_steps(clock, extension.extend(lease, 5_000, replace, clock), -1)
+    assert (ran.outcome, lease._deadline, opcodes(ran)) == (Outcome.ENDLESS, math.inf, [Opcode.PTTL])
+    ran = run_steps(clock, extension.extend(lease, 5_000, replace, clock), 700, After(1.0, b"OK"))
     ms = 5_000 if replace else 5_700
-    assert (played.outcome, played.requests[1].ms, lease._deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
+    assert (ran.outcome, ran.requests[1].ms, lease._deadline) == (MOVED, ms, clock() - 1 + ms / 1000)
 
 
 def test_a_lease_without_end_that_gets_one_is_not_handed_over_locally(clock: Clock) -> None:
     """Before the server answered, the key may have no end: nobody would get the name, should the next holder die."""
     lease, start = lease_of(clock, math.inf), clock()
-    played = run_steps(clock, extension.extend(lease, 5_000, True, clock, anew=True), Raise(KeyboardInterrupt()))
-    assert isinstance(played.raised, KeyboardInterrupt) and opcodes(played) == [Opcode.EXTEND]
+    ran = run_steps(clock, extension.extend(lease, 5_000, True, clock, anew=True), Raise(KeyboardInterrupt()))
+    assert isinstance(ran.raised, KeyboardInterrupt) and opcodes(ran) == [Opcode.EXTEND]
     assert (lease._deadline, lease._token_read) == (start + 5, True)
 
 
@@ -577,16 +577,16 @@ def test_a_lease_released_during_its_extension_is_not_extended(clock: Clock) -> 
         lease._deadline = ENDED
         return 700
 
-    played = run_steps(clock, extension.extend(lease, 5_000, False, clock), release_it)
-    assert (played.outcome, lease._deadline, opcodes(played)) == (Outcome.GONE, ENDED, [Opcode.PTTL])
+    ran = run_steps(clock, extension.extend(lease, 5_000, False, clock), release_it)
+    assert (ran.outcome, lease._deadline, opcodes(ran)) == (Outcome.GONE, ENDED, [Opcode.PTTL])
 
 
 def test_an_extension_given_up_ends_the_connections_it_was_sent_on(clock: Clock) -> None:
     """Otherwise the server may execute it after the next extension, and shorten what that one promised."""
     for last in (lost(final=True, session="two"), Raise(KeyboardInterrupt()), error("ERR no")):
-        played = run_steps(clock, extension.extend(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
-        assert played.raised is not None
-        ended = [session for undo in played.of(Undo) for session in undo.stale]
+        ran = run_steps(clock, extension.extend(lease_of(clock), 5_000, True, clock), lost(session="one"), last)
+        assert ran.raised is not None
+        ended = [session for undo in ran.of(Undo) for session in undo.stale]
         assert ended == ["one", "two"] if isinstance(last, steps.ConnectionLost) else ["one"]
 
 
@@ -598,8 +598,8 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
         seen.append(lease._deadline - start)
         return lost()
 
-    played = run_steps(clock, extension.extend(lease, ms, replace, clock), note, note, Raise(KeyboardInterrupt()))
-    assert isinstance(played.raised, KeyboardInterrupt)
+    ran = run_steps(clock, extension.extend(lease, ms, replace, clock), note, note, Raise(KeyboardInterrupt()))
+    assert isinstance(ran.raised, KeyboardInterrupt)
     assert seen == [held, held]
     assert lease._deadline - start == held
 
@@ -609,8 +609,8 @@ def test_the_earlier_of_two_ends_holds_until_the_answer(clock: Clock, ms: int, r
 )
 def test_a_lost_lease_is_not_extended(clock: Clock, token: bytes, replies: list[Any]) -> None:
     lease = lease_of(clock, 10, token=token)
-    played = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
-    assert (played.outcome, lease.valid, lease.remaining) == (Outcome.LOST, False, 0.0)
+    ran = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
+    assert (ran.outcome, lease.valid, lease.remaining) == (Outcome.LOST, False, 0.0)
 
 
 def test_a_contended_lease_is_extended_by_script(clock: Clock) -> None:
@@ -620,12 +620,10 @@ def test_a_contended_lease_is_extended_by_script(clock: Clock) -> None:
     def note(answer: Any) -> Any:
         return lambda request: sent.append(request.opcode) or answer
 
-    played = run_steps(clock, extension.extend(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
-    assert (played.outcome, lease._deadline) == (MOVED, clock() - 1 + 60)
-    played = run_steps(
-        clock, extension.extend(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1)
-    )
-    assert played.outcome is MOVED and played.stales == [(), (), ("one",)]
+    ran = run_steps(clock, extension.extend(lease, 60_000, True, clock), note(None), note(After(1.0, 1)))
+    assert (ran.outcome, lease._deadline) == (MOVED, clock() - 1 + 60)
+    ran = run_steps(clock, extension.extend(lease, 60_000, True, clock), note(None), note(lost(session="one")), note(1))
+    assert ran.outcome is MOVED and ran.stales == [(), (), ("one",)]
     assert sent == [Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND, Opcode.EXTEND_SCRIPT, Opcode.EXTEND_SCRIPT]
 
 
@@ -638,10 +636,10 @@ def test_a_user_who_may_run_no_scripts_extends_the_token_as_it_is_stored(clock: 
     ):
         lease = lease_of(clock, 10)
         replies = [None, FORBIDDEN, held, *([] if last is ... else [last])]
-        played = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
-        assert (played.outcome, lease.valid) == (MOVED if outcome else Outcome.LOST, outcome)
-        assert opcodes(played)[2] == Opcode.GET and len(played.requests) == len(replies)
-        assert last is ... or (played.requests[0].opcode, played.requests[0].token) == (Opcode.EXTEND, CONTENDED)
+        ran = run_steps(clock, extension.extend(lease, 60_000, True, clock), *replies)
+        assert (ran.outcome, lease.valid) == (MOVED if outcome else Outcome.LOST, outcome)
+        assert opcodes(ran)[2] == Opcode.GET and len(ran.requests) == len(replies)
+        assert last is ... or (ran.requests[0].opcode, ran.requests[0].token) == (Opcode.EXTEND, CONTENDED)
 
 
 # ------------------------------------------------------------------------------------------------------------- retries
@@ -665,17 +663,15 @@ def test_the_first_retry_is_at_once_and_later_ones_back_off_up_to_a_second(clock
 
 def test_retries_end_after_retry_for_seconds(clock: Clock) -> None:
     start = clock()
-    played = run_steps(
-        clock, extension.inspect(Opcode.GET, b"n", clock), After(0.5, lost(sent=False, retry_for=5.0)), ...
-    )
-    assert isinstance(played.raised, errors.ConnectionError)
+    ran = run_steps(clock, extension.inspect(Opcode.GET, b"n", clock), After(0.5, lost(sent=False, retry_for=5.0)), ...)
+    assert isinstance(ran.raised, errors.ConnectionError)
     assert 5.0 <= clock() - start <= 5.0 + 1.0 + 0.5 + 1.0
-    assert len(played.requests) >= 5
+    assert len(ran.requests) >= 5
 
 
 def test_a_failure_that_took_longer_than_retry_for_is_retried_once(clock: Clock) -> None:
-    played = run_steps(clock, extension.inspect(Opcode.GET, b"n", clock), After(60.0, lost(retry_for=5.0)), b"x")
-    assert played.outcome == b"x"
+    ran = run_steps(clock, extension.inspect(Opcode.GET, b"n", clock), After(60.0, lost(retry_for=5.0)), b"x")
+    assert ran.outcome == b"x"
 
 
 def test_a_client_that_was_never_connected_gives_up_at_once(clock: Clock) -> None:
@@ -685,9 +681,9 @@ def test_a_client_that_was_never_connected_gives_up_at_once(clock: Clock) -> Non
         get_session(clock),
         AcquireMany(["n"], [b"n"], MINE, 0, Stats()),
     ):
-        played = run_steps(clock, operation, lost(sent=False, final=True))
-        assert isinstance(played.raised, errors.ConnectionError)
-        assert played.sleeps == []
+        ran = run_steps(clock, operation, lost(sent=False, final=True))
+        assert isinstance(ran.raised, errors.ConnectionError)
+        assert ran.sleeps == []
 
 
 def test_get_session_waits_for_a_session(clock: Clock) -> None:

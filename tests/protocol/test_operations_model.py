@@ -63,13 +63,13 @@ def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease
 ) -> None:
     granted = refused = raised = waited = 0
     for server in simulators:
-        dice = server.dice
-        ms = dice.choice((50, 1000, 10_000, 0))
-        op = Acquire("k", b"k", MINE, ms, fenced=ms > 0 and dice.random() < 0.2)
-        op.blocking, op.sleep = dice.random() < 0.6, dice.choice((0, 0.1))
-        op.alone, op.polls = dice.random() < 0.3, dice.random() < 0.2
-        if dice.random() < 0.5:
-            op.until = server.clock() + dice.choice((0.05, 0.5, 5))
+        rng = server.rng
+        ms = rng.choice((50, 1000, 10_000, 0))
+        op = Acquire("k", b"k", MINE, ms, fenced=ms > 0 and rng.random() < 0.2)
+        op.blocking, op.sleep = rng.random() < 0.6, rng.choice((0, 0.1))
+        op.alone, op.polls = rng.random() < 0.3, rng.random() < 0.2
+        if rng.random() < 0.5:
+            op.until = server.clock() + rng.choice((0.05, 0.5, 5))
         server.others_come([b"k"])
         lease, ended = attempt(server, op, [b"k"])
         if lease is not None:
@@ -92,7 +92,7 @@ def test_a_lease_is_never_longer_than_the_key_and_no_key_is_left_without_a_lease
 def test_a_batch_holds_what_it_says_and_nothing_else(simulators: Iterator[ServerSimulator]) -> None:
     outcomes = set()
     for server in simulators:
-        keys, ms = [b"a", b"b", b"c"], server.dice.choice((50, 1000, 0))
+        keys, ms = [b"a", b"b", b"c"], server.rng.choice((50, 1000, 0))
         server.others_come(keys)
         found, ended = attempt(server, AcquireMany(keys, keys, MINE, ms, Stats()), keys)
         server.settle_down()
@@ -107,7 +107,7 @@ def test_a_batch_holds_what_it_says_and_nothing_else(simulators: Iterator[Server
 
 def held(server: ServerSimulator, key: bytes = b"k") -> Lease:
     """A lease that holds its key; the server's end is a little later, as it is."""
-    seconds = server.dice.choice((0.05, 1, 60, math.inf))
+    seconds = server.rng.choice((0.05, 1, 60, math.inf))
     server.keys[key] = MINE, server.clock() + seconds + 0.001
     return Lease(key, key, MINE, server.clock() + seconds)
 
@@ -139,7 +139,7 @@ def test_a_batch_of_releases_tells_the_truth_of_each(simulators: Iterator[Server
     for server in simulators:
         keys = [b"a", b"b"]
         mine = [held(server, key) for key in keys]
-        gone = {key: server.dice.random() < 0.2 for key in keys}
+        gone = {key: server.rng.random() < 0.2 for key in keys}
         for key in keys:
             if gone[key]:
                 del server.keys[key]
@@ -167,8 +167,8 @@ def test_an_extended_lease_never_ends_after_its_key(simulators: Iterator[ServerS
 
         server.watch = check
         for _ in range(4):
-            ms, replace = server.dice.choice((20, 500, 3000, 60_000)), server.dice.random() < 0.6
-            if server.holder(b"k") is not None and server.dice.random() < 0.3:
+            ms, replace = server.rng.choice((20, 500, 3000, 60_000)), server.rng.random() < 0.6
+            if server.holder(b"k") is not None and server.rng.random() < 0.3:
                 server.mark(b"k")
             outcome, _ = attempt(server, extension.extend(lease, ms, replace, server.clock), [])
             done += outcome is extension.Outcome.MOVED

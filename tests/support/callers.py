@@ -187,7 +187,7 @@ class Caller:
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker, self.number = worker, number
         self.face, self.log, self.plan = worker.face, worker.log, worker.plan
-        self.dice = random.Random(f"{self.plan.seed}/{worker.number}/{number}")
+        self.rng = random.Random(f"{self.plan.seed}/{worker.number}/{number}")
 
     async def guarded(self) -> None:
         while not self.worker.over():
@@ -197,7 +197,7 @@ class Caller:
                 raise
             except Exception:
                 self.worker.complain(traceback.format_exc())
-            await self.rest(self.dice.uniform(0, 0.01))
+            await self.rest(self.rng.uniform(0, 0.01))
 
     async def rest(self, seconds: float) -> None:
         if self.face.is_async:
@@ -206,38 +206,38 @@ class Caller:
             time.sleep(seconds)
 
     async def turn(self) -> None:
-        dice = self.dice.random()
-        if self.plan.plant and dice < 0.2:
+        rng = self.rng.random()
+        if self.plan.plant and rng < 0.2:
             await self.commit_violation()
         # Ctrl-C inside of redis-py's acquire can leave the key, so the main thread does not call it.
-        elif dice < 0.06 and (self.face.is_async or self.number):
+        elif rng < 0.06 and (self.face.is_async or self.number):
             await self.as_rival()
-        elif dice < 0.15:
+        elif rng < 0.15:
             await self.batch()
         else:
             await self.single()
 
     def name(self) -> int:
-        return self.dice.randrange(self.plan.names)
+        return self.rng.randrange(self.plan.names)
 
     def lease(self) -> float:
         """Half of the leases are as short as the plan allows: such a lease may end before its caller runs."""
-        short = self.plan.shortest < SHORTEST and self.dice.random() < 0.5
-        return self.plan.shortest if short else round(self.dice.uniform(SHORTEST, LONGEST), 3)
+        short = self.plan.shortest < SHORTEST and self.rng.random() < 0.5
+        return self.plan.shortest if short else round(self.rng.uniform(SHORTEST, LONGEST), 3)
 
     # ----------------------------------------------------------------------------------------------------- one name
 
     async def single(self) -> None:
-        dice, name, lease = self.dice, self.name(), self.lease()
-        way = dice.choices(("wait", "limit", "try", "cancel"), (50, 20, 15, 15))[0]
-        terms: dict[str, Any] = {"fair": dice.random() < 0.3, "fence": dice.random() < 0.5}
-        limit = dice.uniform(0.005, 1.5) if way == "limit" else None
+        rng, name, lease = self.rng, self.name(), self.lease()
+        way = rng.choices(("wait", "limit", "try", "cancel"), (50, 20, 15, 15))[0]
+        settings: dict[str, Any] = {"fair": rng.random() < 0.3, "fence": rng.random() < 0.5}
+        limit = rng.uniform(0.005, 1.5) if way == "limit" else None
         if way == "try":
-            terms["blocking"] = False
+            settings["blocking"] = False
         lock = self.worker.client.lock(
-            f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **terms
+            f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **settings
         )
-        request = self.log.ask(name, lease, blocking=way != "try")
+        request = self.log.begin_request(name, lease, blocking=way != "try")
         try:
             if not await self.acquire(lock, request, limit, cancel=way == "cancel"):
                 self.log.write(ENDED, request)
@@ -274,9 +274,7 @@ class Caller:
                     raise
                 return False
         task = asyncio.ensure_future(noted())
-        timer = asyncio.get_running_loop().call_later(
-            self.dice.choice((0, 0.001, 0.3)) * self.dice.random(), task.cancel
-        )
+        timer = asyncio.get_running_loop().call_later(self.rng.choice((0, 0.001, 0.3)) * self.rng.random(), task.cancel)
         try:
             return bool(await task)
         except asyncio.CancelledError:
@@ -289,29 +287,29 @@ class Caller:
 
     async def hold(self, lock: Any, request: int, lease: float) -> None:
         """Hold mostly for a moment; some callers extend, some hold beyond the lease, some never release."""
-        dice = self.dice
+        rng = self.rng
         kinds = ("short", "long", "extend", "beyond", "never", "busy")
-        what = dice.choices(kinds, (92, 3, 2, 1.5, 1.5, 2 if lease < SHORTEST else 0))[0]
+        what = rng.choices(kinds, (92, 3, 2, 1.5, 1.5, 2 if lease < SHORTEST else 0))[0]
         if what == "never":
             return
         if what == "extend" and lease < LONGEST / 2:
-            await self.rest(dice.uniform(0, lease / 2))
+            await self.rest(rng.uniform(0, lease / 2))
             await self.extend(lock, request, lease)
-            await self.rest(dice.uniform(0, lease / 2))
+            await self.rest(rng.uniform(0, lease / 2))
         elif what == "busy":  # keeps the interpreter, so that no other caller of the process runs
-            end = now() + dice.uniform(0, 5 * lease)
+            end = now() + rng.uniform(0, 5 * lease)
             while now() < end:
                 pass
         else:
             longest = {"short": 0.005, "beyond": lease + 0.5}.get(what, lease / 2)
-            await self.rest(dice.uniform(lease if what == "beyond" else 0, longest))
+            await self.rest(rng.uniform(lease if what == "beyond" else 0, longest))
         self.log.write(RELEASE, request)
         await self.release(lock)
         self.log.write(FREED, request)
 
     async def extend(self, lock: Any, request: int, lease: float) -> None:
         deadline = lock.lease._deadline
-        again = self.dice.random() < 0.5
+        again = self.rng.random() < 0.5
         self.log.write(EXTENDING, request, (now() if again else max(now(), deadline)) + LONGEST)
         try:
             await self.face.get(lock.reacquire() if again else lock.extend(lease))
@@ -323,7 +321,7 @@ class Caller:
     async def release(self, lock: Any) -> None:
         """Release; sometimes another thread or task releases the same lease at the same moment, and one of them
         succeeds."""
-        lease, twice = lock.lease, self.dice.random() < 0.1
+        lease, twice = lock.lease, self.rng.random() < 0.1
         deadline = lease._deadline
 
         async def release() -> bool:
@@ -348,9 +346,9 @@ class Caller:
     # ------------------------------------------------------------------------------------------------- several names
 
     async def batch(self) -> None:
-        names = self.dice.sample(range(self.plan.names), min(self.plan.names, self.dice.randint(2, 4)))
+        names = self.rng.sample(range(self.plan.names), min(self.plan.names, self.rng.randint(2, 4)))
         lease, client = self.lease(), self.worker.client
-        requests = [self.log.ask(name, lease, blocking=False) for name in names]
+        requests = [self.log.begin_request(name, lease, blocking=False) for name in names]
         try:
             leases = await self.face.get(client.acquire_many([f"hot:{name}" for name in names], timeout=lease))
         except BaseException:
@@ -363,7 +361,7 @@ class Caller:
                     self.log.write(ENDED, request)
                 else:
                     self.log.write(GRANT, request, each._deadline)
-            await self.rest(self.dice.uniform(0, 0.005))
+            await self.rest(self.rng.uniform(0, 0.005))
             await self.release_batch(requests, leases)
         except BaseException:
             for request in requests:
@@ -393,7 +391,7 @@ class Caller:
         lock = kind(
             self.worker.rival, f"hot:{name}", timeout=lease, sleep=0.02, blocking_timeout=1.0, thread_local=False
         )
-        request = self.log.ask(name, lease, blocking=True, rival=True)
+        request = self.log.begin_request(name, lease, blocking=True, rival=True)
         try:
             if not await self.face.get(lock.acquire()):
                 self.log.write(ENDED, request)
@@ -406,7 +404,7 @@ class Caller:
             raise
         deadline = lock.sent + int(lease * 1000) / 1000
         self.log.write(GRANT, request, deadline)
-        await self.rest(self.dice.uniform(0, 0.005))
+        await self.rest(self.rng.uniform(0, 0.005))
         self.log.write(RELEASE, request)
         try:
             await self.face.get(lock.release())
@@ -431,7 +429,7 @@ class Caller:
         elif plant == "fail":
             raise RuntimeError("planted")
         else:
-            request = self.log.ask(name, lease, blocking=True)
+            request = self.log.begin_request(name, lease, blocking=True)
             if plant == "desert":
                 await self.rest(4.0 * LONGEST * self.plan.callers)
             self.log.write(GRANT, request, now() + lease, 1)

@@ -61,16 +61,16 @@ async def waits(face: Face, client: Any, count: int) -> None:
     await until(face, lambda: client.get_stats()["waits"] >= count, f"{count} waiters")
 
 
-async def held(face: Face, client: Any, **terms: Any) -> Any:
-    """A lock that was acquired."""
-    lock = client.lock(NAME, **{"timeout": LONG, "thread_local": False, **terms})
+async def held(face: Face, client: Any, **settings: Any) -> Any:
+    """Acquire a lock; returns it."""
+    lock = client.lock(NAME, **{"timeout": LONG, "thread_local": False, **settings})
     assert await face.get(lock.acquire(blocking=False))
     return lock
 
 
-def wait_with(face: Face, client: Any, **terms: Any) -> tuple[Any, Job]:
+def wait_with(face: Face, client: Any, **settings: Any) -> tuple[Any, Job]:
     """A lock and a job that acquires it; the job does not poll every `sleep` seconds, unless `sleep` is given."""
-    lock = client.lock(NAME, **{"timeout": LONG, "sleep": LONG, "thread_local": False, **terms})
+    lock = client.lock(NAME, **{"timeout": LONG, "sleep": LONG, "thread_local": False, **settings})
     return lock, face.start(lock.acquire)
 
 
@@ -84,16 +84,16 @@ class ChildClient:
     """A process with a client and a lock. It knows these orders:
 
     acquire: answers "got" and the token, "nothing", "interrupted" or the error's name. release: answers "released" or
-    the error's name. turn LABEL: acquire, append LABEL to ORDER, release; answers "served". gates: answers with the
-    number of local queues that it has left.
+    the error's name. turn LABEL: acquire, append LABEL to ORDER, release; answers "served". queues: answers with the
+    number of local queues that are left in its client.
     """
 
-    def __init__(self, face: Face, url: str, **terms: Any) -> None:
+    def __init__(self, face: Face, url: str, **settings: Any) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         self.face = face
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, __file__, face.name, url, repr({"sleep": LONG, **terms})],
+            [sys.executable, __file__, face.name, url, repr({"sleep": LONG, **settings})],
             env={**os.environ, "PYTHONPATH": paths},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -102,22 +102,24 @@ class ChildClient:
         self._reader = threading.Thread(target=self._read, name="child-client", daemon=True)
         self._reader.start()
 
-    def tell(self, order: str) -> None:
+    def send(self, order: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{order}\n")
         self.process.stdin.flush()
 
-    async def hears(self, beginning: str, count: int = 1, timeout: float = SOON) -> str:
-        """The last line that begins so, once the process has written `count` of them."""
-        lines: Callable[[], list[str]] = lambda: [line for line in self.said if line.startswith(beginning)]  # noqa: E731
-        await until(self.face, lambda: len(lines()) >= count, f"{count} times {beginning!r}, only {self.said}", timeout)
+    async def wait_for_line(self, beginning: str, count: int = 1, timeout: float = SOON) -> str:
+        """Wait until the process has written `count` lines that begin so; returns the last of them."""
+        lines: Callable[[], list[str]] = lambda: [line for line in self.output if line.startswith(beginning)]  # noqa: E731
+        await until(
+            self.face, lambda: len(lines()) >= count, f"{count} times {beginning!r}, only {self.output}", timeout
+        )
         return lines()[count - 1]
 
-    async def ask(self, order: str, answer: str) -> str:
+    async def request(self, order: str, answer: str) -> str:
         """Send an order and wait for the answer, which has to begin so."""
-        before = len([line for line in self.said if line.startswith(answer)])
-        self.tell(order)
-        return await self.hears(answer, before + 1)
+        before = len([line for line in self.output if line.startswith(answer)])
+        self.send(order)
+        return await self.wait_for_line(answer, before + 1)
 
     def kill(self) -> None:
         self.process.kill()
@@ -150,15 +152,15 @@ class ChildClient:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append(line.rstrip("\n"))
+            self.output.append(line.rstrip("\n"))
 
 
 # ------------------------------------------------------------------------------------------------ in the child process
 
 
-async def live(face: Face, url: str, terms: dict[str, Any]) -> None:
+async def live(face: Face, url: str, settings: dict[str, Any]) -> None:
     client = face.client(url)
-    lock = client.lock(NAME, **terms)
+    lock = client.lock(NAME, **settings)
     await face.get(client.server_info())
     print("ready", flush=True)
     while order := await (asyncio.to_thread(sys.stdin.readline) if face.is_async else face.get(sys.stdin.readline())):
@@ -169,8 +171,8 @@ async def live(face: Face, url: str, terms: dict[str, Any]) -> None:
 async def obey(face: Face, client: Any, lock: Any, verb: str, label: str) -> str:
     """Carry out an order; returns the answer."""
     try:
-        if verb == "gates":
-            return f"gates {len(client._transport.queues.by_key) + len(client._transport.queues.by_entry)}"
+        if verb == "queues":
+            return f"queues {len(client._transport.queues.by_key) + len(client._transport.queues.by_entry)}"
         if verb in ("acquire", "turn") and not await face.get(lock.acquire()):
             return "nothing"
         if verb == "acquire":

@@ -1,8 +1,8 @@
 """A client simulator made of the real protocol and the real local queues: no command arrives before a test says so.
 
 A request lies in `flights` until the test has the server execute it. What the server sends to the process lies in
-`come` until the test delivers it, but for replies that have no order relative to messages. A waiter that is woken runs
-at once. One connection carries everything, in the order of execution. The simulator makes no decisions of its own.
+`incoming` until the test delivers it, but for replies that have no order relative to messages. A waiter that is woken
+runs at once. One connection carries everything, in the order of execution. The simulator makes no decisions of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gone(BaseException):
 
 
 class RawConnection:
-    """A connection: commands, their replies, and what was pushed before each of them."""
+    """A connection to a server: executes commands, returns their replies, and keeps what was pushed meanwhile."""
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -93,7 +93,7 @@ class Caller(WalkedCaller):
     wait: steps.Wait | None = None  # the step in which it sleeps
 
 
-class Process(WalkedClient):
+class SimulatedClient(WalkedClient):
     """One client. `dial` opens a connection for it."""
 
     def __init__(
@@ -103,8 +103,8 @@ class Process(WalkedClient):
         self.callers: list[Caller] = [caller(strict=strict, fenced=fenced) for strict, fenced in kinds]
         self.dial = dial
         self.flights: list[Flight] = []
-        self.come: list[tuple[Flight | None, Any]] = []
-        self.line: RawConnection | None = None
+        self.incoming: list[tuple[Flight | None, Any]] = []
+        self.raw: RawConnection | None = None
         self.lost: list[Flight] = []  # what was in flight when the connection broke
         self.session = Session({}, capabilities, b"", b"", "")
         self.table = commands.command_table(capabilities)
@@ -113,7 +113,7 @@ class Process(WalkedClient):
 
     def begin(self) -> None:
         """All callers come; several of them find a local queue, as if another caller had come before them."""
-        self.asked = True
+        self.begun = True
         for at, caller in enumerate(self.callers):
             answer = caller.op.local(self.queues, self.clock())
             assert (answer is Answer.WAIT_LOCALLY) is (at > 0 or caller.op.alone)
@@ -182,11 +182,11 @@ class Process(WalkedClient):
         if caller.lease is not None:
             caller.lease._deadline = ENDED
 
-    def let_go(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
+    def release(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
         """A holder releases; `late`: after LOCAL_SECONDS, when no local handover is allowed. Returns whether it
         handed over."""
         lease, before = self.lease(caller), self.queues.stats.local_handovers
-        caller.phase = "lets go"
+        caller.phase = "releases"
         if late:
             self.clock.go(2 * LOCAL_SECONDS)
         if batch:
@@ -194,16 +194,16 @@ class Process(WalkedClient):
         else:
             release = Release(lease)
             self.start(caller, release.steps(self.queues, self.clock))
-        passed = self.queues.stats.local_handovers > before
-        assert not (passed and late), "a local handover after LOCAL_SECONDS"
-        return passed
+        handed_over = self.queues.stats.local_handovers > before
+        assert not (handed_over and late), "a local handover after LOCAL_SECONDS"
+        return handed_over
 
     def give_up(self, caller: Caller) -> None:
         """The caller is cancelled, as the transports do it."""
         flight = self.pending(caller)
         if flight is not None:
             flight.caller, flight.behind = None, flight.request.undo()
-            self.come = [each for each in self.come if each[0] is not flight]
+            self.incoming = [each for each in self.incoming if each[0] is not flight]
             if flight.verb == "EXTEND":
                 self.flights.remove(flight)
         caller.phase = "gone"
@@ -215,7 +215,7 @@ class Process(WalkedClient):
 
     def settle(self) -> None:
         """Run every waiter that was woken, but not those that were handed a lease: they run when the walk says so."""
-        awake = lambda each: each.wait is not None and each.wait.waiter.woken and each not in self.passed()  # noqa: E731
+        awake = lambda each: each.wait is not None and each.wait.waiter.woken and each not in self.handed_over()  # noqa: E731
         while woken := [each for each in self.callers if awake(each)]:
             caller = woken[0]
             assert caller.wait is not None
@@ -227,7 +227,7 @@ class Process(WalkedClient):
     def send(self, caller: Caller, request: Any) -> None:
         request.sent, request.connection = self.clock(), self
         verb, token = named(request)
-        self.fly(Flight(verb, token, request, caller, verb in ORDERED))
+        self.send_flight(Flight(verb, token, request, caller, verb in ORDERED))
 
     def post(self, delivery: UndoDelivery, ordered: bool = False) -> None:
         """Send a request whose reply nobody waits for; an equal one that is pending is enough. An undo without names
@@ -239,15 +239,15 @@ class Process(WalkedClient):
         pending = [(flight.verb, flight.token) for flight in self.flights if flight.ordered is ordered]
         pending += [("UNDO", each.behind.tokens[0]) for each in self.flights if each.behind is not None]
         if (verb, token) not in pending:
-            self.fly(Flight(verb, token, delivery, None, ordered))
+            self.send_flight(Flight(verb, token, delivery, None, ordered))
 
-    def fly(self, flight: Flight) -> None:
+    def send_flight(self, flight: Flight) -> None:
         if flight.token not in self.tokens:
             self.tokens.append(flight.token)
         self.flights.append(flight)
 
-    def spoken(self, request: Any) -> Iterator[tuple[bytes, ...]]:
-        """The commands of a step."""
+    def commands_of(self, request: Any) -> Iterator[tuple[bytes, ...]]:
+        """The commands that a request sends."""
         if isinstance(request, UndoDelivery):
             yield from request.calls(self)
             return
@@ -262,13 +262,13 @@ class Process(WalkedClient):
     def serve(self, flight: Flight) -> Any:
         """The server executes the request. Returns its reply."""
         self.flights.remove(flight)
-        calls = list(self.spoken(flight.request))
-        if self.line is None:
-            self.line = self.dial()
-        if flight.verb == "ENTER" and not self.line.subscribed:
-            self.line.subscribed = True
+        calls = list(self.commands_of(flight.request))
+        if self.raw is None:
+            self.raw = self.dial()
+        if flight.verb == "ENTER" and not self.raw.subscribed:
+            self.raw.subscribed = True
             calls.insert(0, (b"SUBSCRIBE", self.queues.channel))
-        replies = self.line.execute(*calls)
+        replies = self.raw.execute(*calls)
         self.collect()
         return replies[0] if isinstance(flight.request, steps.Command) else replies
 
@@ -281,7 +281,7 @@ class Process(WalkedClient):
         if isinstance(flight.request, UndoDelivery):
             flight.request.answered(reply)
         elif flight.verb == "ENTER" and caller is not None:
-            self.come.append((flight, reply))
+            self.incoming.append((flight, reply))
         elif caller is not None:
             self.advance(caller, reply)
             again = self.pending(caller)
@@ -290,28 +290,30 @@ class Process(WalkedClient):
 
     def collect(self) -> None:
         """Receive all that was pushed."""
-        if self.line is None:
+        if self.raw is None:
             return
-        self.line.execute((b"PING",))
-        pushed, self.line.pushed = self.line.pushed, []
-        self.come += [(None, each[2]) for each in pushed if each[0] == b"message" and each[1] == self.queues.channel]
+        self.raw.execute((b"PING",))
+        pushed, self.raw.pushed = self.raw.pushed, []
+        self.incoming += [
+            (None, each[2]) for each in pushed if each[0] == b"message" and each[1] == self.queues.channel
+        ]
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Deliver the first reply or message that has come."""
-        flight, what = self.come.pop(0)
+        flight, what = self.incoming.pop(0)
         if flight is None:
             self.queues.on_grant_message(what)
         else:
             self.advance(flight.caller, what)
 
     def subscribed(self) -> bool:
-        return self.line is not None and self.line.subscribed
+        return self.raw is not None and self.raw.subscribed
 
     def ends(self, flight: Flight) -> float:
         return lease_end(flight.request.sent, MS)
 
     def resume(self, token: int) -> None:
-        who = next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token)
+        who = next(who for who in self.handed_over() if self.number(self.handed(who)._raw_token) == token)
         assert who.waiter is not None
         who.waiter.woken = False
         self.advance(who, None)
@@ -319,11 +321,11 @@ class Process(WalkedClient):
     def recheck(self) -> None:
         self.advance(self.first(), None)
 
-    def lapse(self, held: bytes) -> None:
-        for lease in (*map(self.lease, self.holders()), *map(self.handed, self.passed())):
+    def expire(self, held: bytes) -> None:
+        for lease in (*map(self.lease, self.holders()), *map(self.handed, self.handed_over())):
             if commands.token_matches(held, lease._raw_token):
                 self.clock.time = lease._deadline
-        for flight, reply in self.come:
+        for flight, reply in self.incoming:
             if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
                 self.clock.time = self.ends(flight)
         for flight in self.flights:  # requests that were not executed yet count as sent now
@@ -334,11 +336,11 @@ class Process(WalkedClient):
         flights = list(self.flights)
         for command in sent:
             self.serve(self.flight(command))
-        if self.line is not None:
-            kill(self.line.id)
-            self.line.close()
-        self.lost = [*flights, *(flight for flight, _ in self.come if flight is not None)]
-        self.flights, self.come, self.line = [], [], None
+        if self.raw is not None:
+            kill(self.raw.id)
+            self.raw.close()
+        self.lost = [*flights, *(flight for flight, _ in self.incoming if flight is not None)]
+        self.flights, self.incoming, self.raw = [], [], None
 
     def cut(self) -> None:
         """Do what the transports do when a connection with these flights breaks: pending undos, then retries."""
@@ -363,8 +365,8 @@ class Process(WalkedClient):
                 one.driver.steps.close()
 
     def close(self) -> None:
-        if self.line is not None:
-            self.line.close()
+        if self.raw is not None:
+            self.raw.close()
 
 
 def named(request: Any) -> tuple[str, bytes]:

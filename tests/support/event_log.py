@@ -1,7 +1,7 @@
 """The event log of a chaos worker, which survives a SIGKILL: one file per worker, appended by single writes.
 
-An entry is written before what it announces (ASK, EXTENDING, RELEASE) or after what it reports (all others), with the
-time on the clock of leases, which all processes of a machine share. A request is one acquire of one name.
+An entry is written before what it announces (ACQUIRE, EXTENDING, RELEASE) or after what it reports (all others), with
+the time on the clock of leases, which all processes of a machine share. A request is one acquire of one name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from fastlock._protocol.lease import now
 
 ENTRY = struct.Struct("<BBHIddQ")  # what, flags, name, request, when, a time, fence
-ASK, GRANT, EXTENDING, EXTENDED, RELEASE, FREED, ENDED, VANISHED = range(8)
+ACQUIRE, GRANT, EXTENDING, EXTENDED, RELEASE, FREED, ENDED, VANISHED = range(8)
 # ENDED: nothing was granted, or it was released at once. VANISHED: the caller was interrupted and cannot know.
 BLOCKING, RIVAL = 1, 2
 
@@ -27,7 +27,7 @@ class Request:
 
     worker: int
     name: int
-    asked: float
+    requested: float
     lease: float  # seconds
     blocking: bool
     rival: bool  # acquired by redis-py's lock
@@ -63,11 +63,11 @@ class EventLog:
     def write(self, what: int, request: int, value: float = 0.0, fence: int = 0) -> None:
         os.write(self.file, ENTRY.pack(what, 0, 0, request, now(), value, fence))
 
-    def ask(self, name: int, lease: float, *, blocking: bool, rival: bool = False) -> int:
+    def begin_request(self, name: int, lease: float, *, blocking: bool, rival: bool = False) -> int:
         """Log that a request begins; returns its number."""
         request = next(self.numbers)
         flags = BLOCKING * blocking | RIVAL * rival
-        os.write(self.file, ENTRY.pack(ASK, flags, name, request, now(), lease, 0))
+        os.write(self.file, ENTRY.pack(ACQUIRE, flags, name, request, now(), lease, 0))
         return request
 
 
@@ -91,7 +91,7 @@ class Reader:
             self._note(*entry)
 
     def _note(self, what: int, flags: int, name: int, number: int, when: float, value: float, fence: int) -> None:
-        if what == ASK:
+        if what == ACQUIRE:
             blocking, rival = bool(flags & BLOCKING), bool(flags & RIVAL)
             self.requests[number] = Request(self.worker, name, when, value, blocking, rival)
             return

@@ -146,7 +146,7 @@ class Face:
         with asyncio.Runner(loop_factory=_uvloop_factory() if self.uvloop else None) as runner:
             runner.get_loop().set_exception_handler(lambda _, context: unhandled.append(context))
             result = runner.run(self._closing(body))
-        assert not unhandled, f"errors that nobody heard: {unhandled}"
+        assert not unhandled, f"errors that nobody handled: {unhandled}"
         return result
 
     async def _closing(self, body: Coroutine[Any, Any, T]) -> T:

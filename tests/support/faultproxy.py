@@ -1,6 +1,6 @@
 """A proxy between a client and a real server: forwards faithfully until a fault is armed, then breaks things exactly.
 
-Two threads per connection, one per direction; every verdict is reached and noted under one condition variable, so a
+Two threads per connection, one per direction; every decision is made and noted under one condition variable, so a
 test sees what has happened and waits for it (`wait_for`) instead of sleeping. proxy_connection.py and faults.py decide
 what to do.
 

@@ -24,27 +24,27 @@ NONE, TWICE = -1, -2  # instead of the token that is held
 STRICT = 0  # instead of a number of callers: one caller, which waits in strict order
 # The state of a client's first waiter: BEHIND waits for another caller of its client, or there is no waiter.
 START, SET, EXTEND, ENTER, QUEUED, BEHIND, DEAD = range(7)
-GHOSTS = {"SET": "SET?", "ENTER": "ENTER?"}  # commands whose caller was cancelled: nobody reads the reply
+ABANDONED = {"SET": "SET?", "ENTER": "ENTER?"}  # commands whose caller was cancelled: nobody reads the reply
 GRANTED, CONTENDED, WAIT, LATE = "granted", "granted, and more wait", "wait", "granted too late"
 
 MISTAKES = {
     "mark": "a waiter that enters does not mark the holder's token",
-    "more": "a waiter that enters and is granted the name does not mark that more are waiting",
-    "retry": "a release that finds its token marked counts as done",
-    "keep": "a waiter that gives up keeps what was granted to it",
-    "forget": "a waiter that gives up removes the queue entry of its process",
-    "believe": "a grant is believed without asking the server",
+    "mark more": "a waiter that enters and is granted the name does not mark that more are waiting",
+    "retry": "a release that finds its token marked is not retried as a handover",
+    "keep grant": "a waiter that gives up keeps what was granted to it",
+    "remove entry": "a waiter that gives up removes the queue entry of its process",
+    "trust message": "a grant is believed without asking the server",
     "reenter": "after a cut a waiter waits on, though its queue entry may be gone",
-    "self": "a waiter may be granted the name by its own ENTER, and forgets a push message that came before the reply",
-    "pass lapsed": "a lease that has expired is handed over",
-    "renew": "the next waiters keep the queue entry that was granted",
+    "grant to itself": "a waiter may be granted the name by its own ENTER, and ignores a push message that came before",
+    "hand over expired": "a lease that has expired is handed over",
+    "renew": "the next waiters wait with the queue entry that was granted",
     "late": "a grant whose lease has ended when the reply is read counts as one",
-    "undo": "the undo of a grant does not look for waiters, if the token is not marked",
-    "owe": "the pending undos of a connection that was cut are not sent again",
-    "ahead": "a waiter that entered while another caller of its client holds, and gives up, leaves its queue entry",
-    "resume": "a lease that was handed over counts, though it ended before the new holder ran",
-    "overtake": "a waiter that lost such a lease sends ENTER for an entry for which another waiter sends it",
-    "pass asked": "a lease is handed over locally though the waiter's entry is in the server's queue",
+    "undo": "the undo of a grant does not hand over to waiters if the token is not marked",
+    "lose undos": "the pending undos of a connection that was cut are not sent again",
+    "keep entry": "a waiter that entered while another caller of its client holds, and gives up, keeps its entry",
+    "resume expired": "a lease that was handed over counts, though it ended before the new holder ran",
+    "overtake": "a waiter whose handed-over lease had ended sends ENTER for an entry for which another waiter sends it",
+    "hand over entered": "a lease is handed over locally though the waiter's entry is in the server's queue",
 }
 
 
@@ -61,20 +61,22 @@ class Client(NamedTuple):
     held: int = NONE  # number of the token of the lease that a caller believes it holds
     contended: bool = False  # whether remote waiters existed when the lease was granted, or it had to wait for them
     waited: bool = False  # whether the server has put its entry into the queue
-    asked: bool = False  # while it is BEHIND: ENTER was sent by a waiter that gave up, so the server may know the entry
-    lapsed: tuple[tuple[int, bool], ...] = ()  # leases that expired and are not yet released: token, contended
-    passed: tuple[tuple[int, bool, bool], ...] = ()  # to callers that have not run since: token, contended, expired
+    entry_sent: bool = False  # while BEHIND: a waiter that gave up has sent ENTER, so the server may know the entry
+    expired: tuple[tuple[int, bool], ...] = ()  # leases that expired and are not yet released: token, contended
+    handed_over: tuple[
+        tuple[int, bool, bool], ...
+    ] = ()  # to callers that have not run since: token, contended, expired
     subscribed: bool = False  # whether the server knows where to send push messages
     woken: bool = False  # a push message came while ENTER was under way: it will be sent again
     alone: bool = False  # it waits with its own token: in strict order, or as the reply to its SET was lost
-    out: tuple[Command, ...] = ()  # to the server, in order
-    own: tuple[Command, ...] = ()  # to the server, in any order
-    come: tuple[tuple[str, int], ...] = ()  # from the server: replies to ENTER, push messages
+    ordered: tuple[Command, ...] = ()  # to the server, in order
+    unordered: tuple[Command, ...] = ()  # to the server, in any order
+    incoming: tuple[tuple[str, int], ...] = ()  # from the server: replies to ENTER, push messages
 
 
 class State(NamedTuple):
     clients: tuple[Client, ...]
-    budget: tuple[int, ...]  # crashes, cuts, cancels, lapses, takes, callers that come later
+    budget: tuple[int, ...]  # crashes, cuts, cancels, expiries, acquires of another library, callers that join later
     key: Identity = FREE
     marked: bool = False
     moment: bool = False  # granted and not confirmed: expires soon
@@ -84,12 +86,12 @@ class State(NamedTuple):
 
 
 Step = tuple[bool, Event, State]
-CRASH, CUT, CANCEL, LAPSE, TAKE, COME = range(6)
+CRASH, CUT, CANCEL, EXPIRE, FOREIGN, JOIN = range(6)
 
 
 def begin(callers: tuple[int, ...], *, fences: bool = False, **budget: int) -> State:
-    """One client for each number of callers; how often crash, cut, cancel, lapse, take and come may happen."""
-    limits = tuple(budget.get(name, 0) for name in ("crash", "cut", "cancel", "lapse", "take", "come"))
+    """One client for each number of callers; how often each of the events of the budget may happen."""
+    limits = tuple(budget.get(name, 0) for name in ("crash", "cut", "cancel", "expire", "foreign", "join"))
     clients = (Client(waiting=count or 1, queues=count != 1, alone=count == STRICT) for count in callers)
     return State(tuple(clients), limits, fences=fences)
 
@@ -112,22 +114,22 @@ def spent(s: State, what: int) -> State:
 
 
 class Server:
-    """What the scripts do, without the rules that are in `wrong`."""
+    """What the scripts do, except for the rules in `wrong`, which they break."""
 
     wrong: frozenset[str]
 
     def grant(self, s: State, me: Identity = FREE) -> State:
         """Grant a free name to the first in the queue whose client is connected, if that is not `me`."""
-        while s.queue and (s.queue[0] != me or "self" in self.wrong):
+        while s.queue and (s.queue[0] != me or "grant to itself" in self.wrong):
             first, *rest = s.queue
             s = s._replace(queue=tuple(rest))
             i, entry = first
             if s.clients[i].subscribed:
-                s = changed(s, i, come=(*s.clients[i].come, ("push", entry)))
+                s = changed(s, i, incoming=(*s.clients[i].incoming, ("push", entry)))
                 return s._replace(key=first, marked=False, moment=True)
         return s._replace(key=FREE, marked=False, moment=False)
 
-    def served(self, s: State, i: int, command: Command) -> tuple[State, str]:
+    def executed(self, s: State, i: int, command: Command) -> tuple[State, str]:
         """The server executes one command: the state afterwards, and the reply."""
         verb, number = command
         me = (i, number)
@@ -139,7 +141,7 @@ class Server:
             return self.enter(s, me)
         if verb == "LEAVE":
             s = s._replace(queue=tuple(each for each in s.queue if each != me))
-            return (self.grant(s) if s.key == me and "keep" not in self.wrong else s), "left"
+            return (self.grant(s) if s.key == me and "keep grant" not in self.wrong else s), "left"
         if s.key != me or (verb in ("DEL", "BATCH") and s.marked):
             return s, "not"
         if verb == "EXTEND":
@@ -156,7 +158,7 @@ class Server:
             got = s.key == FREE
         if got:
             queue = tuple(each for each in s.queue if each != me)
-            marked = bool(queue) and "more" not in self.wrong
+            marked = bool(queue) and "mark more" not in self.wrong
             s = s._replace(key=me, queue=queue, marked=marked, moment=False)
             return s, CONTENDED if queue else GRANTED
         if me not in s.queue:
@@ -165,21 +167,21 @@ class Server:
 
 
 class Process:
-    """What a client does, without the rules that are in `wrong`."""
+    """What a client does, except for the rules in `wrong`, which it breaks."""
 
     wrong: frozenset[str]
 
     @staticmethod
     def enters(client: Client, **fields: Any) -> Client:
-        """The first waiter sends ENTER, which also answers whatever it was woken for."""
-        client = client._replace(pc=ENTER, woken=False, asked=False, **fields)
-        return client._replace(out=(*client.out, ("ENTER", client.entry)))
+        """The first waiter sends ENTER. A push message that came before needs no other ENTER."""
+        client = client._replace(pc=ENTER, woken=False, entry_sent=False, **fields)
+        return client._replace(ordered=(*client.ordered, ("ENTER", client.entry)))
 
     def holds(self, client: Client, token: int, contended: bool = False) -> Client:
         entry = client.entry if "renew" in self.wrong else max(client.entry, token + 1)
         client = client._replace(pc=BEHIND, waiting=client.waiting - 1, entry=entry, woken=False)
         believed = token if client.held == NONE else TWICE
-        return client._replace(held=believed, contended=contended or client.waited, waited=False, asked=False)
+        return client._replace(held=believed, contended=contended or client.waited, waited=False, entry_sent=False)
 
     def answered(self, client: Client, command: Command, reply: str) -> Client:
         """What the client does on the reply to a command that has no order relative to others."""
@@ -187,10 +189,10 @@ class Process:
         leads_to = {("SET", "mine"): "EXTEND", ("SET?", reply): "UNDO"}  # the undo follows right behind
         if "retry" not in self.wrong:
             leads_to |= {("DEL", "not"): "REL", ("BATCH", "not"): "REL"}
-        own = without(client.own, command)
+        unordered = without(client.unordered, command)
         if (verb, reply) in leads_to:
-            own = tuple(sorted({*own, (leads_to[verb, reply], token)}))
-        client = client._replace(own=own)
+            unordered = tuple(sorted({*unordered, (leads_to[verb, reply], token)}))
+        client = client._replace(unordered=unordered)
         if (verb, reply) in (("SET", "ok"), ("EXTEND", "ok")):
             return self.holds(client, token)
         if (verb, reply) == ("SET", "mine"):
@@ -199,67 +201,67 @@ class Process:
             return self.enters(client, entry=0 if client.alone else 1)
         return client
 
-    def hears(self, client: Client) -> Client:
-        """The client reads the first reply or push message that has come."""
-        (message, number), *rest = client.come
-        client = client._replace(come=tuple(rest))
+    def receives(self, client: Client) -> Client:
+        """The client receives the first reply or push message that was sent to it."""
+        (message, number), *rest = client.incoming
+        client = client._replace(incoming=tuple(rest))
         if message == "push":
             if number != client.entry or client.pc not in (ENTER, QUEUED):
                 return client
             if client.pc == ENTER:
-                return client._replace(woken="self" not in self.wrong)
-            return self.holds(client, number) if "believe" in self.wrong else self.enters(client)
+                return client._replace(woken="grant to itself" not in self.wrong)
+            return self.holds(client, number) if "trust message" in self.wrong else self.enters(client)
         if message == WAIT:
             client = client._replace(waited=True)
             return self.enters(client) if client.woken else client._replace(pc=QUEUED)
         if message == LATE and "late" not in self.wrong:
-            client = client._replace(out=(*client.out, ("UNDO", number)))
+            client = client._replace(ordered=(*client.ordered, ("UNDO", number)))
             return self.enters(client, entry=number + 1, waited=False)
         return self.holds(client, number, message == CONTENDED)
 
-    def lets_go(self, client: Client, verb: str = "") -> Client:
-        """The holder releases, and no waiter of its client gets the lease; the next waiter enters. A batch is
-        deleted whatever is known, and those of its names that were marked are handed over."""
+    def releases(self, client: Client, verb: str = "") -> Client:
+        """The holder releases, and no waiter of its client gets the lease; the next waiter enters. The names of a
+        batch are deleted even if waiters are known; then those whose token is marked are handed over."""
         verb = verb or ("REL" if client.waiting or client.contended else "DEL")
-        own = tuple(sorted((*client.own, (verb, client.held))))
-        client = client._replace(own=own, held=NONE, contended=False)
+        unordered = tuple(sorted((*client.unordered, (verb, client.held))))
+        client = client._replace(unordered=unordered, held=NONE, contended=False)
         return self.enters(client) if client.waiting and client.pc == BEHIND else client
 
-    def lets_go_late(self, client: Client, at: int) -> Iterator[Client]:
-        """The holder of an expired lease releases: the next waiter enters, if it has not rechecked by itself, and if it
-        has waited for that lease: of several it was the last one."""
-        token, contended = client.lapsed[at]
-        several = len(client.lapsed) > 1
+    def releases_late(self, client: Client, at: int) -> Iterator[Client]:
+        """The holder of an expired lease releases. The next waiter enters, unless it has rechecked by itself, or there
+        are several expired leases and it has waited for another one."""
+        token, contended = client.expired[at]
+        several = len(client.expired) > 1
         verb = "REL" if client.waiting or contended else "DEL"
-        own = tuple(sorted((*client.own, (verb, token))))
-        client = client._replace(own=own, lapsed=without(client.lapsed, client.lapsed[at]))
-        if several or not self.forsaken(client):
+        unordered = tuple(sorted((*client.unordered, (verb, token))))
+        client = client._replace(unordered=unordered, expired=without(client.expired, client.expired[at]))
+        if several or not self.orphaned(client):
             yield client
-        if self.forsaken(client):
+        if self.orphaned(client):
             yield self.enters(client)
 
     @staticmethod
-    def forsaken(client: Client) -> bool:
+    def orphaned(client: Client) -> bool:
         """Whether callers wait locally for a lease that has ended."""
-        passed = any(not over for _, _, over in client.passed)
-        return client.pc == BEHIND and client.waiting > 0 and client.held == NONE and not passed
+        handed_over = any(not over for _, _, over in client.handed_over)
+        return client.pc == BEHIND and client.waiting > 0 and client.held == NONE and not handed_over
 
     @staticmethod
-    def passes(client: Client, token: int, contended: bool) -> Client:
+    def hands_over(client: Client, token: int, contended: bool) -> Client:
         """A lease is handed over to the first waiter, which has not run yet."""
-        return client._replace(waiting=client.waiting - 1, passed=(*client.passed, (token, contended, False)))
+        return client._replace(waiting=client.waiting - 1, handed_over=(*client.handed_over, (token, contended, False)))
 
     def resumes(self, client: Client, at: int) -> Iterator[Client]:
-        """A caller that was handed a lease runs: it holds, and the next waiter may enter already; or the lease has
-        ended."""
-        token, contended, over = client.passed[at]
-        client = client._replace(passed=without(client.passed, client.passed[at]))
-        if not over or "resume" in self.wrong:
+        """A caller that was handed a lease runs: it holds, and the next waiter may enter already. If the lease has
+        ended, the caller waits again."""
+        token, contended, over = client.handed_over[at]
+        client = client._replace(handed_over=without(client.handed_over, client.handed_over[at]))
+        if not over or "resume expired" in self.wrong:
             client = client._replace(held=token if client.held == NONE else TWICE, contended=contended)
         else:
-            own = tuple(sorted({*client.own, ("UNDO", token)}))
-            client = client._replace(own=own, waiting=client.waiting + 1)
-            if self.forsaken(client) or "overtake" in self.wrong:
+            unordered = tuple(sorted({*client.unordered, ("UNDO", token)}))
+            client = client._replace(unordered=unordered, waiting=client.waiting + 1)
+            if self.orphaned(client) or "overtake" in self.wrong:
                 yield self.enters(client)
                 return
         yield client
@@ -267,63 +269,70 @@ class Process:
             yield self.enters(client)
 
     def resumes_to_leave(self, client: Client, at: int, fences: bool) -> Iterator[Client]:
-        """The caller gives up before it has run: the lease goes to the next waiter, or back to the server, as it does
-        where the next waiter wants a fence."""
-        token, contended, over = client.passed[at]
-        client = client._replace(passed=without(client.passed, client.passed[at]))
-        may_pass = client.waiting and client.pc == BEHIND and not over and not client.asked
-        if may_pass:
-            yield self.passes(client, token, contended)
-        if not may_pass or fences:
-            client = client._replace(own=tuple(sorted({*client.own, ("UNDO", token)})))
-            yield self.enters(client) if self.forsaken(client) else client
+        """A caller that was handed a lease gives up before it has run: the lease goes to the next waiter, or back to
+        the server, for example because the next waiter wants a fence."""
+        token, contended, over = client.handed_over[at]
+        client = client._replace(handed_over=without(client.handed_over, client.handed_over[at]))
+        may_hand_over = client.waiting and client.pc == BEHIND and not over and not client.entry_sent
+        if may_hand_over:
+            yield self.hands_over(client, token, contended)
+        if not may_hand_over or fences:
+            client = client._replace(unordered=tuple(sorted({*client.unordered, ("UNDO", token)})))
+            yield self.enters(client) if self.orphaned(client) else client
 
     def gives_up(self, client: Client) -> Client:
-        """The first waiter gives up; the next one has the queue entry, and enters."""
-        out = tuple((GHOSTS.get(verb, verb), number) for verb, number in client.out)
-        come = tuple(each for each in client.come if each[0] == "push")
-        left = client._replace(waiting=client.waiting - 1, out=out, come=come)
+        """The first waiter gives up; the next waiter takes over the queue entry, and enters."""
+        ordered = tuple((ABANDONED.get(verb, verb), number) for verb, number in client.ordered)
+        incoming = tuple(each for each in client.incoming if each[0] == "push")
+        left = client._replace(waiting=client.waiting - 1, ordered=ordered, incoming=incoming)
         left = left._replace(waited=left.waited and left.waiting > 0)
         if client.pc in (SET, EXTEND):
-            rest = [("SET?", token) if verb == "SET" else ("UNDO", token) for verb, token in client.own]
-            return left._replace(pc=BEHIND, own=tuple(rest))
-        if client.pc == BEHIND and client.asked and not left.waiting:
-            return left._replace(asked=False, entry=client.entry + 1, out=(*out, ("LEAVE", client.entry)))
+            rest = [("SET?", token) if verb == "SET" else ("UNDO", token) for verb, token in client.unordered]
+            return left._replace(pc=BEHIND, unordered=tuple(rest))
+        if client.pc == BEHIND and client.entry_sent and not left.waiting:
+            return left._replace(entry_sent=False, entry=client.entry + 1, ordered=(*ordered, ("LEAVE", client.entry)))
         if client.pc == BEHIND:
-            return self.enters(left) if self.forsaken(left) else left
-        if left.waiting and "forget" not in self.wrong:
+            return self.enters(left) if self.orphaned(left) else left
+        if left.waiting and "remove entry" not in self.wrong:
             return self.enters(left)
-        if client.held != NONE and "ahead" in self.wrong:
+        if client.held != NONE and "keep entry" in self.wrong:
             return left._replace(pc=BEHIND)
         entry = client.entry if left.waiting else client.entry + 1  # later callers wait with another entry
-        left = left._replace(pc=QUEUED if left.waiting else BEHIND, entry=entry, out=(*out, ("LEAVE", client.entry)))
+        left = left._replace(
+            pc=QUEUED if left.waiting else BEHIND, entry=entry, ordered=(*ordered, ("LEAVE", client.entry))
+        )
         own_token = client.alone or not client.queues  # the server knows the caller's own token, so that is undone too
-        return left._replace(own=(*left.own, ("UNDO", 0))) if own_token else left
+        return left._replace(unordered=(*left.unordered, ("UNDO", 0))) if own_token else left
 
-    def again(self, client: Client) -> Client:
-        """After a cut: pending undos are sent first, then what was in flight is retried; and a queue entry may be
-        gone."""
+    def reconnects(self, client: Client) -> Client:
+        """The client connects again: it sends pending undos first, then retries the commands that were in flight. The
+        server may have removed its queue entry."""
         if client.pc == QUEUED and "reenter" in self.wrong:
-            return client._replace(subscribed=True, come=())
-        asks = client.pc in (ENTER, QUEUED) or (client.asked and self.forsaken(client))
+            return client._replace(subscribed=True, incoming=())
+        enters = client.pc in (ENTER, QUEUED) or (client.entry_sent and self.orphaned(client))
         other = {"SET?": "UNDO", "BATCH": "REL"}
-        own = tuple(sorted({(other.get(verb, verb), number) for verb, number in client.own}))
-        pending_undos = tuple(each for each in client.out if each[0] in ("LEAVE", "UNDO") and "owe" not in self.wrong)
-        if any(verb == "SET" for verb, _ in own):
+        unordered = tuple(sorted({(other.get(verb, verb), number) for verb, number in client.unordered}))
+        pending_undos = tuple(
+            each for each in client.ordered if each[0] in ("LEAVE", "UNDO") and "lose undos" not in self.wrong
+        )
+        if any(verb == "SET" for verb, _ in unordered):
             client = client._replace(alone=True)
-        woken, client = client.pc == ENTER, client._replace(subscribed=False, own=own, come=(), out=pending_undos)
-        return self.enters(client)._replace(woken=woken) if asks else client
+        woken, client = (
+            client.pc == ENTER,
+            client._replace(subscribed=False, unordered=unordered, incoming=(), ordered=pending_undos),
+        )
+        return self.enters(client)._replace(woken=woken) if enters else client
 
 
 class Protocol(Server, Process):
-    """The rules, without those in `mistakes`, and everything that can happen.
+    """The rules, except for those in `mistakes`, and everything that can happen.
 
     ENTER, LEAVE and messages keep their order, as they share a connection; a client's other commands may be executed at
-    any time. What is left out makes no other order at the server: a waiter that is woken runs at once, as its ENTER may
-    be executed later; replies but those to ENTER are read at once, as what they lead to may be executed later, and as a
-    cut may lose them. "looks" is a waiter's recheck timer: the real one fires every second whatever happens, and would
-    heal what the protocol forgets, so here it fires only where no message can tell the waiter: the key has gone by
-    itself, or its holder is of another library.
+    any time. Some orders are left out, as they make no difference at the server: a waiter that is woken runs at once,
+    as its ENTER may be executed later; every reply except that to an ENTER is read at once, as the command that follows
+    it may be executed later, and as a cut may lose that command. The event "rechecks" is a waiter's recheck timer. The
+    real timer fires every second whatever happens, which would hide a waiter that the protocol forgets. Here it fires
+    only where no message can tell the waiter: the key is gone without a release, or its holder uses another library.
     """
 
     def __init__(self, *mistakes: str) -> None:
@@ -342,17 +351,17 @@ class Protocol(Server, Process):
             yield from self.own_steps(s, i, client)
             if client.pc != START and not finished(client):
                 yield from self.faults(s, i, client)
-        yield from of_others(s)
+        yield from other_library_steps(s)
 
     def executions(self, s: State, i: int, client: Client) -> Iterator[Step]:
-        if client.out:
-            command = client.out[0]
-            after, reply = self.served(changed(s, i, out=client.out[1:]), i, command)
+        if client.ordered:
+            command = client.ordered[0]
+            after, reply = self.executed(changed(s, i, ordered=client.ordered[1:]), i, command)
             if command[0] == "ENTER":
-                after = changed(after, i, come=(*after.clients[i].come, (reply, command[1])))
+                after = changed(after, i, incoming=(*after.clients[i].incoming, (reply, command[1])))
             yield True, ("executes", i, command), after
-        for command in client.own:
-            after, reply = self.served(s, i, command)
+        for command in client.unordered:
+            after, reply = self.executed(s, i, command)
             changed_client = self.answered(after.clients[i], command, reply)
             yield True, ("executes", i, command), after._replace(clients=put(after.clients, i, changed_client))
 
@@ -360,88 +369,98 @@ class Protocol(Server, Process):
         def step(what: str, became: Client, *more: Any) -> Step:
             return True, (what, i, *more), s._replace(clients=put(s.clients, i, became))
 
-        if client.come:
-            became = self.hears(client)
-            yield step("hears", became)
+        if client.incoming:
+            became = self.receives(client)
+            yield step("receives", became)
             if s.fences and became.held != NONE and became.waiting and became.pc == BEHIND:
-                yield step("hears", self.enters(became))
+                yield step("receives", self.enters(became))
         if client.pc == START and client.queues:
-            yield step("asks", self.enters(client))
+            yield step("begins to acquire", self.enters(client))
         elif client.pc == START:
-            yield step("asks", client._replace(pc=SET, own=(("SET", 0),)))
+            yield step("begins to acquire", client._replace(pc=SET, unordered=(("SET", 0),)))
         if client.held != NONE:
-            for what, verb in (("lets go", ""), ("lets go in a batch", "BATCH")):
-                yield step(what, self.lets_go(client, verb))
-                if client.waiting and client.pc == BEHIND and (not client.asked or "pass asked" in self.wrong):
-                    yield step(what, self.passes(client._replace(held=NONE), client.held, client.contended))
-        for at, (token, *_) in enumerate(client.passed):
+            for what, verb in (("releases", ""), ("releases in a batch", "BATCH")):
+                yield step(what, self.releases(client, verb))
+                if (
+                    client.waiting
+                    and client.pc == BEHIND
+                    and (not client.entry_sent or "hand over entered" in self.wrong)
+                ):
+                    yield step(what, self.hands_over(client._replace(held=NONE), client.held, client.contended))
+        for at, (token, *_) in enumerate(client.handed_over):
             for became in self.resumes(client, at):
                 yield step("resumes", became, token)
-        for at, (token, _) in enumerate(client.lapsed):
-            for became in self.lets_go_late(client, at):
-                yield step("lets go late", became, token)
-            if "pass lapsed" in self.wrong and self.forsaken(client):
-                became = self.holds(client._replace(lapsed=without(client.lapsed, client.lapsed[at])), token)
-                yield step("lets go late", became, token)
-        if (client.pc == QUEUED and (s.due or s.key == OTHER)) or self.forsaken(client):
-            yield step("looks", self.enters(client))
+        for at, (token, _) in enumerate(client.expired):
+            for became in self.releases_late(client, at):
+                yield step("releases late", became, token)
+            if "hand over expired" in self.wrong and self.orphaned(client):
+                became = self.holds(client._replace(expired=without(client.expired, client.expired[at])), token)
+                yield step("releases late", became, token)
+        if (client.pc == QUEUED and (s.due or s.key == OTHER)) or self.orphaned(client):
+            yield step("rechecks", self.enters(client))
 
     def faults(self, s: State, i: int, client: Client) -> Iterator[Step]:
         if s.budget[CRASH]:
-            for sent, after in self.partly(s, i, client):
+            for sent, after in self.partial_executions(s, i, client):
                 dead = put(after.clients, i, Client(pc=DEAD, waiting=0))
                 yield False, ("dies", i, sent), spent(after._replace(clients=dead), CRASH)
         if s.budget[CUT]:
-            for sent, after in self.partly(s, i, client):
-                became = self.again(after.clients[i]._replace(out=client.out, own=client.own))
+            for sent, after in self.partial_executions(s, i, client):
+                became = self.reconnects(after.clients[i]._replace(ordered=client.ordered, unordered=client.unordered))
                 yield False, ("is cut", i, sent), spent(after._replace(clients=put(after.clients, i, became)), CUT)
         if s.budget[CANCEL]:
             for what, became in self.cancels(client, s.fences):
                 yield False, (what, i), spent(s._replace(clients=put(s.clients, i, became)), CANCEL)
-        if s.budget[COME] and client.queues and not client.alone:
+        if s.budget[JOIN] and client.queues and not client.alone:
             for became in self.comes(client._replace(waiting=client.waiting + 1)):
-                yield False, ("another comes", i), spent(s._replace(clients=put(s.clients, i, became)), COME)
-        if s.budget[LAPSE] and s.key[0] == i and (lapsed := runs_out(client, s.key[1], s.moment)) is not None:
-            yield False, ("expires",), spent(expired(s._replace(clients=put(s.clients, i, lapsed))), LAPSE)
+                yield False, ("another comes", i), spent(s._replace(clients=put(s.clients, i, became)), JOIN)
+        if (
+            s.budget[EXPIRE]
+            and s.key[0] == i
+            and (became := with_expired_lease(client, s.key[1], s.moment)) is not None
+        ):
+            yield False, ("expires",), spent(expired(s._replace(clients=put(s.clients, i, became))), EXPIRE)
 
     def comes(self, client: Client) -> Iterator[Client]:
         """One more caller of the client waits; the first waiter may enter also while another caller of its client
         holds, and notices a lease that has ended."""
         yield client
-        if (client.waiting == 1 and client.pc == BEHIND) or self.forsaken(client):
+        if (client.waiting == 1 and client.pc == BEHIND) or self.orphaned(client):
             yield self.enters(client)
-        if client.lapsed and client.pc == ENTER:
+        if client.expired and client.pc == ENTER:
             yield client._replace(woken=True)
 
     def cancels(self, client: Client, fences: bool) -> Iterator[tuple[str, Client]]:
         if client.waiting:
             left = self.gives_up(client)
             yield "the first gives up", left
-            ahead = fences and (client.held != NONE or any(not over for _, _, over in client.passed))
+            ahead = fences and (client.held != NONE or any(not over for _, _, over in client.handed_over))
             if ahead and client.pc in (ENTER, QUEUED) and left.pc == ENTER:
-                yield "the first gives up", left._replace(pc=BEHIND, asked=True, out=left.out[:-1])
+                yield "the first gives up", left._replace(pc=BEHIND, entry_sent=True, ordered=left.ordered[:-1])
             elif ahead and left.pc == BEHIND and left.waiting:
                 yield "the first gives up", self.enters(left)
         if client.waiting > 1:
             yield "the last gives up", client._replace(waiting=client.waiting - 1)
-        if client.passed:
+        if client.handed_over:
             for became in self.resumes_to_leave(client, 0, fences):
                 yield "resumes to leave", became
 
-    def partly(self, s: State, i: int, client: Client) -> Iterator[tuple[tuple[Command, ...], State]]:
+    def partial_executions(self, s: State, i: int, client: Client) -> Iterator[tuple[tuple[Command, ...], State]]:
         """Which of client i's commands may have been executed when its connections end, and the state after that."""
-        sets = [chosen for count in range(len(client.own) + 1) for chosen in combinations(client.own, count)]
-        for count in range(len(client.out) + 1):
+        sets = [
+            chosen for count in range(len(client.unordered) + 1) for chosen in combinations(client.unordered, count)
+        ]
+        for count in range(len(client.ordered) + 1):
             for chosen in sets:
-                after, sent = s, (*chosen, *client.out[:count])
+                after, sent = s, (*chosen, *client.ordered[:count])
                 for command in sent:
-                    after, _ = self.served(after, i, command)
+                    after, _ = self.executed(after, i, command)
                 yield sent, changed(after, i, subscribed=False)
 
 
-def of_others(s: State) -> Iterator[Step]:
-    if s.key == FREE and s.budget[TAKE]:
-        yield False, ("another library takes it",), spent(s._replace(key=OTHER, marked=False), TAKE)
+def other_library_steps(s: State) -> Iterator[Step]:
+    if s.key == FREE and s.budget[FOREIGN]:
+        yield False, ("another library acquires it",), spent(s._replace(key=OTHER, marked=False), FOREIGN)
     if s.key == OTHER:
         yield True, ("another library releases it",), s._replace(key=FREE, due=True)
 
@@ -450,24 +469,31 @@ def expired(s: State) -> State:
     return s._replace(key=FREE, marked=False, moment=False, due=True)
 
 
-def runs_out(client: Client, number: int, moment: bool) -> Client | None:
-    """The client when its key expires, if that is explored: while it holds, or before it knows of the grant."""
-    passed = tuple((token, contended, over or token == number) for token, contended, over in client.passed)
-    if passed != client.passed:
-        return client._replace(passed=passed)
+def with_expired_lease(client: Client, number: int, moment: bool) -> Client | None:
+    """The client after the key expired, while the client holds the lease or before it knows of the grant; None: this
+    case is not explored."""
+    handed_over = tuple((token, contended, over or token == number) for token, contended, over in client.handed_over)
+    if handed_over != client.handed_over:
+        return client._replace(handed_over=handed_over)
     if client.held == number:
-        lapsed = (*client.lapsed, (number, client.contended))
-        return client._replace(held=NONE, contended=False, lapsed=lapsed)
+        return client._replace(held=NONE, contended=False, expired=(*client.expired, (number, client.contended)))
     if moment:
         return client
-    late = [at for at, each in enumerate(client.come) if each in ((GRANTED, number), (CONTENDED, number))]
-    if not late or client.out or client.own:
+    late = [at for at, each in enumerate(client.incoming) if each in ((GRANTED, number), (CONTENDED, number))]
+    if not late or client.ordered or client.unordered:
         return None
-    return client._replace(come=put(client.come, late[0], (LATE, number)))
+    return client._replace(incoming=put(client.incoming, late[0], (LATE, number)))
 
 
 def finished(client: Client) -> bool:
-    return not (client.waiting or client.held != NONE or client.lapsed or client.passed or client.out or client.own)
+    return not (
+        client.waiting
+        or client.held != NONE
+        or client.expired
+        or client.handed_over
+        or client.ordered
+        or client.unordered
+    )
 
 
 def unsafe(s: State) -> str | None:
@@ -486,7 +512,7 @@ def stuck(s: State) -> str | None:
 
 
 def explore(start: State, *mistakes: str) -> tuple[int, str, list[str]]:
-    """(number of states, what was found wrong or "", the way there)."""
+    """(number of states, what was found wrong or "", the events that lead there)."""
     protocol = Protocol(*mistakes)
     seen: dict[State, tuple[State, Event] | None] = {start: None}
     todo = deque([start])
@@ -495,7 +521,7 @@ def explore(start: State, *mistakes: str) -> tuple[int, str, list[str]]:
         nexts = list(protocol.steps(s))
         fault = unsafe(s) or ("" if any(must for must, _, _ in nexts) else stuck(s))
         if fault:
-            return len(seen), fault, way(seen, s)
+            return len(seen), fault, path_to(seen, s)
         for _, event, after in nexts:
             if after not in seen:
                 seen[after] = (s, event)
@@ -503,14 +529,14 @@ def explore(start: State, *mistakes: str) -> tuple[int, str, list[str]]:
     return len(seen), "", []
 
 
-def told(event: Event) -> str:
+def described(event: Event) -> str:
     return " ".join(map(str, event))
 
 
-def way(seen: dict[State, tuple[State, Event] | None], s: State) -> list[str]:
+def path_to(seen: dict[State, tuple[State, Event] | None], s: State) -> list[str]:
     """The events that led to a state."""
     path = []
     while (before := seen[s]) is not None:
         s, event = before
-        path.append(told(event))
+        path.append(described(event))
     return path[::-1]

@@ -30,7 +30,7 @@ import redis
 import fastlock
 
 STANDSTILL = 5.0  # seconds after which threads that use locks hang: a waiter that nobody wakes rechecks once a second
-LEASE, PATIENCE = 60, 1.0  # seconds: of a lock; after which missing progress, or a key that stays, is a failure
+LEASE, TIMEOUT = 60, 1.0  # seconds: of a lock; after which missing progress, or a key that stays, is a failure
 LONGEST = 25.0  # seconds for the whole program
 ROUNDS = 50  # of an attempt at most; the signal comes before
 FOUND = 3  # failures of one kind, after which the run ends
@@ -111,7 +111,7 @@ class Followers:
         self.advance()
         self.over.set()
         for thread in self.threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
 
 
 def pair(run: Run, lock: Any) -> None:
@@ -138,15 +138,15 @@ def many(run: Run, lock: Any) -> None:
 class Mode:
     """What an attempt does, and with which settings; how often (0 to 1) another client holds the lock first."""
 
-    def __init__(self, work: Callable[[Run, Any], None], held: float = 0.0, signals: int = 1, **terms: Any) -> None:
-        self.work, self.held, self.signals, self.terms = work, held, signals, terms
+    def __init__(self, work: Callable[[Run, Any], None], held: float = 0.0, signals: int = 1, **settings: Any) -> None:
+        self.work, self.held, self.signals, self.settings = work, held, signals, settings
 
 
 MODES = {
     "pair": Mode(pair),
     "wait": Mode(pair, held=1),
     "lead": Mode(pair),  # one connection, with other threads on it
-    "crowd": Mode(pair),  # other threads of the client want the same name
+    "cohort": Mode(pair),  # other threads of the client want the same name
     "with": Mode(within),
     "drop-in": Mode(within),  # a lock without end
     "connect": Mode(pair),  # a new client each time
@@ -185,14 +185,14 @@ class Run:
         return fastlock.Client.from_url(self.url, max_connections=1 if self.name == "lead" else 4)
 
     def go(self, hits: int, seconds: float) -> None:
-        names = {"lead": ["a", "b", "c"], "crowd": ["crowd"] * 3}.get(self.name)
+        names = {"lead": ["a", "b", "c"], "cohort": ["cohort"] * 3}.get(self.name)
         followers = None if names is None else Followers(self.client, names, self.wrong)
         end = time.monotonic() + seconds
         while self.hits < hits and time.monotonic() < end and self.failures() < FOUND:
             self.attempts += 1
             if self.name == "connect":
                 self.client = self.connect()
-            interrupted = self.attempt("crowd" if self.name == "crowd" else f"{self.name}:{self.attempts}")
+            interrupted = self.attempt("cohort" if self.name == "cohort" else f"{self.name}:{self.attempts}")
             if followers is not None and interrupted and not followers.advance():
                 break
             if self.name == "connect":
@@ -246,7 +246,7 @@ class Run:
     def lock(self, name: str) -> Any:
         if self.name == "drop-in":
             return self.probe.lock(name, lock_class=fastlock.Lock)  # without end, as redis-py's
-        return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.terms)
+        return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.settings)
 
     def occupy(self, name: str) -> threading.Thread:
         """Another client holds the lock for a moment, so that the attempt has to wait."""
@@ -264,9 +264,9 @@ class Run:
 
     def check(self, name: str, lock: Any) -> None:
         """The key must be gone, though the client is not used again; and a later use finds the client in order."""
-        if self.name in ("lead", "crowd"):
+        if self.name in ("lead", "cohort"):
             return  # other threads use it all the time, and would notice
-        end = time.monotonic() + (0.2 if self.inside else PATIENCE)
+        end = time.monotonic() + (0.2 if self.inside else TIMEOUT)
         while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
                 if self.inside and lock.lease is not None:

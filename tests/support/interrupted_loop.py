@@ -106,14 +106,14 @@ def let_through() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-async def use(client: Any, name: str, rounds: int = 20, **terms: Any) -> None:
-    lock = client.lock(name, timeout=LEASE, sleep=0.001, **terms)
+async def use(client: Any, name: str, rounds: int = 20, **settings: Any) -> None:
+    lock = client.lock(name, timeout=LEASE, sleep=0.001, **settings)
     for _ in range(rounds):
         async with lock:
             pass
 
 
-async def crowd(client: Any, name: str) -> None:
+async def cohort(client: Any, name: str) -> None:
     found = await asyncio.gather(*(use(client, name, 6) for _ in range(6)), return_exceptions=True)
     for each in found:
         if each is not None:
@@ -130,7 +130,7 @@ MODES: dict[str, Callable[[Any, str], Awaitable[None]]] = {
     "limited": lambda client, name: use(client, name, blocking_timeout=LEASE),
     "fence": lambda client, name: use(client, name, fence=True),
     "fair": lambda client, name: use(client, name, fair=True),
-    "crowd": crowd,
+    "cohort": cohort,
     "many": many,
 }
 

@@ -163,20 +163,20 @@ class Judge:
         for request in requests:
             until = request.ended + JUST_NOW if request.granted == math.inf else request.ended
             for stop in history.stops.get(request.worker, ()):
-                if request.asked <= stop[1] and stop[0] <= until:
+                if request.requested <= stop[1] and stop[0] <= until:
                     yield stop
             killed = history.kills.get(request.worker, math.inf)
             if killed <= until:
                 yield killed, killed + max(request.lease, MOMENT)
             if request.vanished:
-                yield request.asked, request.ended + request.lease
+                yield request.requested, request.ended + request.lease
 
     def waits(self, requests: list[Request]) -> Iterable[Span]:
         """The times in which a fastlock caller, neither killed nor stopped, was waiting."""
         for request in requests:
             if request.blocking and not request.rival:
                 gone = min(request.ended, self.history.kills.get(request.worker, math.inf), self.history.end)
-                yield from without([(request.asked, gone)], self.history.stops.get(request.worker, ()))
+                yield from without([(request.requested, gone)], self.history.stops.get(request.worker, ()))
 
     def no_idle_name(self, name: int, requests: list[Request], excuses: list[Span]) -> None:
         kept = merge(request.kept for request in requests if request.granted < math.inf)
@@ -194,13 +194,13 @@ class Judge:
                 self.say(name, spans[0][0], f"idle for {gap:.3f} s up to {spans[-1][1]:.6f} while a caller waits")
 
     def nobody_forgotten(self, name: int, requests: list[Request], excuses: list[Span]) -> None:
-        in_line = sorted(requests, key=attrgetter("asked"))
-        grants = sorted((each.granted, each.asked) for each in requests if each.granted < math.inf)
+        in_line = sorted(requests, key=attrgetter("requested"))
+        grants = sorted((each.granted, each.requested) for each in requests if each.granted < math.inf)
         before: list[Request] = []
         for request in in_line:
-            before = [each for each in before if self.gone(each) > request.asked]
+            before = [each for each in before if self.gone(each) > request.requested]
             if request.blocking and not request.rival and request.worker not in self.history.kills:
-                span = request.asked, min(request.ended, self.history.end)
+                span = request.requested, min(request.ended, self.history.end)
                 wait = span[1] - span[0] - shared(span, excuses)
                 self.longest_wait = max(self.longest_wait, wait)
                 if wait > (len(before) + 1) * self.longest_lease + GAP + SLACK:
@@ -217,6 +217,6 @@ class Judge:
         """Count requests that came after this one and were granted before it: measured only, as only fair=True
         promises an order."""
         if request.granted < math.inf:
-            meanwhile = grants[bisect.bisect(grants, (request.asked,)) : bisect.bisect(grants, (request.granted,))]
-            later = sum(asked > request.asked for _, asked in itertools.islice(meanwhile, 1000))
+            meanwhile = grants[bisect.bisect(grants, (request.requested,)) : bisect.bisect(grants, (request.granted,))]
+            later = sum(requested > request.requested for _, requested in itertools.islice(meanwhile, 1000))
             self.overtaken = max(self.overtaken, later)

@@ -11,8 +11,8 @@ def packed(*args: bytes | int) -> bytes:
     return bytes(hiredis.pack_command(args))
 
 
-class Slot:
-    """A pending reply, with done() and set_result(); notes in a common log what it got, and how often."""
+class LoggedReply:
+    """A pending reply, with done() and set_result(). It appends each reply that it gets to a shared log."""
 
     def __init__(self, log: list[Any], number: int, done: bool = False) -> None:
         self.log, self.number, self._done = log, number, done

@@ -2,7 +2,7 @@
 
 What is not real is below the transport: each connection of the client is a `Line` to a real server, on which a request
 lies until the walk has the server execute it, and a reply or a message until the walk delivers it. One connection keeps
-its order, so the walk has less choice than in the model (`could`): what was sent first on a connection is executed
+its order, so the walk has less choice than in the model (`can_happen`): what was sent first on a connection is executed
 first, and a reply is read after what came before it. `real_tasks.py` and `real_threads.py` have the two kinds.
 No decisions about locks are made here.
 """
@@ -26,14 +26,14 @@ from support.streams import LONG
 from support.walked_client import KEY, MS, ORDERED, WalkedCaller, WalkedClient
 
 Call = tuple[bytes, ...]
-PATIENCE = 1e6  # seconds for which a client tries again: longer than any walk
+REPLY_TIMEOUT = 1e6  # seconds for which a client tries again: longer than any walk
 AHEAD = (b"SUBSCRIBE", b"SCRIPT", b"PING")  # commands that are executed together with the request behind them
 UNDOS = ("UNDO", "LEAVE")
 GREETING = (b"HELLO", b"CLIENT", b"COMMAND", b"CONFIG", b"INFO", b"SCRIPT")  # commands of a handshake
 
 
 class Name(str):
-    """The name of a lock of one caller: equal to those of the others, and told from them by identity."""
+    """The name of a lock of one caller: equal to those of the other callers, from which only its identity differs."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class Request:
     asker: Any = None  # the thread that sleeps until it is answered
     ahead: list[tuple[Call, Any]] = field(default_factory=list)  # commands right before it, what gets their replies
     caller: RealCaller | None = None
-    told: bool = False  # whether it was seen who has sent it
+    sender_known: bool = False
     spent: bool = False  # whether the server has executed an equal one, so that this one changes nothing
 
 
@@ -79,7 +79,7 @@ class Line:
         self.subscribed = False
         self.entered = False  # whether an ENTER was executed
         self.closed = False
-        self.greeting = True  # whether no lock was asked for yet, so that all is answered at once
+        self.greeting = True  # whether the handshake is under way, whose commands are executed at once
         self.ahead: list[tuple[Call, Any]] = []
         self.requests: list[Request] = []
         self.arrived: list[tuple[Request | None, Any]] = []  # (request, frames of the replies), or (None, a message)
@@ -118,7 +118,7 @@ def decoded(frame: bytes) -> Any:
 
 
 def visible(item: tuple[Request | None, Any]) -> bool:
-    """Whether anything happens when this is delivered: it is a message, or a caller waits for it."""
+    """Whether delivery has an effect: the item is a message, or a reply for which a caller waits."""
     request, _ = item
     return request is None or request.caller is not None
 
@@ -143,7 +143,7 @@ class RealClient(WalkedClient):
         self.undone: set[tuple[str, bytes]] = set()  # undos that were executed: to repeat them changes nothing
         self.late: set[bytes] = set()  # tokens that were granted too late, whose undo goes ahead of the next ENTER
 
-    # what the subclasses say
+    # what the subclasses implement
 
     def run(self) -> None:
         """Run the callers until each of them waits for something."""
@@ -178,7 +178,9 @@ class RealClient(WalkedClient):
             return None
         line.greeting = False
         verb, token = named(calls)
-        if verb == "DEL" and any(c.batch and c.lease and c.lease._raw_token == token for c in self.those("lets go")):
+        if verb == "DEL" and any(
+            c.batch and c.lease and c.lease._raw_token == token for c in self.in_phase("releases")
+        ):
             verb = "BATCH"
         token = commands.PLAIN_PREFIX + token[3:]
         if token not in self.tokens:
@@ -197,8 +199,8 @@ class RealClient(WalkedClient):
 
     @property
     def flights(self) -> list[Request]:  # type: ignore[override]
-        """In the order in which they were sent. Not those that the model does not know: an undo behind what it undoes,
-        one that was sent twice, what was spent."""
+        """The requests in the order in which they were sent, except for those that the model does not have: an undo
+        behind the SET that it undoes, an undo that was sent twice, and what is `spent`."""
         sent = sorted(self.requests(), key=lambda request: request.serial)
         asked = {request.token for request in sent if request.verb == "SET"}
         shown: list[Request] = []
@@ -212,7 +214,7 @@ class RealClient(WalkedClient):
         return shown
 
     @property
-    def come(self) -> list[tuple[Request | None, Any]]:  # type: ignore[override]
+    def incoming(self) -> list[tuple[Request | None, Any]]:  # type: ignore[override]
         found: list[tuple[Request | None, Any]] = []
         for line in self.lines:
             for request, what in filter(visible, line.arrived):
@@ -225,7 +227,7 @@ class RealClient(WalkedClient):
     def subscribed(self) -> bool:
         return any(line.subscribed and line.entered for line in self.lines)
 
-    def could(self, event: Event) -> bool:
+    def can_happen(self, event: Event) -> bool:
         what, _, *rest = event
         if what == "executes":
             request = self.flight(rest[0])
@@ -275,7 +277,7 @@ class RealClient(WalkedClient):
             line.arrived += [(None, frame) for frame, kept in zip(line.pushed, keep, strict=True) if kept]
             line.pushed.clear()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         line = next(line for line in self.lines if any(map(visible, line.arrived)))
         self.drop_silent(line)
         request, what = line.arrived.pop(0)
@@ -322,8 +324,8 @@ class RealClient(WalkedClient):
         """Note by which waiter each caller is known, and who has sent each request."""
         self.note_waiters()
         for request in self.requests():
-            if not request.told:
-                request.told, request.caller = True, self.sender(request)
+            if not request.sender_known:
+                request.sender_known, request.caller = True, self.sender(request)
 
     def sender(self, request: Request) -> RealCaller | None:
         if request.verb == "ENTER":
@@ -332,7 +334,7 @@ class RealClient(WalkedClient):
             assert first is not None, "an ENTER that no waiter sends"
             return self.named(first.name)
         if request.verb in ("SET", "EXTEND"):
-            assert len(self.callers) == 1, "a caller asks that should have found a local queue"
+            assert len(self.callers) == 1, "a caller sends a request that should have found a local queue"
             return self.callers[0] if self.callers[0].phase == "waits" else None
         return None
 
@@ -347,7 +349,7 @@ class RealClient(WalkedClient):
         self.callers.append(caller)
 
     def begin(self) -> None:
-        self.asked = True
+        self.begun = True
         if len(self.callers) > 1:
             self.queues.by_key[KEY] = LocalQueue(self.queues, KEY, None)
         for caller in list(self.callers):
@@ -358,16 +360,16 @@ class RealClient(WalkedClient):
         self.add(strict=False, fenced=fenced)
         self.start(self.callers[-1])
 
-    def let_go(self, caller: RealCaller, *, batch: bool = False, late: bool = False) -> bool:
+    def release(self, caller: RealCaller, *, batch: bool = False, late: bool = False) -> bool:
         before = self.queues.stats.local_handovers
-        caller.phase, caller.batch = "lets go", batch
+        caller.phase, caller.batch = "releases", batch
         if late:
             self.clock.go(2 * LOCAL_SECONDS)
         self.order_release(caller)
         self.run()
-        passed = self.queues.stats.local_handovers > before
-        assert not (passed and late), "a local handover after LOCAL_SECONDS"
-        return passed
+        handed_over = self.queues.stats.local_handovers > before
+        assert not (handed_over and late), "a local handover after LOCAL_SECONDS"
+        return handed_over
 
     def give_up(self, caller: RealCaller) -> None:
         for request in [*self.requests(), *(each for line in self.lines for each, _ in line.arrived if each)]:
@@ -384,11 +386,11 @@ class RealClient(WalkedClient):
 
     # faults
 
-    def lapse(self, held: bytes) -> None:
-        for lease in (*map(self.lease, self.holders()), *map(self.handed, self.passed())):
+    def expire(self, held: bytes) -> None:
+        for lease in (*map(self.lease, self.holders()), *map(self.handed, self.handed_over())):
             if commands.token_matches(held, lease._raw_token):
                 lease._deadline = self.clock()
-        for request, reply in self.come:
+        for request, reply in self.incoming:
             if request is not None and reply[0][0] and commands.token_matches(held, request.token):
                 self.clock.time = request.end
 
@@ -442,5 +444,9 @@ def without_undo(event: Event, before: model.State, after: model.State) -> model
     if what != "the first gives up" or before.clients[rest[0]].pc not in (model.ENTER, model.QUEUED):
         return after
     client = after.clients[rest[0]]
-    own = tuple(command for command in client.own if command != ("UNDO", 0) or command in before.clients[rest[0]].own)
-    return model.changed(after, rest[0], own=own)
+    unordered = tuple(
+        command
+        for command in client.unordered
+        if command != ("UNDO", 0) or command in before.clients[rest[0]].unordered
+    )
+    return model.changed(after, rest[0], unordered=unordered)

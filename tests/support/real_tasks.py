@@ -1,7 +1,7 @@
 """A client for asyncio under a random walk: its callers are tasks of an event loop that the walk steps.
 
 The connection of the client is a real one, with the real stream, above a byte transport that is a `Line`. The loop's
-timers end when the walk says so. A task that was handed a lease is held back until it is to run (`Held`).
+timers end when the walk says so. A task that was handed a lease is held back until it is to run (`HeldBack`).
 No decisions about locks are made here.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import fastlock
 import fastlock.asyncio
 from fastlock._protocol import commands
-from support.real_client import PATIENCE, Line, RealCaller, RealClient, Request, greets
+from support.real_client import REPLY_TIMEOUT, Line, RealCaller, RealClient, Request, greets
 from support.resp import Framer, command_end, words
 from support.run_steps import Clock
 
@@ -24,7 +24,7 @@ RESTLESS = 200  # iterations of an event loop in a row, after which a task count
 
 
 class NoSelector:
-    """Of a loop without sockets."""
+    """The selector of an event loop that has no sockets."""
 
     def select(self, timeout: float | None) -> list[Any]:
         return []
@@ -59,7 +59,7 @@ class HandLoop(asyncio.BaseEventLoop):
                 return
             self.call_soon(self.stop)
             self.run_forever()
-        raise AssertionError("a task neither asks nor sleeps")
+        raise AssertionError("a task neither sends a request nor sleeps")
 
     def end_timers(self, *callbacks: Any) -> None:
         """End the timers that have one of these callbacks."""
@@ -112,7 +112,7 @@ class LineTransport(asyncio.Transport):
         return default
 
 
-class Held:
+class HeldBack:
     """Awaits what a caller awaits. A caller that was handed a lease is not resumed before the walk says so."""
 
     def __init__(self, client: TaskClient, caller: TaskCaller, inner: Any) -> None:
@@ -126,9 +126,9 @@ class Held:
                 error = None
                 try:
                     yield step
-                    if self.caller in self.client.passed():
-                        self.caller.gate = self.client.loop.create_future()
-                        yield from self.caller.gate
+                    if self.caller in self.client.handed_over():
+                        self.caller.resume_signal = self.client.loop.create_future()
+                        yield from self.caller.resume_signal
                 except BaseException as raised:
                     error = raised
         except StopIteration as end:
@@ -140,8 +140,8 @@ class TaskCaller(RealCaller):
     """A caller that is a task."""
 
     task: Any = None
-    gate: Any = None  # the future for which it waits with a lease that it was handed
-    order: Any = None  # the future for which it waits as a holder
+    resume_signal: Any = None  # the future for which it waits with a lease that it was handed
+    release_signal: Any = None  # the future for which it waits as a holder
 
 
 class TaskClient(RealClient):
@@ -149,10 +149,10 @@ class TaskClient(RealClient):
 
     caller = TaskCaller
 
-    def __init__(self, path: str, clock: Clock, dice: Any) -> None:
+    def __init__(self, path: str, clock: Clock, rng: Any) -> None:
         self.loop = HandLoop(self.dial)
         self.path = path
-        super().__init__(clock, fastlock.asyncio.Client.from_url(f"unix://{path}", reply_timeout=PATIENCE))
+        super().__init__(clock, fastlock.asyncio.Client.from_url(f"unix://{path}", reply_timeout=REPLY_TIMEOUT))
         self.transport: Any = self.client._transport
         self.byte_transports: dict[Line, LineTransport] = {}
         connecting = self.loop.create_task(self.client.server_info())
@@ -179,18 +179,18 @@ class TaskClient(RealClient):
 
     def start(self, caller: RealCaller) -> None:
         assert isinstance(caller, TaskCaller)
-        caller.order = self.loop.create_future()
+        caller.release_signal = self.loop.create_future()
         caller.task = self.loop.create_task(self.live(caller))
 
     async def live(self, caller: TaskCaller) -> None:
         try:
-            assert await Held(self, caller, caller.lock.acquire())
+            assert await HeldBack(self, caller, caller.lock.acquire())
             self.acquired(caller, caller.lock.lease)
-            await caller.order
+            await caller.release_signal
             if caller.batch:
                 await self.client.release_many([caller.lease])
             else:
-                with contextlib.suppress(fastlock.LockNotOwnedError):  # its lease had lapsed
+                with contextlib.suppress(fastlock.LockNotOwnedError):  # its lease had expired
                     await caller.lock.release()
         except asyncio.CancelledError:
             pass
@@ -200,16 +200,16 @@ class TaskClient(RealClient):
 
     def order_release(self, caller: RealCaller) -> None:
         assert isinstance(caller, TaskCaller)
-        caller.order.set_result(None)
+        caller.release_signal.set_result(None)
 
     def cancel(self, caller: RealCaller) -> None:
         assert isinstance(caller, TaskCaller)
         caller.task.cancel()
 
     def resume(self, token: int) -> None:
-        who = next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token)
-        assert who.gate is not None, "a task that was handed a lease is not woken"
-        who.gate.set_result(None)
+        who = next(who for who in self.handed_over() if self.number(self.handed(who)._raw_token) == token)
+        assert who.resume_signal is not None, "a task that was handed a lease is not woken"
+        who.resume_signal.set_result(None)
 
     def recheck(self) -> None:
         self.loop.end_timers(self.first().waiter.on_wake, self.transport.sweep)
@@ -219,7 +219,7 @@ class TaskClient(RealClient):
             self.loop.call_soon(self.byte_transports[line].protocol.connection_lost, ConnectionResetError("cut"))
 
     def die(self) -> None:
-        """What a killed process would not do, as its tasks end here, is lost."""
+        """The process is killed. Here its tasks end instead, and whatever they send as they end is lost."""
         self.dead = True
         for line in self.lines:
             line.close()

@@ -20,7 +20,7 @@ import fastlock
 from fastlock import _implementation
 from fastlock._stream_errors import Broken
 from fastlock._transport import sync_connection
-from support.real_client import PATIENCE, Call, Line, RealCaller, RealClient, Request, decoded
+from support.real_client import REPLY_TIMEOUT, Call, Line, RealCaller, RealClient, Request, decoded
 from support.run_steps import Clock
 
 HANGS = 5.0  # seconds without any change, after which a thread that should run counts as hanging
@@ -239,7 +239,7 @@ class ThreadClient(RealClient):
         self.driver = ThreadCaller()  # stands for the thread of the walk
         self.by_thread: dict[int, ThreadCaller] = {}
         self.changed = allocate_lock()
-        client = fastlock.Client.from_url(f"unix://{path}", reply_timeout=PATIENCE, max_connections=64)
+        client = fastlock.Client.from_url(f"unix://{path}", reply_timeout=REPLY_TIMEOUT, max_connections=64)
         self.transport: Any = client._transport
         self.transport.impl = self.parts = Parts(self)
         self.callers = []
@@ -358,7 +358,7 @@ class ThreadClient(RealClient):
                 wake(None)
 
     def resume(self, token: int) -> None:
-        self.wake(next(who for who in self.passed() if self.number(self.handed(who)._raw_token) == token))
+        self.wake(next(who for who in self.handed_over() if self.number(self.handed(who)._raw_token) == token))
 
     def recheck(self) -> None:
         self.rouse(self.first())
@@ -388,7 +388,7 @@ class ThreadClient(RealClient):
     def intake(self, line: Line, calls: list[Call], pending: Any = None) -> Request | None:
         request = super().intake(line, calls, pending)
         if request is not None:
-            request.asker, request.told = self.me(), True
+            request.asker, request.sender_known = self.me(), True
             if request.verb in ("SET", "ENTER", "EXTEND"):
                 request.caller = request.asker
         return request

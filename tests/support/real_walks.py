@@ -20,14 +20,14 @@ class RealWalk(Walk):
     """A walk with the real clients of a face: "threads" or "asyncio"; `clock` is the one that fastlock reads."""
 
     def __init__(self, path: str, seed: int, length: int, face: str, clock: Any) -> None:
-        def making(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
+        def factory(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
             clock.read = own = Clock()
-            client = FACES[face](path, own, self.dice)
+            client = FACES[face](path, own, self.rng)
             for strict, fenced in kinds:
                 client.add(strict=strict, fenced=fenced)
             return client
 
-        super().__init__(path, seed, length, making)
+        super().__init__(path, seed, length, factory)
         clock.read = lambda: self.replay.now()
 
     def outcomes(self, event: Event, before: State, after: State) -> list[State]:
@@ -35,7 +35,7 @@ class RealWalk(Walk):
 
 
 class Hunt(RealWalk):
-    """A walk with much trouble, which meets what is rare."""
+    """A walk with many faults, which reaches rare states."""
 
     trouble = 0.4
     budgets = (1, 2, 2)

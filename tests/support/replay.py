@@ -1,7 +1,7 @@
 """Random walks over the handover model (handover.py), replayed on the real scripts, protocol and local queues.
 
 A walk chooses one event after the other that the model allows, makes it happen to client simulators and a real server,
-and compares both. Of the states that the model allows, those are kept that look the same; once there is none, model and
+and compares both. Of the states that the model allows, those are kept that were observed; once there is none, model and
 code have drifted apart. What cannot be observed (whether waiters will recheck by themselves) is known from the model
 only. The server's time does not matter: a lease ends when the walk says so. No decisions about locks are made here.
 """
@@ -16,95 +16,97 @@ from fastlock._protocol import commands
 from fastlock._protocol import lease as leases
 from fastlock._protocol.handshake import read_greeting
 from support import handover as model
-from support.client_simulator import Process, RawConnection
-from support.handover import Event, Protocol, State, begin, finished, stuck, told, unsafe
+from support.client_simulator import RawConnection, SimulatedClient
+from support.handover import Event, Protocol, State, begin, described, finished, stuck, unsafe
 from support.walked_client import KEY, MS, WalkedCaller, WalkedClient
 
 CHANNEL = 41  # bytes of a channel's name
 NOBODY = (-3, 0)  # an identity that should not occur, as a holder or in the queue
-THEIRS = b"a token of another library"  # a token that nobody can mark as contended
+FOREIGN_TOKEN = b"a token of another library"  # a token that nobody can mark as contended
 MOMENT_MS, HELD_MS = 1000, 900_000  # the server's ms for a grant that is not confirmed, and how a walk prolongs them
-CROWDS = ((1, 1, 1), (2, 1), (0, 2, 1), (3, 1), (2, 2), (1, 0, 0), (4, 2))
-FAULTS = ("crash", "cut", "cancel", "lapse", "take", "come")
-TROUBLE = 0.15  # of the events: how often one that need not happen
-LONGEST_END = 2000  # events, after which a walk that is to end never will
+COHORTS = ((1, 1, 1), (2, 1), (0, 2, 1), (3, 1), (2, 2), (1, 0, 0), (4, 2))
+FAULTS = ("crash", "cut", "cancel", "expire", "foreign", "join")
+TROUBLE = 0.15  # the share of events that the model allows but does not require
+LONGEST_END = 2000  # events that a walk may take to end, before it counts as endless
 
 
 class Drift(AssertionError):
     """Model and code have drifted apart."""
 
 
-class Seen(NamedTuple):
+class ObservedClient(NamedTuple):
     """A client, as far as it can be observed."""
 
     pc: int
     waiting: int = 0
     entry: int = -1
     held: tuple[tuple[int, bool], ...] = ()
-    lapsed: tuple[tuple[int, bool], ...] = ()
-    passed: tuple[tuple[int, bool, bool], ...] = ()
+    expired: tuple[tuple[int, bool], ...] = ()
+    handed_over: tuple[tuple[int, bool, bool], ...] = ()
     subscribed: bool = False
     woken: bool = False
-    out: tuple[model.Command, ...] = ()
-    own: tuple[model.Command, ...] = ()
-    come: tuple[tuple[str, int], ...] = ()
+    ordered: tuple[model.Command, ...] = ()
+    unordered: tuple[model.Command, ...] = ()
+    incoming: tuple[tuple[str, int], ...] = ()
 
 
-class World(NamedTuple):
+class Observation(NamedTuple):
     """Everything that can be observed."""
 
-    clients: tuple[Seen, ...]
+    clients: tuple[ObservedClient, ...]
     key: model.Identity
     marked: bool
     moment: bool
     queue: tuple[model.Identity, ...]
 
 
-def imagined(s: State) -> World:
+def expected(s: State) -> Observation:
     """What would be observed in a state of the model."""
-    return World(tuple(map(_imagined, s.clients)), s.key, s.marked, s.moment, s.queue)
+    return Observation(tuple(map(_expected_client, s.clients)), s.key, s.marked, s.moment, s.queue)
 
 
-def _imagined(client: model.Client) -> Seen:
+def _expected_client(client: model.Client) -> ObservedClient:
     if client.pc == model.DEAD:
-        return Seen(model.DEAD)
+        return ObservedClient(model.DEAD)
     held = ((client.held, client.contended),) if client.held != model.NONE else ()
-    asked = client.asked and client.waiting > 0
-    asks = asked or client.pc in (model.ENTER, model.QUEUED)
-    return Seen(
-        model.QUEUED if asked else client.pc,
+    entry_sent = client.entry_sent and client.waiting > 0
+    has_entry = entry_sent or client.pc in (model.ENTER, model.QUEUED)
+    return ObservedClient(
+        model.QUEUED if entry_sent else client.pc,
         client.waiting,
-        client.entry if asks else -1,
+        client.entry if has_entry else -1,
         held,
-        tuple(sorted(client.lapsed)),
-        tuple(sorted(client.passed)),
+        tuple(sorted(client.expired)),
+        tuple(sorted(client.handed_over)),
         client.subscribed,
         client.woken and client.pc == model.ENTER,
-        client.out,
-        client.own,
-        client.come,
+        client.ordered,
+        client.unordered,
+        client.incoming,
     )
 
 
 Kinds = list[tuple[bool, bool]]  # of each caller of a client: whether it waits in strict order, and wants a fence
-Making = Callable[[str, frozenset[str], Kinds], WalkedClient]  # from the server's socket and what the server can do
+Factory = Callable[[str, frozenset[str], Kinds], WalkedClient]  # from the server's socket and what the server can do
 
 
-def simulated(path: str, capabilities: frozenset[str], kinds: Kinds) -> WalkedClient:
-    return Process(lambda: RawConnection(path), capabilities, kinds)
+def simulate(path: str, capabilities: frozenset[str], kinds: Kinds) -> WalkedClient:
+    return SimulatedClient(lambda: RawConnection(path), capabilities, kinds)
 
 
 class Replay:
     """Some clients and a server, whose socket is `path`; also how likely a caller wants a fence."""
 
-    def __init__(self, path: str, callers: tuple[int, ...], fences: float, dice: random.Random, making: Making) -> None:
+    def __init__(
+        self, path: str, callers: tuple[int, ...], fences: float, rng: random.Random, factory: Factory
+    ) -> None:
         self.fences = fences
         self.probe = RawConnection(path)
         hello, known = self.probe.execute((b"HELLO", b"3"), (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"))
         capabilities = read_greeting([hello, None, known, None]).capabilities
         self.probe.execute((b"FLUSHALL",), *(script.load for script in commands.SCRIPTS))
         self.processes = [
-            making(path, capabilities, [(not count, dice.random() < self.fences) for _ in range(count or 1)])
+            factory(path, capabilities, [(not count, rng.random() < self.fences) for _ in range(count or 1)])
             for count in callers
         ]
         self.now: Callable[[], float] = self.processes[0].read_clock
@@ -116,7 +118,7 @@ class Replay:
 
     # what is observed
 
-    def seen(self) -> World:
+    def observe(self) -> Observation:
         for each in self.processes:
             each.collect()
         held, left, queue = self.probe.execute(
@@ -124,11 +126,11 @@ class Replay:
         )
         if 0 < left <= MOMENT_MS:  # it must not expire before the walk says so
             self.probe.execute((b"PEXPIRE", KEY, b"%d" % HELD_MS))
-        key = model.FREE if held is None else model.OTHER if held == THEIRS else self.identity(held)
+        key = model.FREE if held is None else model.OTHER if held == FOREIGN_TOKEN else self.identity(held)
         marked = held is not None and held.startswith(commands.CONTENDED_PREFIX)
         clients = tuple(self.client(each) for each in self.processes)
         entries = tuple(self.entry(entry) for entry in queue)
-        return World(clients, key, marked, 0 < left <= HELD_MS, entries)
+        return Observation(clients, key, marked, 0 < left <= HELD_MS, entries)
 
     def identity(self, token: bytes) -> model.Identity:
         return next(((i, at) for i, each in enumerate(self.processes) if (at := each.number(token)) >= 0), NOBODY)
@@ -138,23 +140,23 @@ class Replay:
         channel, token = entry[:CHANNEL], entry[CHANNEL:]
         return next(((i, p.number(token)) for i, p in enumerate(self.processes) if p.queues.channel == channel), NOBODY)
 
-    def client(self, each: WalkedClient) -> Seen:
+    def client(self, each: WalkedClient) -> ObservedClient:
         if each.dead:
-            return Seen(model.DEAD)
+            return ObservedClient(model.DEAD)
         self.now = each.read_clock
-        pc, entry, woken = self.at_work(each)
-        return Seen(
+        pc, entry, woken = self.activity(each)
+        return ObservedClient(
             pc,
             len(each.waiting()),
             entry,
             self.leases_of(each, each.holders()),
-            self.leases_of(each, each.lapsed()),
-            tuple(sorted(self.passed(each, who) for who in each.passed())),
+            self.leases_of(each, each.expired()),
+            tuple(sorted(self.handed_over(each, who) for who in each.handed_over())),
             each.subscribed(),
             woken,
             tuple(each.known_as(flight) for flight in each.flights if flight.ordered),
             tuple(sorted(each.known_as(flight) for flight in each.flights if not flight.ordered)),
-            tuple(self.message(each, *what) for what in each.come),
+            tuple(self.message(each, *what) for what in each.incoming),
         )
 
     @staticmethod
@@ -162,16 +164,16 @@ class Replay:
         return tuple(sorted((each.token(who), each.lease(who)._contended) for who in callers))
 
     @staticmethod
-    def passed(each: WalkedClient, who: WalkedCaller) -> tuple[int, bool, bool]:
+    def handed_over(each: WalkedClient, who: WalkedCaller) -> tuple[int, bool, bool]:
         lease = each.handed(who)
         return each.number(lease._raw_token), lease._contended, lease._deadline <= each.clock()
 
     @staticmethod
-    def at_work(each: WalkedClient) -> tuple[int, int, bool]:
-        """What the first waiter does, its queue entry if the server may know one, and whether it was woken
-        meanwhile."""
-        if not each.asked or not each.waiting():
-            return model.BEHIND if each.asked else model.START, -1, False
+    def activity(each: WalkedClient) -> tuple[int, int, bool]:
+        """What the first waiter does, its queue entry if the server may know one, and whether it was woken while its
+        ENTER was under way."""
+        if not each.begun or not each.waiting():
+            return model.BEHIND if each.begun else model.START, -1, False
         first = each.first()
         flight = each.pending(first)
         if flight is None:
@@ -196,33 +198,33 @@ class Replay:
 
     # events
 
-    def happen(self, event: Event, dice: random.Random) -> None:
+    def happen(self, event: Event, rng: random.Random) -> None:
         what, *rest = event
-        if what in ("another library takes it", "another library releases it"):
-            call = (b"SET", KEY, THEIRS, b"PX", b"%d" % MS) if what.endswith("takes it") else (b"DEL", KEY)
+        if what in ("another library acquires it", "another library releases it"):
+            call = (b"SET", KEY, FOREIGN_TOKEN, b"PX", b"%d" % MS) if what.endswith("acquires it") else (b"DEL", KEY)
             self.probe.execute(call)
         elif what == "expires":
             self.expire()
         else:
             each = self.processes[rest[0]]
             self.now = each.read_clock
-            self.to_process(each, what, rest[1:], dice)
+            self.to_process(each, what, rest[1:], rng)
             each.settle()
 
-    def to_process(self, each: WalkedClient, what: str, rest: list[Any], dice: random.Random) -> None:
+    def to_process(self, each: WalkedClient, what: str, rest: list[Any], rng: random.Random) -> None:
         simple: dict[str, Callable[[], Any]] = {
-            "asks": each.begin,
-            "hears": each.hear,
+            "begins to acquire": each.begin,
+            "receives": each.receive,
             "executes": lambda: each.execute(each.flight(*rest)),
-            "looks": each.recheck,
+            "rechecks": each.recheck,
             "the first gives up": lambda: each.give_up(each.first()),
             "the last gives up": lambda: each.give_up(each.waiting()[-1]),
             "resumes": lambda: each.resume(rest[0]),
-            "resumes to leave": lambda: each.give_up(each.passed()[0]),
-            "lets go": lambda: each.let_go(each.holders()[0], late=dice.random() < 0.5),
-            "lets go in a batch": lambda: each.let_go(each.holders()[0], batch=True, late=dice.random() < 0.5),
-            "lets go late": lambda: each.let_go(next(who for who in each.lapsed() if each.token(who) == rest[0])),
-            "another comes": lambda: each.another(fenced=dice.random() < self.fences),
+            "resumes to leave": lambda: each.give_up(each.handed_over()[0]),
+            "releases": lambda: each.release(each.holders()[0], late=rng.random() < 0.5),
+            "releases in a batch": lambda: each.release(each.holders()[0], batch=True, late=rng.random() < 0.5),
+            "releases late": lambda: each.release(next(who for who in each.expired() if each.token(who) == rest[0])),
+            "another comes": lambda: each.another(fenced=rng.random() < self.fences),
             "is cut": each.cut,
             "dies": each.die,
         }
@@ -234,12 +236,12 @@ class Replay:
         """The key expires, and so does the lease of the client that believes in it, by its own clock."""
         held = self.probe.execute((b"GET", KEY))[0]
         i, _ = self.identity(held)
-        self.processes[i].lapse(held)
+        self.processes[i].expire(held)
         self.probe.execute((b"DEL", KEY))
 
-    def could(self, event: Event) -> bool:
+    def can_happen(self, event: Event) -> bool:
         """Whether the environment decides, and not the local queue, that this happens now."""
-        if len(event) > 1 and not self.processes[event[1]].could(event):
+        if len(event) > 1 and not self.processes[event[1]].can_happen(event):
             return False
         if event[0] != "another comes":
             return True
@@ -251,7 +253,7 @@ class Replay:
         )
 
     def left(self) -> list[str]:
-        """What is left of the clients that live, when everything should have ended."""
+        """The keys, queues and callers that are left when everything should have ended."""
         known = (commands.queue_key(KEY), commands.fence_key(KEY))
         found = [f"{key!r}" for key in self.probe.execute((b"KEYS", b"*"))[0] if key not in known]
         for i, each in enumerate(self.processes):
@@ -268,19 +270,19 @@ class Walk:
     budgets: tuple[int, ...] = (0, 0, 1, 2)  # how often each kind of trouble may happen, one of them for each
     fences: tuple[float, ...] = (0.0, 0.0, 0.3, 1.0)  # how likely a caller wants a fence
 
-    def __init__(self, path: str, seed: int, length: int, making: Making = simulated) -> None:
-        self.dice = random.Random(seed)
+    def __init__(self, path: str, seed: int, length: int, factory: Factory = simulate) -> None:
+        self.rng = random.Random(seed)
         self.length = length
-        callers = self.dice.choice(CROWDS)
-        budget = {name: self.dice.choice(self.budgets) for name in FAULTS}
+        callers = self.rng.choice(COHORTS)
+        budget = {name: self.rng.choice(self.budgets) for name in FAULTS}
         self.trace = [f"seed {seed}: {callers} callers, {budget}"]
         self.met: set[str] = set()
         self.protocol = Protocol()
         self.states = [begin(callers, fences=True, **budget)]
-        self.replay = Replay(path, callers, self.dice.choice(self.fences), self.dice, making)
+        self.replay = Replay(path, callers, self.rng.choice(self.fences), self.rng, factory)
 
     def go(self, monkeypatch: Any) -> None:
-        """Walk to the end, with simulated clients. Raises Drift."""
+        """Walk to the end with simulated clients, whose clock leases read. Raises Drift."""
         monkeypatch.setattr(leases, "now", lambda: self.replay.now())
         self.walk()
 
@@ -301,35 +303,37 @@ class Walk:
     def step(self, *, only_musts: bool) -> bool:
         """Make one event happen. Returns whether there was one."""
         nexts = [(s, *step) for s in self.states for step in self.protocol.steps(s)]
-        possible = {event for event in dict.fromkeys(event for _, _, event, _ in nexts) if self.replay.could(event)}
+        possible = {
+            event for event in dict.fromkeys(event for _, _, event, _ in nexts) if self.replay.can_happen(event)
+        }
         musts = list(dict.fromkeys(event for _, must, event, _ in nexts if must and event in possible))
         faults = list(dict.fromkeys(event for _, must, event, _ in nexts if not must and event in possible))
-        trouble = bool(faults) and not only_musts and (not musts or self.dice.random() < self.trouble)
+        trouble = bool(faults) and not only_musts and (not musts or self.rng.random() < self.trouble)
         if not (faults if trouble else musts):
             return False
         event = self.choose(faults if trouble else musts)
-        self.trace.append(told(event))
+        self.trace.append(described(event))
         self.met.add(event[0])
-        self.replay.happen(event, self.dice)
-        seen = self.replay.seen()
+        self.replay.happen(event, self.rng)
+        seen = self.replay.observe()
         allowed = dict.fromkeys(
             after for s, _, known, state in nexts if known == event for after in self.outcomes(event, s, state)
         )
-        self.states = [s for s in allowed if imagined(s) == seen]
+        self.states = [s for s in allowed if expected(s) == seen]
         if not self.states:
-            raise Drift("\n".join(differences(seen, [imagined(s) for s in allowed])))
+            raise Drift("\n".join(differences(seen, [expected(s) for s in allowed])))
         if fault := next(filter(None, map(unsafe, self.states)), None):
             raise Drift(fault)
         return True
 
     def outcomes(self, event: Event, before: State, after: State) -> list[State]:
-        """The states to which an event may lead, where the model knows one."""
+        """The states that a client may reach by an event, for which the model has the state `after`."""
         return [after]
 
     def choose(self, events: list[Event]) -> Event:
-        """An event; each kind is as likely as the others."""
-        kind = self.dice.choice(list(dict.fromkeys(event[0] for event in events)))
-        return self.dice.choice([event for event in events if event[0] == kind])
+        """Choose an event; each kind of event is equally likely."""
+        kind = self.rng.choice(list(dict.fromkeys(event[0] for event in events)))
+        return self.rng.choice([event for event in events if event[0] == kind])
 
     def check_end(self) -> None:
         if problem := next(filter(None, map(stuck, self.states)), None):
@@ -339,16 +343,16 @@ class Walk:
             raise Drift(f"left: {left}")
 
 
-def differences(seen: World, allowed: list[World]) -> list[str]:
+def differences(seen: Observation, allowed: list[Observation]) -> list[str]:
     """What is observed, and where it differs from each of the allowed states."""
     lines = []
-    for world in allowed:
-        for i, (real, imaginary) in enumerate(zip(seen.clients, world.clients, strict=True)):
-            lines += [f"client {i}, {difference}" for difference in _different(real, imaginary)]
-        lines += [*_different(seen[1:], world[1:], World._fields[1:]), "or"]
+    for one in allowed:
+        for i, (real, expected) in enumerate(zip(seen.clients, one.clients, strict=True)):
+            lines += [f"client {i}, {difference}" for difference in _different(real, expected)]
+        lines += [*_different(seen[1:], one[1:], Observation._fields[1:]), "or"]
     return lines[:-1]
 
 
-def _different(real: Any, imaginary: Any, names: tuple[str, ...] = Seen._fields) -> list[str]:
-    fields = zip(names, real, imaginary, strict=True)
+def _different(real: Any, expected: Any, names: tuple[str, ...] = ObservedClient._fields) -> list[str]:
+    fields = zip(names, real, expected, strict=True)
     return [f"{name}: {is_so}, not {should_be}" for name, is_so, should_be in fields if is_so != should_be]

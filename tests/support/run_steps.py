@@ -206,9 +206,9 @@ def _answer(clock: Clock, step: Any, left: deque[Any], ran: Ran) -> Any:
     return answer
 
 
-def acquire(ms: int = 10_000, **terms: Any) -> Acquire:
-    op = Acquire("name", b"name", MINE, ms, terms.pop("fenced", False))
-    for name, value in terms.items():
+def acquire(ms: int = 10_000, **settings: Any) -> Acquire:
+    op = Acquire("name", b"name", MINE, ms, settings.pop("fenced", False))
+    for name, value in settings.items():
         setattr(op, name, value)
     return op
 

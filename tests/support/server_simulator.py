@@ -57,7 +57,7 @@ class ServerSimulator:
     """Keys, sessions and a clock; `run` carries out a protocol operation on it."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.clock = Clock()
         self.keys: dict[bytes, tuple[bytes, float]] = {}
         self.server_queues: dict[bytes, list[bytes]] = {}  # queue entries
@@ -71,10 +71,10 @@ class ServerSimulator:
         self.live: list[int] = []
         self.released_at: float | None = None  # when a command of this client deleted one of its keys
         self.outcome_unknown = False  # whether a command with a token was sent whose reply never came
-        self.scripts = self.dice.random() < 0.7
-        self.native = self.dice.random() < 0.5
+        self.scripts = self.rng.random() < 0.7
+        self.native = self.rng.random() < 0.5
         self.loading = 0  # commands that the server will refuse, as it loads its data
-        self.trouble = self.dice.choice((0.05, 0.3, 0.6))
+        self.trouble = self.rng.choice((0.05, 0.3, 0.6))
         self.trace: list[str] = []
         self.watch: Callable[[], None] = lambda: None  # called after every event
 
@@ -137,7 +137,7 @@ class ServerSimulator:
         if not queue or queue[0] == me:
             return False
         entry = queue.pop(0)
-        self.keys[key] = entry, self.clock() + (MOMENT if entry in self.ours else self.dice.choice((0.02, 0.2, 1)))
+        self.keys[key] = entry, self.clock() + (MOMENT if entry in self.ours else self.rng.choice((0.02, 0.2, 1)))
         if entry in self.ours:
             self.pushes.append(entry)
         return True
@@ -226,10 +226,10 @@ class ServerSimulator:
     # connections
 
     def session(self) -> int:
-        if not self.live or (len(self.live) < 3 and self.dice.random() < 0.3):
+        if not self.live or (len(self.live) < 3 and self.rng.random() < 0.3):
             self.live.append(len(self.flight))
             self.flight[self.live[-1]] = []
-        return self.dice.choice(self.live)
+        return self.rng.choice(self.live)
 
     def listening(self) -> int:
         """The push session: commands that concern the queue go over it, in order."""
@@ -259,33 +259,33 @@ class ServerSimulator:
         for delivery in self.owed.pop(session, []):
             delivery.outlived_by(self.stale(session))
             self.pending_undos.append(delivery)
-        self.pushes = [entry for entry in self.pushes if self.dice.random() < 0.3]
+        self.pushes = [entry for entry in self.pushes if self.rng.random() < 0.3]
         self.queues.on_reconnect()
 
     def wander(self) -> None:
-        """Time goes by, old bytes arrive, other clients come and go."""
-        self.clock.go(self.dice.choice((0, 0, 0.001, 0.01, 0.04)))
+        """Time passes, the server reads bytes that were sent before, other clients acquire and release."""
+        self.clock.go(self.rng.choice((0, 0, 0.001, 0.01, 0.04)))
         for told in list(self.flight.values()):
-            if told and self.dice.random() < 0.15:
+            if told and self.rng.random() < 0.15:
                 told.pop(0)()
-        if self.dice.random() < 0.02:
+        if self.rng.random() < 0.02:
             self.scripts = False
-        if self.dice.random() < 0.02:
-            self.loading = self.dice.choice((1, 2, 9))
+        if self.rng.random() < 0.02:
+            self.loading = self.rng.choice((1, 2, 9))
         self.watch()
 
     def others_come(self, keys: list[bytes]) -> None:
         for key in keys:
-            if self.holder(key) is None and self.dice.random() < 0.3:
-                self.keys[key] = OTHER, self.clock() + self.dice.choice((0.02, 0.2, 1))
+            if self.holder(key) is None and self.rng.random() < 0.3:
+                self.keys[key] = OTHER, self.clock() + self.rng.choice((0.02, 0.2, 1))
             queue, held = self.server_queues.setdefault(key, []), self.holder(key)
             if held is None:
                 continue
-            if RIVAL not in queue and not commands.token_matches(held, RIVAL) and self.dice.random() < 0.2:
+            if RIVAL not in queue and not commands.token_matches(held, RIVAL) and self.rng.random() < 0.2:
                 queue.append(RIVAL)
                 self.mark(key)
             for token in (OTHER, RIVAL):
-                if commands.token_matches(held, token) and self.dice.random() < 0.1:
+                if commands.token_matches(held, token) and self.rng.random() < 0.1:
                     self.hand_over(key, token)
 
     def settle_down(self) -> None:
@@ -294,7 +294,7 @@ class ServerSimulator:
             self.flush_undos(self.session())
             if not waiting:
                 continue
-            self.flight[self.dice.choice(waiting)].pop(0)()
+            self.flight[self.rng.choice(waiting)].pop(0)()
             self.watch()
 
     # the transport
@@ -318,15 +318,15 @@ class ServerSimulator:
 
         self.flight[session].append(answered)
         self.trace.append(f"undo {sent.calls} over {session}, stale {sent.stale}")
-        if self.dice.random() < self.trouble / 2:
+        if self.rng.random() < self.trouble / 2:
             self.broke(session)
 
     def send(self, request: Any) -> Any:
         """The answer to a Request: a reply, ConnectionLost, DEADLINE_EXCEEDED, or that the caller is cancelled."""
         self.wander()
-        fate = self.dice.random()
+        fate = self.rng.random()
         if fate < self.trouble / 4:
-            final = self.dice.random() < 0.1
+            final = self.rng.random() < 0.1
             self.trace.append("refused")
             return steps.ConnectionLost(errors.as_own(errors.ConnectionError("refused")), 5.0, sent=False, final=final)
         session = self.listening() if request.needs_push else self.session()
@@ -338,24 +338,24 @@ class ServerSimulator:
         self.trace.append(f"{vars(request)} over {session}")
         self.outcome_unknown |= fate < self.trouble * 0.75 and not isinstance(request, steps.RawCommands)
         if fate < self.trouble / 2:
-            if self.dice.random() < 0.5:
+            if self.rng.random() < 0.5:
                 self.read(session)
             self.broke(session)
-            self.clock.go(self.dice.choice((0, 0.01, 5)))
-            final = self.dice.random() < 0.1
+            self.clock.go(self.rng.choice((0, 0.01, 5)))
+            final = self.rng.random() < 0.1
             return steps.ConnectionLost(
                 errors.as_own(errors.ConnectionError("broke")), 5.0, sent=True, final=final, session=self.stale(session)
             )
         if fate < self.trouble * 0.75:
-            late = request.until is not None and self.dice.random() < 0.5
+            late = request.until is not None and self.rng.random() < 0.5
             if late:
                 self.clock.time = max(self.clock.time, request.until)
             if (undo := request.undo()) is not None:
                 self.post(UndoDelivery(undo), session)
             return Answer.DEADLINE_EXCEEDED if late else Raise(Gone())
-        self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
+        self.clock.go(self.rng.choice((0, 0, 0.001, 0.06)))
         reply = self.read(session)
-        self.clock.go(self.dice.choice((0, 0, 0.001, 0.06)))
+        self.clock.go(self.rng.choice((0, 0, 0.001, 0.06)))
         self.trace.append(f"  reply {reply!r} at {self.clock()}")
         return reply
 
@@ -365,18 +365,18 @@ class ServerSimulator:
             waiter.queue.recheck_time(waiter), self.clock() + RECHECK_SECONDS, math.inf if until is None else until
         )
         while not waiter.woken and self.clock() < at:
-            self.clock.time = min(at, self.clock() + self.dice.choice((0.001, 0.05, 0.5)))
+            self.clock.time = min(at, self.clock() + self.rng.choice((0.001, 0.05, 0.5)))
             self.others_come([waiter.queue.key])
             while self.pushes:
                 entry = self.pushes.pop(0)
-                if self.dice.random() > self.trouble / 2:
+                if self.rng.random() > self.trouble / 2:
                     self.queues.on_grant_message(entry)
         waiter.woken = False
-        return Raise(Gone()) if self.dice.random() < self.trouble / 10 else None
+        return Raise(Gone()) if self.rng.random() < self.trouble / 10 else None
 
     def answer(self, step: Any) -> Any:
         if isinstance(step, steps.Sleep):
-            if self.dice.random() < self.trouble / 10:
+            if self.rng.random() < self.trouble / 10:
                 return Raise(Gone())
             self.clock.go(step.seconds)
             return None

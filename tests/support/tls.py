@@ -14,7 +14,7 @@ from typing import Self
 import trustme
 
 _CHUNK = 65536
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 
 
 class Authority:
@@ -49,7 +49,7 @@ class TlsFront:
     ) -> None:
         self._end.close()
         for thread in self._threads:
-            thread.join(2 * _PATIENCE)
+            thread.join(2 * _TIMEOUT)
             assert not thread.is_alive()
         self._listener.close()
         self._ending.close()
@@ -62,7 +62,7 @@ class TlsFront:
             thread.start()
 
     def _serve(self, client: socket.socket) -> None:
-        client.settimeout(_PATIENCE)
+        client.settimeout(_TIMEOUT)
         # the suppressed error may be a failed handshake
         with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
             server.connect(self._path)

@@ -1,8 +1,8 @@
 """A client as the random walks of replay.py drive and observe it, and its callers.
 
 Two kinds: `client_simulator.py` drives the generators of the protocol by hand, `real_client.py` the callers of a real
-client. A request lies in `flights` until the walk has the server execute it, and what the server sends lies in `come`
-until the walk delivers it. No decisions about locks are made here.
+client. A request lies in `flights` until the walk has the server execute it, and what the server sends lies in
+`incoming` until the walk delivers it. No decisions about locks are made here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fastlock._protocol import commands
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import LocalQueues, Waiter
-from support.handover import GHOSTS, Command, Event
+from support.handover import ABANDONED, Command, Event
 from support.run_steps import Clock
 
 KEY = b"name"
@@ -26,51 +26,51 @@ ORDERED = ("ENTER", "LEAVE")  # commands that share the connection on which mess
 class WalkedCaller:
     """A caller that wants the name, once."""
 
-    phase: str = "waits"  # then "holds", "lets go", "gone"
+    phase: str = "waits"  # then "holds", "releases", "gone"
     lease: Lease | None = None
     waiter: Waiter | None = None  # by which the local queue knows it
 
 
 class WalkedClient:
-    """One client. What is observed of it is here, what happens to it is for the two kinds to say."""
+    """One client. What a walk observes of it is here; the two kinds implement what happens to it."""
 
     callers: Sequence[Any]
     flights: Any  # requests that were not executed yet, with `verb`, `token`, `caller` and `ordered`
-    come: Any  # what the server sent and nobody has read: (the flight, its reply), or (None, a queue entry)
+    incoming: Any  # what the server sent and nobody has read: (the flight, its reply), or (None, a queue entry)
 
     def __init__(self, clock: Clock, queues: LocalQueues) -> None:
         self.clock = clock
         self.queues = queues
         self.tokens: list[bytes] = []  # all that were sent, in order
-        self.asked = False
+        self.begun = False
         self.dead = False
 
     def read_clock(self) -> float:
-        """What the protocol gets that reads the clock."""
+        """The time, as the protocol reads it."""
         return self.clock()
 
-    def those(self, phase: str) -> list[Any]:
+    def in_phase(self, phase: str) -> list[Any]:
         return [caller for caller in self.callers if caller.phase == phase]
 
     def waiting(self) -> list[Any]:
         """The callers that have no lease yet, in the order of the local queue."""
         queue = self.queues.by_key.get(KEY)
-        line = [] if queue is None else list(queue.waiters)
-        callers = [caller for caller in self.those("waits") if caller not in self.passed()]
-        return sorted(callers, key=lambda who: line.index(who.waiter) if who.waiter in line else -1)
+        waiters = [] if queue is None else list(queue.waiters)
+        callers = [caller for caller in self.in_phase("waits") if caller not in self.handed_over()]
+        return sorted(callers, key=lambda who: waiters.index(who.waiter) if who.waiter in waiters else -1)
 
-    def passed(self) -> list[Any]:
+    def handed_over(self) -> list[Any]:
         """The callers to which a lease was handed over, and which have not run since."""
-        return [each for each in self.those("waits") if each.waiter is not None and each.waiter.lease is not None]
+        return [each for each in self.in_phase("waits") if each.waiter is not None and each.waiter.lease is not None]
 
     def first(self) -> Any:
         return self.waiting()[0]
 
     def holders(self) -> list[Any]:
-        return [caller for caller in self.those("holds") if self.valid(caller)]
+        return [caller for caller in self.in_phase("holds") if self.valid(caller)]
 
-    def lapsed(self) -> list[Any]:
-        return [caller for caller in self.those("holds") if not self.valid(caller)]
+    def expired(self) -> list[Any]:
+        return [caller for caller in self.in_phase("holds") if not self.valid(caller)]
 
     def valid(self, caller: WalkedCaller) -> bool:
         return self.lease(caller)._deadline > self.clock()
@@ -96,22 +96,22 @@ class WalkedClient:
         return self.tokens.index(token) if token in self.tokens else -1
 
     def pending(self, caller: WalkedCaller) -> Any:
-        """What a caller has requested, whether or not the server executed it; None: nothing."""
-        flights = [*self.flights, *(flight for flight, _ in self.come if flight is not None)]
+        """The request whose reply the caller waits for, executed by the server or not; None: there is none."""
+        flights = [*self.flights, *(flight for flight, _ in self.incoming if flight is not None)]
         return next((flight for flight in flights if flight.caller is caller), None)
 
     def known_as(self, flight: Any) -> Command:
-        """The command in the model's words."""
-        ghost = flight.caller is None and flight.verb in GHOSTS
-        return GHOSTS[flight.verb] if ghost else flight.verb, self.number(flight.token)
+        """The command of the model that this request is."""
+        abandoned = flight.caller is None and flight.verb in ABANDONED
+        return ABANDONED[flight.verb] if abandoned else flight.verb, self.number(flight.token)
 
     def flight(self, command: Command) -> Any:
-        """The request that the model calls so."""
+        """The request that is this command of the model."""
         return next(flight for flight in self.flights if self.known_as(flight) == command)
 
-    # what happens to it
+    # what happens to the client
 
-    def could(self, event: Event) -> bool:
+    def can_happen(self, event: Event) -> bool:
         """Whether an event that the model allows can happen to this client now: the environment may have less choice
         than in the model."""
         return True
@@ -124,7 +124,7 @@ class WalkedClient:
         """One more caller comes, while others of the client wait or hold."""
         raise NotImplementedError
 
-    def let_go(self, caller: Any, *, batch: bool = False, late: bool = False) -> bool:
+    def release(self, caller: Any, *, batch: bool = False, late: bool = False) -> bool:
         """A holder releases; `late`: after LOCAL_SECONDS, when no local handover is allowed. Returns whether it
         handed over."""
         raise NotImplementedError
@@ -154,7 +154,7 @@ class WalkedClient:
         """Receive all that was pushed."""
         raise NotImplementedError
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Deliver the first reply or message that has come."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class WalkedClient:
         """When the lease that was requested ends, if it is granted."""
         raise NotImplementedError
 
-    def lapse(self, held: bytes) -> None:
+    def expire(self, held: bytes) -> None:
         """The lease with this token ends by the client's own clock."""
         raise NotImplementedError
 

@@ -268,10 +268,10 @@ async def test_a_user_without_queue_rights_waits_and_releases(
         await face.get(lock.release())
         return fence
 
-    def lock_of(client: Any, **terms: Any) -> Any:
-        return client.lock("a", sleep=0.002, thread_local=False, **terms)
+    def lock_of(client: Any, **settings: Any) -> Any:
+        return client.lock("a", sleep=0.002, thread_local=False, **settings)
 
-    async def until_marked(lease: Any) -> None:
+    async def until_contended(lease: Any) -> None:
         end = time.monotonic() + 10
         while probe.get("a") != commands.CONTENDED_PREFIX + lease.token[3:]:
             assert time.monotonic() < end, "the holder's token is not marked"
@@ -279,11 +279,11 @@ async def test_a_user_without_queue_rights_waits_and_releases(
 
     theirs = lock_of(others)
     await face.get(theirs.acquire())
-    jobs = [face.start(lambda terms=terms: take(lock_of(client, **terms))) for terms in ({}, {"fence": True})]
+    jobs = [face.start(lambda given=given: take(lock_of(client, **given))) for given in ({}, {"fence": True})]
     while client.get_stats()["commands"] < 20:  # they ask again and again
         await face.checkpoint()
     if missing not in ("all", "zadd"):
-        await until_marked(theirs.lease)
+        await until_contended(theirs.lease)
     await face.get(theirs.release())
     assert [fence is not None for fence in [await job.get() for job in jobs]] == [False, True]
 
@@ -291,7 +291,7 @@ async def test_a_user_without_queue_rights_waits_and_releases(
     await face.get(ours.acquire())
     (also,) = await face.get(client.acquire_many(["b"]))
     job = face.start(lambda: take(lock_of(others)))
-    await until_marked(ours.lease)
+    await until_contended(ours.lease)
     assert await face.get(ours.extend(5)) and await face.get(ours.reacquire()) and await face.get(ours.owned())
     await face.get(ours.release())
     await job.get()
@@ -301,7 +301,7 @@ async def test_a_user_without_queue_rights_waits_and_releases(
 
     batch = await face.get(client.acquire_many(["a", "c"]))
     job = face.start(lambda: take(lock_of(others)))
-    await until_marked(batch[0])
+    await until_contended(batch[0])
     assert await face.get(client.release_many([*batch, also])) == [True] * 3
     await job.get()
     await face.get(client.close())

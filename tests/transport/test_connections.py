@@ -38,7 +38,7 @@ from fastlock.embedded import Server
 
 NAME = "sku"
 MARK = b"\r\nsku\r\n"
-PATIENT, HASTY = 20.0, 1.0  # seconds: a reply_timeout that never ends, and one that does
+LONG_TIMEOUT, SHORT_TIMEOUT = 20.0, 1.0  # seconds: a reply_timeout that never ends, and one that does
 threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 
@@ -106,7 +106,7 @@ def note_pauses(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_closed_idle_connections_are_replaced_unnoticed(
     face: Face, proxy: FaultProxy, no_leaks: Any, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = face.client(proxy.url, max_connections=4, reply_timeout=PATIENT)
+    client = face.client(proxy.url, max_connections=4, reply_timeout=LONG_TIMEOUT)
     lock = client.lock(NAME, thread_local=False)
     await idle_connections(face, client, proxy, 4)
     if operation in ("release", "extend"):
@@ -117,7 +117,7 @@ async def test_closed_idle_connections_are_replaced_unnoticed(
     if operation == "acquire":
         assert await face.get(lock.acquire()) is True
     elif operation == "acquire with":
-        assert await face.get(lock.acquire(blocking_timeout=PATIENT)) is True
+        assert await face.get(lock.acquire(blocking_timeout=LONG_TIMEOUT)) is True
     elif operation == "release":
         await face.get(lock.release())
     elif operation == "extend":
@@ -342,7 +342,7 @@ async def test_an_unknown_outcome_lasts_until_the_own_token_turns_up(
     caller's."""
     probe.set(NAME, "another")
     with without_ids(proxy):
-        client = face.client(proxy.url, reply_timeout=HASTY, max_connections=1)
+        client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT, max_connections=1)
         await face.get(client.server_info())
     lock = client.lock(NAME, timeout=3600, sleep=0.005, thread_local=False)
     first = proxy.arm(stall("request"), after=MARK, times=1)
@@ -384,7 +384,7 @@ async def test_a_broken_connection_is_killed_on_its_own_server_only(
     for _ in range(30):
         RawClient(before.unix_url).socket.close()
     with FaultProxy(before.unix_url) as proxy:
-        client = face.client(proxy.url, reply_timeout=PATIENT, max_connections=1)
+        client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT, max_connections=1)
         await face.get(client.server_info())
         proxy.upstream = after.unix_url if restarted else before.unix_url
         armed = proxy.arm(swallow(), after=MARK)
@@ -450,7 +450,7 @@ async def test_a_connection_that_is_just_failing_is_not_used(
     (failing,) = client._transport.connections
     client._transport.idle.clear()
     failing.error = ConnectionError("found by another thread")
-    calls = {"acquire": lock.acquire, "acquire with": lambda: lock.acquire(blocking_timeout=PATIENT)}
+    calls = {"acquire": lock.acquire, "acquire with": lambda: lock.acquire(blocking_timeout=LONG_TIMEOUT)}
     assert await face.get(calls.get(operation, lock.locked)()) is (operation != "locked")
     assert failing not in client._transport.connections and client._transport.idle == client._transport.connections
     if lock.lease is not None:
@@ -488,7 +488,7 @@ async def test_a_push_connection_that_ends_is_replaced(
     await cut()
     await until(face, lambda: transport.push_connection not in (None, broken), "another push connection")
     await face.get(holder.release())
-    await waiting.get(PATIENT)
+    await waiting.get(LONG_TIMEOUT)
     assert transport.push_connection_lent == 1 and transport.push_connection not in transport.idle
     transport.push_connection.fail(ConnectionError("found by a waiter that leaves a queue"))
     assert transport.push_connection_lent == 0 and transport.connections == transport.idle
@@ -516,13 +516,13 @@ async def test_many_threads_lose_no_command_and_no_reply(face: Face, hurried: No
     """A command queued at any moment of another thread's send and read is sent: else its caller would time out, and
     the connection would be discarded."""
     with FakeServer(handshake={"GET": echo}) as fake:
-        client = face.client(fake.url, max_connections=limit, reply_timeout=PATIENT)
+        client = face.client(fake.url, max_connections=limit, reply_timeout=LONG_TIMEOUT)
         await face.get(client.server_info())
 
         def work(number: int) -> int:
-            dice = random.Random(f"{seed}/{number}")
+            rng = random.Random(f"{seed}/{number}")
             for count in range(500):
-                key = b"%d:%d:" % (number, count) + b"x" * dice.choice((0, 0, 0, 50, 3000))
+                key = b"%d:%d:" % (number, count) + b"x" * rng.choice((0, 0, 0, 50, 3000))
                 assert client._transport.drive(extension.inspect(Opcode.GET, key, now)) == key
             return number
 

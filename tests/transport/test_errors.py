@@ -171,12 +171,12 @@ async def test_replica_raises_read_only(face: Face, own: Own) -> None:
         await face.get(held.release())
     assert await face.get(held.owned()), "a refused release leaves the lock with its holder"
     probe.config_set("replica-serve-stale-data", "no")
-    hasty = face.client(server.url, reply_timeout=0.05, connect_timeout=5)
+    timed_out = face.client(server.url, reply_timeout=0.05, connect_timeout=5)
     with pytest.raises(exceptions.MasterDownError):
-        await face.get(hasty.lock("sku").locked())
-    patient = face.start(client.lock("sku").locked)
+        await face.get(timed_out.lock("sku").locked())
+    answered = face.start(client.lock("sku").locked)
     probe.replicaof("NO", "ONE")
-    assert await patient.get() is False
+    assert await answered.get() is False
     await face.get(held.release())
     await assert_in_step(face, client)
 

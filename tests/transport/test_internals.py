@@ -53,7 +53,7 @@ WHOLE = ("transport/test_wakeups.py", "transport/test_loops.py", "fastpath/test_
 FILES = [f"tests/{name}" for name in (*WHOLE, "locks/test_waiting.py", "interrupts/test_interrupted_loops.py")]
 CHOSEN = (
     "test_wakeups or not (uvloop or threads or any_point) and (fastpath or test_loops or cancelled or woken"
-    " or dropped or replies_lost or cancellable or leave_no_key and crowd)"
+    " or dropped or replies_lost or cancellable or leave_no_key and cohort)"
 )
 
 
@@ -76,7 +76,7 @@ def test_internals_are_used_where_they_were_tried(
 
 @pytest.mark.parametrize("asked", ["1", "no", "00"])
 def test_another_value_of_the_variable_is_refused(asked: str) -> None:
-    """Otherwise somebody would take it for granted that he has what he asked for."""
+    """Otherwise users would believe that they got what they asked for."""
     with pytest.raises(ValueError, match=f"{VARIABLE}.*'{asked}'"):
         may_use("cpython", (3, 13, 0), BUILD, asked)
 
