@@ -129,14 +129,10 @@ async def _aio_wait(
 def _release_to_next(lock: BaseLock, owner: object, lease: Lease) -> Any:
     """Release where others of this client wait: to the next of them. Returns None where that is done, else the
     operation that is to be carried out."""
-    what = lock._transport.queues.release(lease, now())
-    if what == ReleaseRoute.LOCAL:
-        lock._released(owner, lease)
+    route = lock._transport.queues.release(lease, now())
+    if lock._released_locally(owner, lease, route):
         return None
-    if what == ReleaseRoute.NOT_HELD:  # another thread released it a moment ago
-        lock._drop_lease(lease)
-        raise lock._lost("release")
-    return new_release(lock, lease, what == ReleaseRoute.SCRIPT)
+    return new_release(lock, lease, route == ReleaseRoute.SCRIPT)
 
 
 def aio_enter_lease(self: Any) -> Any:

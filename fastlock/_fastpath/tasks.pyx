@@ -35,7 +35,7 @@ cdef extern from "Python.h":
     void PyErr_SetObject(object kind, object value)
 
 cdef object ASK_SERVER = Answer.ASK_SERVER, DEADLINE_EXCEEDED = Answer.DEADLINE_EXCEEDED
-cdef int LOCAL = ReleaseRoute.LOCAL, SCRIPT = ReleaseRoute.SCRIPT, NOT_HELD = ReleaseRoute.NOT_HELD
+cdef int SCRIPT = ReleaseRoute.SCRIPT
 cdef object running_task = _running_task
 cdef double LAST_TRY_SECONDS = _LAST_TRY_SECONDS
 cdef Py_ssize_t ACQUIRE = Opcode.ACQUIRE, ACQUIRE_ENDLESS = Opcode.ACQUIRE_ENDLESS, RELEASE = Opcode.RELEASE
@@ -391,19 +391,15 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
     """Release where others of this client wait: to the next of them. Returns None where that is done, else the
     operation that is to be carried out."""
     cdef LocalQueues queues = (<Transport>lock._transport).queues
-    cdef int what = queues.release_locked(lease, clock())
+    cdef int route = queues.release_locked(lease, clock())
     wake, queues.pending_wake = queues.pending_wake, None
     if type(wake) is _Acquire:
         (<_Acquire>wake)._called(None)
     elif wake is not None:
         wake(None)
-    if what == LOCAL:
-        lock._released(owner, lease)
+    if lock._released_locally(owner, lease, route):
         return None
-    if what == NOT_HELD:  # another thread released it a moment ago
-        lock._drop_lease(lease)
-        raise lock._lost("release")
-    return new_release(lock, lease, what == SCRIPT)
+    return new_release(lock, lease, route == SCRIPT)
 
 
 @cython.final

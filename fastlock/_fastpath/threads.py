@@ -25,7 +25,7 @@ from fastlock._transport.base import Transport
 from fastlock._transport.owners import thread_owner
 from fastlock._transport.parker import Parker, check_signals, clock, enqueue, popped
 from fastlock._transport.parker import release as release_locally
-from fastlock._transport.sync_connection import STREAM_ERRORS, Connection
+from fastlock._transport.sync_connection import Connection
 from fastlock._transport.waiting import (
     park,
     push_connection_of,
@@ -35,6 +35,7 @@ from fastlock._transport.waiting import (
     spin_seconds,
     wait,
 )
+from fastlock._transport.writing import STREAM_ERRORS
 
 _MODULES = sys.modules
 _NOTHING = RawCommands([])  # a request that needs no undo
@@ -48,9 +49,7 @@ _ASK_SERVER: Answer = Answer.ASK_SERVER
 _ACQUIRE: int = Opcode.ACQUIRE
 _ACQUIRE_ENDLESS: int = Opcode.ACQUIRE_ENDLESS
 _RELEASE: int = Opcode.RELEASE
-_LOCAL: int = ReleaseRoute.LOCAL
 _SCRIPT: int = ReleaseRoute.SCRIPT
-_NOT_HELD: int = ReleaseRoute.NOT_HELD
 
 
 # What `with` calls. Where they are compiled, no signal handler runs between the grant and the body of the `with`, nor
@@ -251,12 +250,8 @@ def release(lock: BaseLock) -> None:
         contended, told, lease._releasing = lease._contended, _NOT_ASKED, True
         if transport.queued_keys:
             route, told = release_locally(transport.queues, lease, clock()), _ASK_SERVER
-            if route == _LOCAL:
-                lock._released(owner, lease)
+            if lock._released_locally(owner, lease, route):
                 return
-            if route == _NOT_HELD:  # another thread released it a moment ago
-                lock._drop_lease(lease)
-                raise lock._lost("release")
             contended = contended or route == _SCRIPT
         sent = clock()
         try:

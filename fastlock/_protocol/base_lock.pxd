@@ -8,6 +8,7 @@ from fastlock._protocol.stats cimport Stats
 import cython
 
 cdef double ENDED
+cdef int _LOCAL, _NOT_HELD
 cdef Py_ssize_t _MAX_LEASES
 
 cdef class BaseLock:
@@ -28,5 +29,6 @@ cdef class BaseLock:
     @cython.locals(lease=Lease)
     cdef Lease _handed_over(self, owner, Waiter waiter, double time, LocalQueues queues)
     cdef _released(self, owner, Lease lease)
+    cdef bint _released_locally(self, owner, Lease lease, int route) except -1
     cdef Waiter _waits_locally(self, answer, token, dict queued)
     cdef bint _needs_slow_path(self) except -1

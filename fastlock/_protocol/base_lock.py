@@ -17,7 +17,7 @@ from fastlock._protocol import arguments, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.lease import ENDED, Lease, new_token, now
-from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute, Waiter
 from fastlock._protocol.release import Release
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Clock, Steps
@@ -28,6 +28,8 @@ DEFAULT_SLEEP = 0.1  # seconds between two tries of a name that is held, where i
 SHOWN = 200  # characters of a name that messages repeat
 MAX_LEASES = 64  # leases that one lock keeps: beyond, ended ones are forgotten, whose owners never released them
 _MAX_LEASES: int = MAX_LEASES  # typed, where this is compiled
+_LOCAL: int = ReleaseRoute.LOCAL
+_NOT_HELD: int = ReleaseRoute.NOT_HELD
 _LOG = logging.getLogger("fastlock")
 
 NOT_HELD = {"release": "not owned or already unlocked", "extend": "unlocked", "reacquire": "unlocked"}
@@ -133,6 +135,17 @@ class BaseLock:
         if self._leases.get(owner) is lease:
             self._leases.pop(owner, None)
         lease._deadline = ENDED
+
+    def _released_locally(self, owner: object, lease: Lease, route: int) -> bool:
+        """Whether a release is done, by the ReleaseRoute that the local queue chose; else the server is to be asked.
+        Raises LockNotOwnedError: the lease was released before."""
+        if route == _LOCAL:
+            self._released(owner, lease)
+            return True
+        if route == _NOT_HELD:  # another thread released it a moment ago
+            self._drop_lease(lease)
+            raise self._lost("release")
+        return False
 
     def _waits_locally(self, answer: object, token: object, queued: dict[bytes, Any]) -> Waiter | None:
         """A waiter, if the caller is to wait in the local queue: because others of its client wait for the name (it is

@@ -33,7 +33,6 @@ from fastlock._protocol.steps import (
     GetSession,
     Operation,
     Performed,
-    ProtocolViolation,
     Request,
     Sleep,
     Steps,
@@ -47,9 +46,9 @@ from fastlock._transport.base import Transport
 from fastlock._transport.internals import Wakeup, running_loop
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import tune_socket
-from fastlock._transport.sync_connection import CLOSE_SECONDS, CONNECT_ERRORS, removed
 from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.wakeups import WakeupQueue
+from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, removed
 
 T = TypeVar("T")
 
@@ -232,15 +231,7 @@ class AsyncTransport(Transport):
             return await self._sleep(step.seconds)
         if isinstance(step, GetSession):
             return await self._execute(step)
-        return self._protocol_violation(step)
-
-    def _protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
-        """A reply makes no sense: no reply that is in flight on its connection can be believed, so that fails."""
-        connection = step.request.connection
-        assert isinstance(connection, AsyncConnection), "the reply came over it"
-        error = errors.senseless_reply(self.endpoint, step.reply)
-        connection.fail(error)
-        return ConnectionLost(error, self.settings.reply_timeout, sent=True, session=connection.session, own=True)
+        return self.protocol_violation(step)
 
     async def _execute(self, request: Request | GetSession) -> Any:
         if not (self.closed and request.allowed_after_close):
@@ -264,7 +255,7 @@ class AsyncTransport(Transport):
         except CONNECT_ERRORS as error:
             if by_handler(error):
                 raise
-            return self._lost(error)
+            return self.not_sent(error)
         finally:
             if connection is not None:
                 await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
@@ -275,7 +266,7 @@ class AsyncTransport(Transport):
         except CONNECT_ERRORS as error:
             if by_handler(error):
                 raise
-            return self._lost(error)
+            return self.not_sent(error)
         except asyncio.CancelledError:
             self._carry_out(request)
             raise
@@ -287,12 +278,6 @@ class AsyncTransport(Transport):
         if isinstance(request, PlainRelease | HandOver):
             request.sent = request.sent or now()
             self.undo(request.undo())
-
-    def _lost(self, error: BaseException) -> ConnectionLost:
-        known = errors.as_connection_error(error, self.settings.endpoint)
-        refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not (self.ever_connected or self.settings.retry_first_connect)
-        return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     async def answered(self, request: Request | GetSession, connection: AsyncConnection) -> Any:
         """The answer to a request over a connection; `ConnectionLost`, if that breaks; or DEADLINE_EXCEEDED."""

@@ -22,8 +22,8 @@ from fastlock._protocol.steps import ConnectionLost, RawCommands, Request
 from fastlock._stream_errors import Broken, NoReply
 from fastlock._transport.internals import Wakeup, abort, reads_at_once
 from fastlock._transport.settings import Settings
-from fastlock._transport.sync_connection import CLOSE_SECONDS, compile_templates, write_request, write_undo
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
+from fastlock._transport.writing import CLOSE_SECONDS, compile_templates, write_request, write_undo
 
 if TYPE_CHECKING:
     from fastlock._transport.aio import AsyncTransport

@@ -5,7 +5,9 @@ from fastlock._protocol.stats cimport Stats
 from fastlock._transport.parker cimport Parking
 
 cdef class Transport:
-    cdef public bint closed
+    cdef public bint closed, ever_connected
+    cdef public object settings
+    cdef public str endpoint
     cdef public LocalQueues queues
     cdef public Stats stats
     cdef public dict queued_keys, shared_timeouts

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fastlock._errors import is_own
+from fastlock import _errors as errors
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.lease import Lease, is_inherited, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.stats import Stats
-from fastlock._protocol.steps import Abandonable
+from fastlock._protocol.steps import Abandonable, ConnectionLost, ProtocolViolation
 from fastlock._protocol.undo import Undo
+from fastlock._stream_errors import by_handler
 from fastlock._transport.parker import Parking
+from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery
 
 
@@ -26,7 +28,7 @@ class Transport:
     """Base of the transports for threads and for asyncio. Each sets the attributes that it has, and documents them."""
 
     __slots__ = (
-        *("closed", "queued_keys", "pending_undos", "queues", "stats"),
+        *("closed", "endpoint", "ever_connected", "queued_keys", "pending_undos", "queues", "settings", "stats"),
         *("push_connection_lent", "connections", "push_connection", "idle", "parking"),  # of threads
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
@@ -36,6 +38,9 @@ class Transport:
     queued_keys: dict[bytes, Any]  # names for which callers of this client wait, or among whom a lease circulates
     stats: Stats
     pending_undos: list[UndoDelivery]
+    settings: Settings
+    endpoint: str
+    ever_connected: bool
     # of threads
     connections: list[Any]
     idle: list[Any]
@@ -58,9 +63,25 @@ class Transport:
     def flush_pending_undos(self) -> None:
         """Send the pending undos now, where nothing else would send them."""
 
+    def not_sent(self, error: BaseException) -> ConnectionLost:
+        """The answer to a request that was not sent, as there is no connection: this error came of opening one."""
+        if by_handler(error):
+            raise error
+        known = errors.as_connection_error(error, self.endpoint)
+        refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
+        final = refused or self.closed or not (self.ever_connected or self.settings.retry_first_connect)
+        return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
+
+    def protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
+        """A reply makes no sense: no reply that is in flight on its connection can be believed, so that fails."""
+        connection: Any = step.request.connection
+        error = errors.senseless_reply(self.endpoint, step.reply)
+        connection.fail(error)
+        return ConnectionLost(error, self.settings.reply_timeout, sent=True, session=connection.session, own=True)
+
     def was_interrupted(self, error: BaseException | None) -> bool:
         """Whether an operation ended by an error that it did not raise itself, so that it has left no undo."""
-        return error is not None and not is_own(error)
+        return error is not None and not errors.is_own(error)
 
     def undo_interrupted(self, op: Abandonable, error: BaseException) -> None:
         """Undo an operation that was interrupted. A signal handler may raise anywhere, also between the grant and the
@@ -85,7 +106,7 @@ class Transport:
         """Carry out a release that was interrupted, as by `undo_interrupted`: who leaves a `with` does not try again.
         Without `lease` it is that of the owner; without `op` it had not begun."""
         lease = lease or lock._lease_of(owner)
-        if lease is not None and not is_inherited(lease) and not is_own(error):
+        if lease is not None and not is_inherited(lease) and not errors.is_own(error):
             self.undo_interrupted(op or LockRelease(lock, lease), error)
 
     def cancel_wait(self, op: Acquire, waiter: Waiter, error: BaseException | None = None) -> None:

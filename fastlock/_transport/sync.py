@@ -31,7 +31,6 @@ from fastlock._protocol.steps import (
     GetSession,
     Operation,
     Performed,
-    ProtocolViolation,
     Request,
     Sleep,
     Steps,
@@ -43,16 +42,9 @@ from fastlock._transport import waiting
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parking
 from fastlock._transport.settings import Settings
-from fastlock._transport.sync_connection import (
-    CLOSE_SECONDS,
-    CONNECT_ERRORS,
-    INSERT,
-    POP,
-    REMOVE,
-    Connection,
-    removed,
-)
+from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
+from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, INSERT, POP, REMOVE, removed
 
 T = TypeVar("T")
 _WITHIN = (
@@ -156,15 +148,7 @@ class SyncTransport(Transport):
             return self._sleep(step.seconds)
         if isinstance(step, GetSession):
             return self._session_after_close() if self.closed and step.allowed_after_close else self.get_session()
-        return self._protocol_violation(step)
-
-    def _protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:
-        """A reply makes no sense: no reply that is in flight on its connection can be believed, so that fails."""
-        connection = step.request.connection
-        assert isinstance(connection, Connection), "the reply came over it"
-        error = errors.senseless_reply(self.settings.endpoint, step.reply)
-        connection.fail(error)
-        return ConnectionLost(error, self.settings.reply_timeout, sent=True, session=connection.session, own=True)
+        return self.protocol_violation(step)
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, but wake when the client is closed."""
@@ -252,7 +236,7 @@ class SyncTransport(Transport):
                             (_,), owner = map(INSERT, (self.idle,), (0,), (connection,)), False
                             connection, owner = self._get_connection(request.until)
             except CONNECT_ERRORS as error:
-                return self._lost(error)
+                return self.not_sent(error)
             if not owner and self._would_deadlock(connection):
                 return ConnectionLost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.pending_undos:
@@ -280,7 +264,7 @@ class SyncTransport(Transport):
             try:
                 connection = Connection(self, self.settings)
             except CONNECT_ERRORS as error:
-                yield self._lost(error)
+                yield self.not_sent(error)
             else:
                 yield connection
         finally:
@@ -295,18 +279,10 @@ class SyncTransport(Transport):
             connection, owner = self._get_connection()
             return connection.session
         except CONNECT_ERRORS as error:
-            return self._lost(error)
+            return self.not_sent(error)
         finally:
             if owner:
                 self.idle.append(connection)
-
-    def _lost(self, error: BaseException) -> ConnectionLost:
-        if by_handler(error):
-            raise error
-        known = errors.as_connection_error(error, self.settings.endpoint)
-        refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        final = refused or self.closed or not (self.ever_connected or self.settings.retry_first_connect)
-        return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     def _get_connection(self, until: float | None = None) -> tuple[Connection, bool]:
         """(connection, whether this caller has it for itself): an idle one, a new one, or a share in a busy one.

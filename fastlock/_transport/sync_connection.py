@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
-from collections.abc import Iterable
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hiredis import ProtocolError
 
@@ -21,78 +19,17 @@ from fastlock import _fallback
 from fastlock import _native as native
 from fastlock._protocol import commands, handshake
 from fastlock._protocol.lease import now
-from fastlock._protocol.steps import (
-    Answer,
-    Command,
-    CommandBatch,
-    ConnectionLost,
-    RawCommands,
-    Request,
-)
-from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, by_handler
+from fastlock._protocol.steps import Answer, Command, ConnectionLost, RawCommands, Request
+from fastlock._stream_errors import Broken, NoReply, UnsolicitedData
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import open_socket, shut
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
+from fastlock._transport.writing import STREAM_ERRORS, compile_templates, write_request, write_undo
 
 if TYPE_CHECKING:
-    from fastlock._stream import Pending, Stream
-    from fastlock._transport.aio_connection import AsyncConnection
     from fastlock._transport.sync import SyncTransport
 
-T = TypeVar("T")
 SPIN_SECONDS = 100e-6  # to poll the socket before sleeping, while a single thread waits: about what a sleep may cost
-CLOSE_SECONDS = 1.0  # for how long closing waits for what is in flight; a new connection gets as long at least
-STREAM_ERRORS = (Broken, ProtocolError)
-POP: Any = list.pop  # for `(item,) = map(POP, (items,))`: no signal handler runs between popped and kept
-INSERT, REMOVE = list.insert, list.remove  # as POP
-CONNECT_ERRORS = (*STREAM_ERRORS, errors.RedisError)
-
-
-def compile_templates(impl: ModuleType, capabilities: frozenset[str]) -> tuple[Any, ...]:
-    """The command table of a server, as templates of an implementation; kept, as a process meets few kinds of
-    servers."""
-    key = impl, capabilities
-    if key not in _TEMPLATES:
-        _TEMPLATES[key] = tuple(impl.Template(*template) for template in commands.command_table(capabilities))
-    return _TEMPLATES[key]
-
-
-_TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
-
-
-def write_request(stream: Stream, session: handshake.Session, request: Request, pending_reply: Pending) -> None:
-    """Write a request into the stream of a connection; `pending_reply` gets the answer."""
-    end_sessions(stream, session, request.stale)
-    if isinstance(request, Command):
-        stream.put(stream.templates[request.opcode], pending_reply, request.key, request.token, request.ms)
-    elif isinstance(request, CommandBatch):
-        stream.put_many(stream.templates[request.opcode], pending_reply, request.names, request.tokens, request.ms)
-    elif isinstance(request, RawCommands):
-        stream.put_calls(pending_reply, request.calls)
-
-
-def end_sessions(stream: Stream, session: handshake.Session, ended: Iterable[handshake.Session]) -> None:
-    """Write the commands by which this session ends broken ones: nothing that they sent is executed after these."""
-    for broken in ended:
-        if (call := handshake.end(broken, session)) is not None:
-            stream.put_command(None, call)
-
-
-def write_undo(connection: Connection | AsyncConnection, delivery: UndoDelivery) -> None:
-    """Write an undo into a connection's stream."""
-    end_sessions(connection.stream, connection.session, delivery.stale)
-    connection.stream.put_calls(UndoReply(delivery), delivery.calls(connection))
-
-
-def removed(these: list[T], one: T) -> bool:
-    """Remove an item from a list; False: another thread, which needs no mutex for that, removed it first."""
-    found = False
-    try:
-        (_,), found = map(these.remove, (one,)), True  # no signal handler runs in between
-    except ValueError as gone:
-        if by_handler(gone):
-            raise
-    return found
 
 
 def _is_late(request: Request) -> bool:

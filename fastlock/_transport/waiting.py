@@ -16,7 +16,8 @@ from fastlock._protocol.commands import enter, hand_over
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, Waiter
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parker, check_signals, clock
-from fastlock._transport.sync_connection import SPIN_SECONDS, STREAM_ERRORS, Connection
+from fastlock._transport.sync_connection import SPIN_SECONDS, Connection
+from fastlock._transport.writing import STREAM_ERRORS
 
 if TYPE_CHECKING:
     from _thread import LockType

@@ -223,7 +223,8 @@ async def test_signal_handler_does_not_wait_for_the_interrupted_thread(
     gc.collect()  # frees the frames of the error, and with them the one that the handler interrupted
     if connections == 1:
         assert str(found).startswith("RuntimeError: ") and "max_connections" in found
-        assert mine.lease.valid, "a lock that could not be released is still held"
+        if what == "release":  # carried out behind the command that the handler interrupted
+            assert not mine.lease.valid and not probe.exists("mine")
         mine.release()
     else:
         assert type(found) is not str, found

@@ -19,7 +19,7 @@ from typing import Any
 import fastlock
 from fastlock import _implementation
 from fastlock._stream_errors import Broken
-from fastlock._transport import sync_connection
+from fastlock._transport import writing
 from support.real_client import REPLY_TIMEOUT, Call, Line, RealCaller, RealClient, Request, decoded
 from support.run_steps import Clock
 
@@ -429,5 +429,5 @@ class ThreadClient(RealClient):
     def close(self) -> None:
         self.die()
         self.transport.closed = True
-        for key in [key for key in sync_connection._TEMPLATES if key[0] is self.parts]:
-            del sync_connection._TEMPLATES[key]
+        for key in [key for key in writing._TEMPLATES if key[0] is self.parts]:
+            del writing._TEMPLATES[key]

@@ -25,8 +25,9 @@ from support.tls import Authority, TlsFront
 import fastlock
 from fastlock._protocol.undo import Undo
 from fastlock._transport import aio, sync
-from fastlock._transport.sync_connection import Connection, write_undo
+from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
+from fastlock._transport.writing import write_undo
 from fastlock.embedded import Server
 
 MARK = b"\r\nsku\r\n"

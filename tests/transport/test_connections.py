@@ -32,8 +32,9 @@ from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken
 from fastlock._transport import sync
 from fastlock._transport.aio_connection import AsyncConnection
-from fastlock._transport.sync_connection import Connection, removed
+from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
+from fastlock._transport.writing import removed
 from fastlock.embedded import Server
 
 NAME = "sku"
