@@ -429,7 +429,7 @@ def crowded(good: dict[str, Any]) -> str:
 def light(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, browser.Seen]:
     """What a browser shows where light is preferred, wide and as narrow as a phone."""
     pages = {"wide": (page, 1280), "narrow": (page, 360), "bad": (BAD, 360)}
-    return browser.look(pages, tmp_path_factory.mktemp("look"), "light")
+    return browser.look(pages, tmp_path_factory.mktemp("look"), "light", mouse=True)
 
 
 @pytest.fixture(scope="module")
@@ -446,6 +446,7 @@ def dark(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, brows
 
 
 @needs_browser
+@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("window", "width"), [("wide", 1280), ("narrow", 360)])
 def test_page_in_a_browser(page: str, window: str, width: int, scheme: str, request: pytest.FixtureRequest) -> None:
@@ -461,6 +462,7 @@ def test_page_in_a_browser(page: str, window: str, width: int, scheme: str, requ
 
 
 @needs_browser
+@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 @pytest.mark.parametrize("window", ["wide", "narrow"])
 def test_charts_answer_the_mouse(window: str, light: dict[str, browser.Seen]) -> None:
     seen = light[window]
@@ -478,6 +480,7 @@ def test_charts_answer_the_mouse(window: str, light: dict[str, browser.Seen]) ->
 
 
 @needs_browser
+@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 @pytest.mark.parametrize("window", ["wide", "narrow"])
 def test_crowded_page_in_a_browser(window: str, crowd: dict[str, browser.Seen]) -> None:
     assert crowd[window]["errors"] == []
@@ -485,6 +488,7 @@ def test_crowded_page_in_a_browser(window: str, crowd: dict[str, browser.Seen]) 
 
 
 @needs_browser
+@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 def test_browser_test_finds_planted_faults(light: dict[str, browser.Seen]) -> None:
     seen = light["bad"]
     assert {error.partition(":")[0] for error in seen["errors"]} == {"policy", "console", "error"}

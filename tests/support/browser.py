@@ -25,18 +25,22 @@ FLAGS = (
 )
 SCHEMES = {"dark": "0", "light": "1"}  # as Blink numbers them
 
-FRAME = '<iframe name="{name}" width="{width}" height="900" frameborder="0" srcdoc="{page}"></iframe>'
+FRAME = '<iframe name="{name}" width="{width}" height="900" frameborder="0" {mouse} srcdoc="{page}"></iframe>'
 PROBE = (Path(__file__).parent / "probe.js").read_text()
 
 Seen = dict[str, Any]
 
 
-def look(pages: Mapping[str, tuple[str, int]], folder: Path, scheme: str) -> dict[str, Seen]:
-    """What the probe found in each of the ``pages``, {name: (page, width)}, with light or dark preferred."""
+def look(pages: Mapping[str, tuple[str, int]], folder: Path, scheme: str, mouse: bool = False) -> dict[str, Seen]:
+    """What the probe found in each of the ``pages``, {name: (page, width)}, with light or dark preferred, and also what
+    a mouse did there, which takes most of the time."""
     assert CHROMIUM is not None, "chromium is not installed: apt-get install chromium"
     frames = [
         FRAME.format(
-            name=name, width=width, page=html.escape(page.replace("<head>", f"<head><script>{PROBE}</script>", 1))
+            name=name,
+            width=width,
+            mouse='data-mouse="yes"' if mouse else "",
+            page=html.escape(page.replace("<head>", f"<head><script>{PROBE}</script>", 1)),
         )
         for name, (page, width) in pages.items()
     ]
@@ -51,7 +55,7 @@ def look(pages: Mapping[str, tuple[str, int]], folder: Path, scheme: str) -> dic
         ],
         capture_output=True,
         encoding="utf-8",
-        timeout=50,
+        timeout=280,
     )
     root = _Root()
     root.feed(done.stdout)

@@ -95,6 +95,9 @@ MISTAKES = {
         "        if THIS:\n            return\n"
         "        if self._leases.get(owner) is lease:\n            self._leases.pop(owner, None)\n",
     ),
+    "a release is sent to the server though the next waiter has the lease": Mistake(
+        LOCK, "if route == _LOCAL:", "if route == _LOCAL and not THIS:"
+    ),
     "an acquire of a task does not look in the local queue": Mistake(
         TASKS,
         "        if transport.queued_keys:\n            waiter = lock",
@@ -112,8 +115,8 @@ MISTAKES = {
     ),
     "a release of a task forgets how the queue wants it": Mistake(
         TASKS,
-        "new_release(lock, lease, what == SCRIPT)",
-        "new_release(lock, lease, what == SCRIPT and not THIS)",
+        "new_release(lock, lease, route == SCRIPT)",
+        "new_release(lock, lease, route == SCRIPT and not THIS)",
         ("asyncio",),
     ),
     "a task that is handed a lease is not woken": Mistake(

@@ -133,7 +133,7 @@
       beyond: beyond(),
       hover: [],
     };
-    if (plots.length && !errors.length) {
+    if (frameElement.dataset.mouse && plots.length && !errors.length) {
       for (const plot of plots) seen.hover.push(await hover(plot));
       const lines = plots.find((plot) => plot.data.every((trace) => trace.type === "scatter"));
       if (lines) Object.assign(seen, { zoom: await zoom(lines), toggle: await toggle(lines) });
