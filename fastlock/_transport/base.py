@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastlock import _errors as errors
+from fastlock._errors import is_own
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
@@ -81,7 +82,7 @@ class Transport:
 
     def was_interrupted(self, error: BaseException | None) -> bool:
         """Whether an operation ended by an error that it did not raise itself, so that it has left no undo."""
-        return error is not None and not errors.is_own(error)
+        return error is not None and not is_own(error)
 
     def undo_interrupted(self, op: Abandonable, error: BaseException) -> None:
         """Undo an operation that was interrupted. A signal handler may raise anywhere, also between the grant and the
@@ -106,7 +107,7 @@ class Transport:
         """Carry out a release that was interrupted, as by `undo_interrupted`: who leaves a `with` does not try again.
         Without `lease` it is that of the owner; without `op` it had not begun."""
         lease = lease or lock._lease_of(owner)
-        if lease is not None and not is_inherited(lease) and not errors.is_own(error):
+        if lease is not None and not is_inherited(lease) and not is_own(error):
             self.undo_interrupted(op or LockRelease(lock, lease), error)
 
     def cancel_wait(self, op: Acquire, waiter: Waiter, error: BaseException | None = None) -> None:
