@@ -34,7 +34,7 @@ from fastlock.embedded import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, QUEUE = "sku", "fastlock:queue:{sku}"
-HITS = 150
+HITS = 100
 
 
 @pytest.mark.parametrize("mode", ["with", "limited", "fence", "fair", "cohort", "many"])

@@ -48,7 +48,7 @@ from fastlock.embedded import Server
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "sku"
 NAME_IN_COMMAND = b"\r\nsku\r\n"
-HITS = 200
+HITS = 120
 STEPS = 60  # of the event loop; an uncontended operation over a unix socket needs fewer
 asyncio_only = pytest.mark.parametrize("face", ["asyncio"], indirect=True)
 both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
@@ -198,16 +198,20 @@ STACK = {str(path) for path in Path(fastlock.__file__).parent.rglob("*.py")}  # 
 
 
 def _alone_or_shared(value: Any) -> str:
-    return {False: "alone", True: "shared"}.get(value) or str(value.__name__)
+    return {False: "alone", True: "shared"}.get(value) or getattr(value, "__name__", value)
+
+
+OPERATIONS = "acquire", "fenced", "many", "release", "leave", "release many", "release a view", "release an iterator"
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize(
-    "operation",
-    ["acquire", "fenced", "many", "release", "leave", "release many", "release a view", "release an iterator"],
-)
-@pytest.mark.parametrize(
-    ("shared", "kind"), [(True, Interrupt), *[(False, kind) for kind in (Interrupt, *EXPECTED)]], ids=_alone_or_shared
+    ("operation", "shared", "kind"),
+    [
+        *[(operation, shared, Interrupt) for operation in OPERATIONS for shared in (False, True)],
+        *[(operation, False, kind) for operation in ("acquire", "many", "release") for kind in EXPECTED],
+    ],
+    ids=_alone_or_shared,
 )
 def test_thread_interrupted_at_any_point(
     impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, shared: bool, kind: Any
