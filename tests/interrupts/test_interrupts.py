@@ -149,8 +149,7 @@ def test_interrupt_as_the_grant_comes_undoes_the_grant(impl: str) -> None:
         assert lock.lease is None
 
 
-# By name: the mode that detects the mistake, and code that makes it. What the code changes is Python in both
-# implementations.
+# By name: the mode that detects the mistake, and code that makes it, in what is Python in both implementations.
 MISTAKES = {
     "an interrupted operation stays": ("with", "sync.SyncTransport.undo_interrupted = lambda self, op, error: None"),
     "a handler's Exception is taken for fastlock's own": (
@@ -171,10 +170,7 @@ MISTAKES = {
     "a release is not carried out": ("fair", "release.Release.abandon = lambda self, queues, clock: []"),
     "a popped connection is not kept": ("fence", "sync.POP = lambda idle: (idle.pop(), sum(range(500)))[0]"),
     "an interrupted waiter stays": ("wait", "acquire.Acquire.leave = lambda self, waiter, lease, clock: None"),
-    "a handler's OSError is taken for the connection's": (
-        "connect",
-        "sockets.by_handler = lambda error: False",
-    ),
+    "a handler's OSError is taken for the connection's": ("connect", "sockets.by_handler = lambda error: False"),
 }
 IMPORTS = """
 from fastlock._protocol import acquire, batch_operations, release
@@ -207,10 +203,8 @@ OPERATIONS = "acquire", "fenced", "many", "release", "leave", "release many", "r
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize(
     ("operation", "shared", "kind"),
-    [
-        *[(operation, shared, Interrupt) for operation in OPERATIONS for shared in (False, True)],
-        *[(operation, False, kind) for operation in ("acquire", "many", "release") for kind in EXPECTED],
-    ],
+    [(operation, shared, Interrupt) for operation in OPERATIONS for shared in (False, True)]
+    + [(operation, False, kind) for operation in ("acquire", "many", "release") for kind in EXPECTED],
     ids=_alone_or_shared,
 )
 def test_thread_interrupted_at_any_point(
