@@ -175,6 +175,15 @@ async def test_lease_without_timeout_keeps_no_state_in_its_client(
 # -------------------------------------------------------------------------------- a thread that uses the stream already
 
 
+def send_signal(armed: Any, ran: threading.Event) -> None:
+    """Send the main thread a signal, once the fault that was `armed` has happened, until its handler has `ran`: CPython
+    runs none for a signal that comes just before the thread sleeps."""
+    armed.wait()
+    while not ran.is_set():
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        ran.wait(0.1)
+
+
 @pytest.mark.parametrize("face", ["threads"], indirect=True)
 @pytest.mark.parametrize("connections", [1, 2])
 @pytest.mark.parametrize("what", ["acquire", "release", "wait", "many"])
@@ -208,17 +217,10 @@ async def test_signal_handler_does_not_wait_for_the_interrupted_thread(
             outcome.append(f"{type(error).__name__}: {error}")
         armed.resume()
 
-    def send_signal() -> None:
-        with contextlib.suppress(Exception):
-            armed.wait()
-            while not ran.is_set():  # as below
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                ran.wait(0.1)
-
     before = signal.signal(signal.SIGUSR1, handler)
-    sender = threading.Thread(target=send_signal)
+    armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
+    sender = threading.Thread(target=send_signal, args=(armed, ran))
     try:
-        armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
         sender.start()
         assert main.acquire(), "the acquire goes on after the handler"
     finally:
@@ -281,18 +283,12 @@ async def test_signal_handler_may_wait_and_give_up_repeatedly(
             found.append(repr(error))
         armed.resume()
 
-    def send_signal() -> None:
-        armed.wait()
-        while not ran.is_set():  # CPython runs no handler for a signal that comes just before its thread sleeps
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            ran.wait(0.1)
-
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         for count in range(5):
             ran = threading.Event()
             armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
-            sender = threading.Thread(target=send_signal)
+            sender = threading.Thread(target=send_signal, args=(armed, ran))
             sender.start()
             assert main.acquire(), "the acquire goes on after the handler"
             sender.join()
