@@ -204,7 +204,7 @@ OPERATIONS = "acquire", "fenced", "many", "release", "leave", "release many", "r
 @pytest.mark.parametrize(
     ("operation", "shared", "kind"),
     [(operation, shared, Interrupt) for operation in OPERATIONS for shared in (False, True)]
-    + [(operation, False, kind) for operation in ("acquire", "many", "release") for kind in EXPECTED],
+    + [(operation, False, kind) for operation in OPERATIONS for kind in EXPECTED],
     ids=_alone_or_shared,
 )
 def test_thread_interrupted_at_any_point(

@@ -233,6 +233,8 @@ async def test_signal_handler_does_not_wait_for_the_interrupted_thread(
         assert str(found).startswith("RuntimeError: ") and "max_connections" in found
         if what == "release":  # carried out behind the command that the handler interrupted
             assert not mine.lease.valid and not probe.exists("mine")
+        else:
+            assert mine.lease.valid and probe.exists("mine"), "the handler's error is another lock's"
         mine.release()
     else:
         assert type(found) is not str, found
