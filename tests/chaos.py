@@ -56,18 +56,18 @@ QUEUES = 10.0  # seconds for which a queue outlives its last use
 PLANTS = ("claim", "squat", "fence", "key", "fail", "desert")
 
 
-def work(plan: Plan, number: int, face: str) -> None:
+def work(plan: Plan, number: int, api: str) -> None:
     """A worker's process."""
-    Worker(plan, number, face).run()
+    Worker(plan, number, api).run()
 
 
 class Victim:
     """A worker as the chaos sees it."""
 
-    def __init__(self, plan: Plan, number: int, face: str) -> None:
-        self.number, self.face, self.born = number, face, now()
+    def __init__(self, plan: Plan, number: int, api: str) -> None:
+        self.number, self.api, self.born = number, api, now()
         self.reader = Reader(plan.folder / f"{number}.events", number)
-        self.process = multiprocessing.get_context("fork").Process(target=work, args=(plan, number, face))
+        self.process = multiprocessing.get_context("fork").Process(target=work, args=(plan, number, api))
         self.process.start()
         self.stopped = 0.0  # since when
         self.interrupted = self.born
@@ -96,10 +96,10 @@ class Chaos:
         for number in range(processes):
             self.start_worker("asyncio" if number % 2 else "threads")
 
-    def start_worker(self, face: str) -> None:
+    def start_worker(self, api: str) -> None:
         number = next(self.numbers)
         plan = replace(self.plan, plant=self.plant) if number == 0 else self.plan
-        self.workers.append(Victim(plan, number, face))
+        self.workers.append(Victim(plan, number, api))
 
     # ------------------------------------------------------------------------------------------------------ actions
 
@@ -109,7 +109,7 @@ class Chaos:
         victim.signal(signal.SIGKILL)
         self._continued(victim)
         self.remove_worker(victim)
-        self.start_worker(victim.face)
+        self.start_worker(victim.api)
 
     def remove_worker(self, victim: Victim) -> None:
         victim.process.join()
@@ -152,7 +152,7 @@ class Chaos:
         self.probe.script_flush()
 
     def raise_in_handler(self) -> None:
-        threads = [each for each in self.workers if each.face == "threads" and not each.stopped]
+        threads = [each for each in self.workers if each.api == "threads" and not each.stopped]
         victim = self.rng.choice(threads or self.workers)
         if threads and now() - victim.interrupted > STARTUP:
             victim.interrupted = now()
@@ -214,7 +214,7 @@ class Chaos:
             for victim in [each for each in self.workers if not each.process.is_alive()]:
                 self.wrong.append(f"worker {victim.number} ended by itself: {victim.process.exitcode}")
                 self.remove_worker(victim)
-                self.start_worker(victim.face)
+                self.start_worker(victim.api)
             if now() > told + 10:
                 told = now()
                 progress(self)
@@ -239,7 +239,7 @@ class Chaos:
         """End a worker that does not exit. Returns its exit code, or where it hangs."""
         if victim.process.exitcode is not None:
             return str(victim.process.exitcode)
-        for number in (signal.SIGUSR1, signal.SIGUSR2) if victim.face == "asyncio" else (signal.SIGUSR1,):
+        for number in (signal.SIGUSR1, signal.SIGUSR2) if victim.api == "asyncio" else (signal.SIGUSR1,):
             victim.signal(number)
             time.sleep(0.5)
         victim.process.kill()

@@ -1,10 +1,10 @@
 """Cells of the tests: server x API x implementation, as fixtures with ids; and the header of the session.
 
-A test names what it needs: `server` (run on valkey, redis, floor), `face` (the API: threads, asyncio), `layer` (core,
+A test names what it needs: `server` (run on valkey, redis, floor), `api` (the API: threads, asyncio), `layer` (core,
 fallback), `impl`: the implementation of the process, which is one in a session, chosen by FASTLOCK_IMPL before it
-starts. --only-impl leaves out what does not depend on that. An `async def` test is run by its API's `Face`; without
+starts. --only-impl leaves out what does not depend on that. An `async def` test is run by its API's `Api`; without
 one, in an event loop. Helpers live in support/, decisions of fastlock nowhere here. Restrict by --servers=valkey,redis
---faces=threads; --loop=uvloop for asyncio.
+--apis=threads; --loop=uvloop for asyncio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.faultproxy import FaultProxy
 from support.latch import Latch
 from support.run_steps import Clock
@@ -41,8 +41,8 @@ from fastlock._transport import aio, waiting
 from fastlock.embedded import Server, ServerBinary
 
 LAYERS = {"core": "fastlock._core", "fallback": "fastlock._fallback"}
-AXES = {"server": KINDS, "face": ("threads", "asyncio"), "layer": tuple(LAYERS), "impl": (fastlock.IMPLEMENTATION,)}
-OPTIONS = {"server": "--servers", "face": "--faces"}
+AXES = {"server": KINDS, "api": ("threads", "asyncio"), "layer": tuple(LAYERS), "impl": (fastlock.IMPLEMENTATION,)}
+OPTIONS = {"server": "--servers", "api": "--apis"}
 # Tests of the client alone, whatever the server: the oldest server adds nothing to a newer one.
 OFF_FLOOR = {
     *("faults/test_late", "faults/test_scale", "faults/test_soak"),
@@ -95,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for layer, module in LAYERS.items():
         if reason := _cannot_import(module):
             missing[layer] = reason
-    _wanted(config, "face")
+    _wanted(config, "api")
     if missing and IN_CI:
         raise pytest.UsageError(f"CI is set, so every cell must run, but: {missing}")
     cache = getattr(config, "cache", None)
@@ -180,9 +180,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
         return None
     known = inspect.signature(pyfuncitem.obj).parameters
     body = pyfuncitem.obj(**{name: value for name, value in pyfuncitem.funcargs.items() if name in known})
-    face = pyfuncitem.funcargs.get("face")
-    if isinstance(face, Face):
-        face.run(body)
+    api = pyfuncitem.funcargs.get("api")
+    if isinstance(api, Api):
+        api.run(body)
     else:
         asyncio.run(body)
     return True
@@ -270,10 +270,10 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def face(request: pytest.FixtureRequest, impl: str) -> Face:
-    """The API, threads or asyncio, see support/faces.py. "asyncio+uvloop" (indirect) selects that event loop."""
+def api(request: pytest.FixtureRequest, impl: str) -> Api:
+    """The API, threads or asyncio, see support/apis.py. "asyncio+uvloop" (indirect) selects that event loop."""
     name, _, loop = str(request.param).partition("+")
-    return Face(name, uvloop="uvloop" in (loop, request.config.getoption("--loop")) and name == "asyncio")
+    return Api(name, uvloop="uvloop" in (loop, request.config.getoption("--loop")) and name == "asyncio")
 
 
 @pytest.fixture
@@ -302,16 +302,16 @@ def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_waiters(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """At the end no client of `face` may still know of a waiter, or of a lease that circulates."""
+def no_waiters(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """At the end no client of `api` may still know of a waiter, or of a lease that circulates."""
     clients: list[Any] = []
-    make = face.client
+    make = api.client
 
     def client(url: str, **keywords: Any) -> Any:
         clients.append(make(url, **keywords))
         return clients[-1]
 
-    monkeypatch.setattr(face, "client", client)
+    monkeypatch.setattr(api, "client", client)
     yield
     queues = [each._transport.queues for each in clients]
     assert [(each.by_key, each.by_entry) for each in queues] == [({}, {})] * len(queues)

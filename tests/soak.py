@@ -1,7 +1,7 @@
 """The abandonment storm: acquires that are cancelled or time out at random points, by the hundred thousand.
 
-    python -m tests.soak --count 100000 --face threads|asyncio --impl cython|python --server valkey|redis|floor --seed 1
-    python -m tests.soak --pairs 1000000 --face asyncio        # memory: what a million pairs leave behind
+    python -m tests.soak --count 100000 --api threads|asyncio --impl cython|python --server valkey|redis|floor --seed 1
+    python -m tests.soak --pairs 1000000 --api asyncio        # memory: what a million pairs leave behind
 
 Every caller that survives checks that it got the reply to its own command: tokens are unique, and `owned()` compares
 them. At the end no key may be left and no connection have been lost. Prints progress and a summary; exit code 1: a
@@ -41,8 +41,8 @@ WARM = 0.1  # part of the pairs that warms up and is not measured
 class Storm:
     """What all workers of one storm share: the number of acquires, the counts, and the violations."""
 
-    def __init__(self, url: str, face: str, count: int, seed: int) -> None:
-        self.url, self.face, self.count, self.seed = url, face, count, seed
+    def __init__(self, url: str, api: str, count: int, seed: int) -> None:
+        self.url, self.api, self.count, self.seed = url, api, count, seed
         self.left = count
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -77,14 +77,14 @@ class Storm:
         left = [key for key in probe.scan_iter(count=1000) if not key.startswith(b"fastlock:fence:")]
         self.expect(not left, f"{len(left)} keys are left: {left[:5]}")
         made = probe.info("stats")["total_connections_received"] - self.before
-        self.expect(made <= 2 * CONNECTIONS[self.face], f"{made} connections were made")
+        self.expect(made <= 2 * CONNECTIONS[self.api], f"{made} connections were made")
         self.counts["connections"] = made
 
     def run(self) -> Storm:
         """Run the whole storm, on an empty server."""
         with redis.Redis.from_url(self.url) as probe:
             self.before = probe.info("stats")["total_connections_received"]
-            if self.face == "threads":
+            if self.api == "threads":
                 Threads(self).run()
             else:
                 asyncio.run(Tasks(self).run())
@@ -213,14 +213,14 @@ def resident() -> int:
 class Pairs:
     """Uncontended acquires and releases, by a few threads or many tasks; how much memory is kept."""
 
-    def __init__(self, url: str, face: str) -> None:
-        self.url, self.face = url, face
-        self.workers = 4 if face == "threads" else 50
+    def __init__(self, url: str, api: str) -> None:
+        self.url, self.api = url, api
+        self.workers = 4 if api == "threads" else 50
 
     def run(self, pairs: int) -> int:
         """Bytes of growth from the end of the warm-up to the end."""
         warm = int(pairs * WARM)
-        return self._threads(warm, pairs) if self.face == "threads" else asyncio.run(self._tasks(warm, pairs))
+        return self._threads(warm, pairs) if self.api == "threads" else asyncio.run(self._tasks(warm, pairs))
 
     def _threads(self, warm: int, pairs: int) -> int:
         client = fastlock.Client.from_url(self.url)
@@ -279,7 +279,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000, help="acquires of the storm")
     parser.add_argument("--pairs", type=int, default=0, help="instead: so many pairs, and the memory they leave behind")
-    parser.add_argument("--face", choices=("threads", "asyncio"), default="threads")
+    parser.add_argument("--api", choices=("threads", "asyncio"), default="threads")
     parser.add_argument("--impl", choices=("cython", "python"), default="cython")
     parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
     parser.add_argument("--seed", type=int, default=1)
@@ -288,13 +288,13 @@ def main() -> int:
         os.environ["FASTLOCK_IMPL"] = args.impl
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     started = time.monotonic()
-    cell = f"{args.face} {fastlock.IMPLEMENTATION} {args.server}"
+    cell = f"{args.api} {fastlock.IMPLEMENTATION} {args.server}"
     with start(args.server) as server:
         if args.pairs:
-            growth = Pairs(server.url, args.face).run(args.pairs)
+            growth = Pairs(server.url, args.api).run(args.pairs)
             print(f"{cell}: {args.pairs} pairs in {time.monotonic() - started:.1f} s, memory {growth / 1024:+.0f} KiB")
             return int(growth >= GROWTH)
-        storm = Storm(server.url, args.face, args.count, args.seed)
+        storm = Storm(server.url, args.api, args.count, args.seed)
         storm.progress = lambda storm: print(
             f"{time.monotonic() - started:6.1f} s  {storm.left:8} to go  {dict(storm.counts)}", flush=True
         )

@@ -1,6 +1,6 @@
 """Random walks of the handover model, replayed on real clients: what callers of fastlock run.
 
-    python -m tests.walks --face threads|asyncio --impl cython|python --server valkey|redis|floor --seed 1 --walks 1000
+    python -m tests.walks --api threads|asyncio --impl cython|python --server valkey|redis|floor --seed 1 --walks 1000
 
 A walk chooses what happens, event by event, and compares a real server and real clients with what the model allows
 (tests/support/replay.py). The clock of leases stands still, but for what a walk says. Exit code 1: a walk has found a
@@ -54,7 +54,7 @@ def stop_the_clock() -> WalkClock:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Random walks of the handover model on real clients.")
-    parser.add_argument("--face", choices=("threads", "asyncio"), default="asyncio")
+    parser.add_argument("--api", choices=("threads", "asyncio"), default="asyncio")
     parser.add_argument("--impl", choices=("cython", "python"))
     parser.add_argument("--server", default="valkey", help="valkey, redis, floor; or the socket of one that runs")
     parser.add_argument("--seed", type=int, default=1, help="of the first walk")
@@ -73,7 +73,7 @@ def walk(asked: argparse.Namespace, path: str, clock: WalkClock) -> int:
     kind = Hunt if asked.trouble else RealWalk
     met: set[str] = set()
     for seed in range(asked.seed, asked.seed + asked.walks):
-        one = kind(path, seed, asked.length, asked.face, clock)
+        one = kind(path, seed, asked.length, asked.api, clock)
         try:
             one.walk()
         except Drift as drift:
@@ -94,7 +94,7 @@ def find_mistakes(asked: argparse.Namespace, path: str, clock: WalkClock) -> int
     if hunt(asked, path, clock, "nothing is planted", range(asked.seed, asked.seed + CONTROLS)):
         return 1
     missed = 0
-    for name in [name for name, mistake in MISTAKES.items() if asked.face in mistake.faces]:
+    for name in [name for name, mistake in MISTAKES.items() if asked.api in mistake.apis]:
         for module in [module for module in list(sys.modules.values()) if hasattr(module, "MISTAKE")]:
             module.MISTAKE = name
         first = max(asked.seed, MISTAKES[name].first)
@@ -115,7 +115,7 @@ def hunt(asked: argparse.Namespace, path: str, clock: WalkClock, mistake: str, s
 
     for seed in seeds:
         try:
-            Hunt(path, seed, asked.length, asked.face, clock).walk()
+            Hunt(path, seed, asked.length, asked.api, clock).walk()
         except Drift as drift:
             assert isinstance(drift.__cause__, AssertionError), "seen, and not stumbled over"
             print(f"found by walk {seed}: {mistake}: {str(drift).splitlines()[-1]}", flush=True)

@@ -15,7 +15,7 @@ from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._transport.internals import coroutine_function, running_loop
 from fastlock._transport.owners import task_owner
 
-_WRONG_FACE = "this lock is for asyncio: use `async with`, or fastlock for `with`"
+_WRONG_API = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
 
 class AsyncLock(Uncopyable, BaseLock):
@@ -112,12 +112,12 @@ class AsyncLock(Uncopyable, BaseLock):
     if not TYPE_CHECKING:  # a type checker refuses these by itself
 
         def __enter__(self):
-            raise TypeError(_WRONG_FACE)
+            raise TypeError(_WRONG_API)
 
         def __exit__(self, *exc): ...
 
         def __await__(self):
-            raise TypeError(_WRONG_FACE)
+            raise TypeError(_WRONG_API)
 
 
 class ClientLock(MutableSettings, AsyncLock):

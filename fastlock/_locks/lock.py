@@ -15,7 +15,7 @@ from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._stream_errors import by_handler
 from fastlock._transport.owners import thread_owner
 
-_WRONG_FACE = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
+_WRONG_API = "this lock is for threads: use `with`, or fastlock.asyncio for `async with`"
 
 
 class SyncLock(Uncopyable, BaseLock):
@@ -100,12 +100,12 @@ class SyncLock(Uncopyable, BaseLock):
     if not TYPE_CHECKING:  # a type checker refuses these by itself
 
         async def __aenter__(self):
-            raise TypeError(_WRONG_FACE)
+            raise TypeError(_WRONG_API)
 
         async def __aexit__(self, *exc): ...
 
         def __await__(self):
-            raise TypeError(_WRONG_FACE)
+            raise TypeError(_WRONG_API)
 
 
 class ClientLock(MutableSettings, SyncLock):

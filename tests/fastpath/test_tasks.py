@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.faultproxy import FaultProxy, stall
 from support.run_steps import joined
 
@@ -27,7 +27,7 @@ from fastlock.embedded import Server
 NAME = "sku"
 MARK = b"\r\nsku\r\n"
 valkey = pytest.mark.parametrize("server", ["valkey"], indirect=True)
-both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+both_loops = pytest.mark.parametrize("api", ["asyncio", "asyncio+uvloop"], indirect=True)
 pytestmark = pytest.mark.usefixtures("impl")
 
 
@@ -60,9 +60,9 @@ async def in_step(client: Any) -> None:
 @both_loops
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "fresh"])
 async def test_an_operation_that_is_never_awaited_sends_nothing(
-    face: Face, proxy: FaultProxy, no_leaks: Any, quiet_coroutines: None, connected: bool
+    api: Api, proxy: FaultProxy, no_leaks: Any, quiet_coroutines: None, connected: bool
 ) -> None:
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     if connected:
         await client.server_info()
     lock = client.lock(NAME)
@@ -87,12 +87,12 @@ async def test_an_operation_that_is_never_awaited_sends_nothing(
 @pytest.mark.fastpath("tasks")
 @both_loops
 async def test_an_aexit_that_is_never_awaited_releases(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, impl: str
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, impl: str
 ) -> None:
     """Python calls `__aexit__`, and then awaits what that returned: a signal handler can raise between the two."""
     if impl == "python":
         pytest.skip("a coroutine that has not begun can do nothing")
-    lock = face.client(server.unix_url).lock(NAME, timeout=None)
+    lock = api.client(server.unix_url).lock(NAME, timeout=None)
     for _ in range(2):
         async with lock:
             lock.__aexit__(None, None, None)
@@ -103,11 +103,11 @@ async def test_an_aexit_that_is_never_awaited_releases(
 @pytest.mark.fastpath("tasks")
 @both_loops
 async def test_an_aexit_awaited_late_releases_no_later_lease(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, impl: str
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, impl: str
 ) -> None:
     if impl == "python":
         pytest.skip("a coroutine that has not begun knows of nothing")
-    lock, body = face.client(server.unix_url).lock(NAME), OfTheCaller()
+    lock, body = api.client(server.unix_url).lock(NAME), OfTheCaller()
     await lock.acquire()
     late, failed = lock.__aexit__(None, None, None), lock.__aexit__(OfTheCaller, body, None)
     await lock.release()
@@ -120,8 +120,8 @@ async def test_an_aexit_awaited_late_releases_no_later_lease(
 
 
 @both_loops
-async def test_an_operation_that_is_never_awaited_warns_as_a_coroutine(face: Face, server: Server) -> None:
-    lock = face.client(server.unix_url).lock(NAME)
+async def test_an_operation_that_is_never_awaited_warns_as_a_coroutine(api: Api, server: Server) -> None:
+    lock = api.client(server.unix_url).lock(NAME)
     for method in (lock.acquire, lock.release):
         with pytest.warns(RuntimeWarning, match=f"^coroutine '.*{method.__name__}' was never awaited"):
             method()
@@ -133,9 +133,9 @@ async def test_an_operation_that_is_never_awaited_warns_as_a_coroutine(face: Fac
 
 @both_loops
 async def test_an_aenter_can_be_awaited_as_any_awaitable(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    lock = face.client(server.unix_url).lock(NAME)
+    lock = api.client(server.unix_url).lock(NAME)
     ways: list[Callable[[Any], Awaitable[Any]]] = [
         lambda entered: entered,
         lambda entered: asyncio.wait_for(entered, 10),
@@ -157,11 +157,9 @@ async def test_an_aenter_can_be_awaited_as_any_awaitable(
 
 
 @both_loops
-async def test_a_release_awaited_late_does_not_release_the_next_lease(
-    face: Face, server: Server, no_leaks: Any
-) -> None:
+async def test_a_release_awaited_late_does_not_release_the_next_lease(api: Api, server: Server, no_leaks: Any) -> None:
     """As that of a task that was cancelled during its release: it releases again, and acquires again."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     for lock in (client.lock(NAME), client.lock(NAME, thread_local=False)):
         await lock.acquire()
         late = lock.release()
@@ -178,9 +176,9 @@ async def test_a_release_awaited_late_does_not_release_the_next_lease(
 @both_loops
 @pytest.mark.parametrize("way", ["wait_for", "timeout"])
 async def test_an_aenter_that_runs_out_of_time_leaves_nothing(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, way: str
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, way: str
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=20)
+    client = api.client(proxy.url, reply_timeout=20)
     await client.server_info()
     lock = client.lock(NAME)
     armed = proxy.arm(stall(), after=MARK, times=1)
@@ -196,8 +194,8 @@ async def test_an_aenter_that_runs_out_of_time_leaves_nothing(
 
 
 @both_loops
-async def test_locks_in_an_exit_stack(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
-    client, names = face.client(server.unix_url), ["a", "b", "c"]
+async def test_locks_in_an_exit_stack(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+    client, names = api.client(server.unix_url), ["a", "b", "c"]
     with pytest.raises(ZeroDivisionError) as caught:
         async with contextlib.AsyncExitStack() as stack:
             leases = [await stack.enter_async_context(client.lock(name)) for name in names]
@@ -245,9 +243,9 @@ def end_by_hand(how: str, waiting: list[Any]) -> None:
 @pytest.mark.parametrize("how", BY_HAND)
 @pytest.mark.parametrize("operation", ["with", "acquire", "release"])
 async def test_a_coroutine_ended_by_hand_while_it_waits_leaves_nothing(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, how: str, replied: bool
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, how: str, replied: bool
 ) -> None:
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     await client.server_info()
     lock = client.lock(NAME, thread_local=False)
 
@@ -276,10 +274,10 @@ async def test_a_coroutine_ended_by_hand_while_it_waits_leaves_nothing(
 @both_loops
 @pytest.mark.parametrize("how", BY_HAND[:-1])
 async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, how: str
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, how: str
 ) -> None:
     """As above, without a coroutine round it; also while it waits in the local queue, where a coroutine goes on."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     await client.server_info()
     lock = client.lock(NAME, thread_local=False, sleep=0.001)
     for held in (False, True):
@@ -303,9 +301,9 @@ async def test_the_awaitable_itself_ended_by_hand_leaves_nothing(
 @both_loops
 @pytest.mark.parametrize("why", ["local waiter", "contended", "neither"])
 async def test_a_contended_release_is_left_to_the_slow_path(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, why: str
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     await client.server_info()
     lock, transport, ran = client.lock(NAME), client._transport, list[Any]()
     monkeypatch.setattr(transport, "run", lambda op, *answer, run=transport.run: ran.append(op) or run(op, *answer))
@@ -333,12 +331,12 @@ def waiters(client: Any) -> list[Any]:
 @both_loops
 @pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 async def test_each_limited_wait_ends_whatever_the_limits_of_others(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, debug: bool
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, debug: bool
 ) -> None:
     """More limits than timers to be shared, and two tasks for each; some are cancelled, some served before. In debug
     mode a loop refuses to call what could be a coroutine."""
     asyncio.get_running_loop().set_debug(debug)
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     await client.server_info()
     probe.set(NAME, "another")
     limits = [0.5 + number / 1000 for number in range(24)] * 2  # long enough for all to begin
@@ -366,8 +364,8 @@ async def test_each_limited_wait_ends_whatever_the_limits_of_others(
 @pytest.mark.fastpath("tasks")
 @valkey
 @both_loops
-async def test_shared_timers_end_with_the_client_and_are_reused(face: Face, server: Server, no_leaks: Any) -> None:
-    client = face.client(server.unix_url)
+async def test_shared_timers_end_with_the_client_and_are_reused(api: Api, server: Server, no_leaks: Any) -> None:
+    client = api.client(server.unix_url)
     await client.server_info()
     for limit in range(1000, 1040):
         lock = client.lock(NAME, blocking_timeout=limit)
@@ -383,10 +381,10 @@ async def test_shared_timers_end_with_the_client_and_are_reused(face: Face, serv
 @valkey
 @both_loops
 async def test_a_wait_that_began_earlier_ends_earlier_on_a_shared_timer(
-    face: Face, server: Server, probe: redis.Redis, proxy: FaultProxy, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, proxy: FaultProxy, no_leaks: Any
 ) -> None:
     """Its first command took long, so that others who came later waited already: its time ends before theirs."""
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     await client.server_info()
     probe.set(NAME, "another")
     ended: list[str] = []
@@ -413,10 +411,10 @@ async def test_a_wait_that_began_earlier_ends_earlier_on_a_shared_timer(
 @valkey
 @both_loops
 async def test_an_acquire_resumed_before_its_reply_holds_nothing(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """No task of asyncio resumes it so early."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     await client.server_info()
     lock = client.lock(NAME, thread_local=False)
     for held in (None, "another"):
@@ -434,9 +432,9 @@ async def test_an_acquire_resumed_before_its_reply_holds_nothing(
 @valkey
 @both_loops
 async def test_a_cancelled_task_is_collected_before_its_reply_comes(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=20)
+    client = api.client(proxy.url, reply_timeout=20)
     await client.server_info()
     stalled = proxy.arm(stall(), after=MARK, times=1)
     tasks = [asyncio.ensure_future(client.lock(NAME).acquire()) for _ in range(5)]
@@ -457,9 +455,9 @@ async def test_a_cancelled_task_is_collected_before_its_reply_comes(
 
 @both_loops
 async def test_an_awaited_operation_cannot_be_awaited_again_and_closing_it_changes_nothing(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    lock = face.client(server.unix_url).lock(NAME)
+    lock = api.client(server.unix_url).lock(NAME)
     await lock.locked()
     for _ in range(2):
         entered: Any = lock.__aenter__()

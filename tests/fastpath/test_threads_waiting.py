@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import redis
+from support.apis import Api
 from support.child_client import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
-from support.faces import Face
 from support.faultproxy import FaultProxy, replace, stall, swallow
 
 from fastlock._errors import LockNotOwnedError, ResponseError
@@ -31,7 +31,7 @@ from fastlock.embedded import Server
 
 pytestmark = [
     pytest.mark.usefixtures("no_leaks", "no_waiters"),
-    pytest.mark.parametrize("face", ["threads"], indirect=True),
+    pytest.mark.parametrize("api", ["threads"], indirect=True),
     pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True),
 ]
 FAULTS = {
@@ -54,64 +54,64 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return sent
 
 
-async def subscribed(face: Face, proxy: FaultProxy, other: Any, probe: redis.Redis, **settings: Any) -> Any:
+async def subscribed(api: Api, proxy: FaultProxy, other: Any, probe: redis.Redis, **settings: Any) -> Any:
     """A client through the proxy that has its push connection already, so that its waiters stay in the fast path."""
-    client = face.client(proxy.url, **{"reply_timeout": LONG, **settings})
-    holder = await held(face, other)
-    lock, job = wait_with(face, client)
-    await queued(face, probe, 1)
-    await face.get(holder.release())
+    client = api.client(proxy.url, **{"reply_timeout": LONG, **settings})
+    holder = await held(api, other)
+    lock, job = wait_with(api, client)
+    await queued(api, probe, 1)
+    await api.get(holder.release())
     assert await job.get(SOON) is True
-    await face.get(lock.release())
+    await api.get(lock.release())
     return client
 
 
 async def test_a_waiter_is_granted_after_two_enters(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, requests: list[Any]
+    api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, requests: list[Any]
 ) -> None:
-    other = face.client(server.unix_url)
-    client = await subscribed(face, proxy, other, probe)
-    holder = await held(face, other)
+    other = api.client(server.unix_url)
+    client = await subscribed(api, proxy, other, probe)
+    holder = await held(api, other)
     requests.clear()
     before = client.get_stats()["commands"]
-    lock, job = wait_with(face, client)
-    await queued(face, probe, 1)
-    await face.get(holder.release())
+    lock, job = wait_with(api, client)
+    await queued(api, probe, 1)
+    await api.get(holder.release())
     assert await job.get(SOON) is True
     assert client.get_stats()["commands"] == before + 3, "SET, and two enters"
     assert [request for request in requests if request.needs_push] == [], "the fast path sends them"
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert client.get_stats()["remote_handovers"] == 2
 
 
 @pytest.mark.parametrize("enter", ["first", "second"])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_an_enter_that_meets_a_fault_is_left_to_the_slow_path(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, fault: str, enter: str
+    api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, fault: str, enter: str
 ) -> None:
-    other = face.client(server.unix_url)
-    client = await subscribed(face, proxy, other, probe)
-    holder = await held(face, other)
+    other = api.client(server.unix_url)
+    client = await subscribed(api, proxy, other, probe)
+    holder = await held(api, other)
     if enter == "first":
         armed = proxy.arm(FAULTS[fault], command="EVALSHA")
-    lock, job = wait_with(face, client)
+    lock, job = wait_with(api, client)
     if enter == "second":
-        await queued(face, probe, 1)
+        await queued(api, probe, 1)
         armed = proxy.arm(FAULTS[fault], command="EVALSHA")
-        await face.get(holder.release())
+        await api.get(holder.release())
     armed.wait()
     if fault == "refused":
         with pytest.raises(ResponseError, match="no"):
             await job.get(SOON)
-        await queued(face, probe, 0)
+        await queued(api, probe, 0)
     elif enter == "first":
-        await queued(face, probe, 1)
+        await queued(api, probe, 1)
     if enter == "first":
-        await face.get(holder.release())
+        await api.get(holder.release())
     if fault != "refused":
         assert await job.get(SOON) is True and lock.lease.valid
         assert probe.get(NAME) == lock.lease._raw_token
-        await face.get(lock.release())
+        await api.get(lock.release())
     if fault in ("lost", "odd", "odd list"):  # the broken connection is ended before the same entry is sent again
         ((_, then),) = [
             pair
@@ -120,40 +120,40 @@ async def test_an_enter_that_meets_a_fault_is_left_to_the_slow_path(
             if pair[0][:2] == [b"CLIENT", b"KILL"]
         ]
         assert then[0] == b"EVALSHA" and NAME.encode() in then
-    await until(face, lambda: not probe.exists(NAME), "the lease was released")
+    await until(api, lambda: not probe.exists(NAME), "the lease was released")
 
 
 async def test_an_enter_answered_after_the_callers_time_leaves_the_queue(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
+    api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
-    other = face.client(server.unix_url)
-    client = await subscribed(face, proxy, other, probe)
-    holder = await held(face, other)
+    other = api.client(server.unix_url)
+    client = await subscribed(api, proxy, other, probe)
+    holder = await held(api, other)
     armed = proxy.arm(stall(), command="EVALSHA")
-    _, job = wait_with(face, client, blocking_timeout=0.2)
+    _, job = wait_with(api, client, blocking_timeout=0.2)
     armed.wait()
     assert await job.get(SOON) is False
     armed.resume()
-    await queued(face, probe, 0)
-    await face.get(holder.release())
+    await queued(api, probe, 0)
+    await api.get(holder.release())
 
 
 async def test_a_grant_answered_after_its_lease_is_entered_for_again(
-    face: Face, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
+    api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
-    other = face.client(server.unix_url)
-    client = await subscribed(face, proxy, other, probe)
-    holder = await held(face, other)
-    lock, job = wait_with(face, client, timeout=0.1)
-    await queued(face, probe, 1)
+    other = api.client(server.unix_url)
+    client = await subscribed(api, proxy, other, probe)
+    holder = await held(api, other)
+    lock, job = wait_with(api, client, timeout=0.1)
+    await queued(api, probe, 1)
     armed = proxy.arm(stall(), command="EVALSHA")
-    await face.get(holder.release())
+    await api.get(holder.release())
     armed.wait()
-    await until(face, lambda: not probe.exists(NAME), "the end of the lease")
+    await until(api, lambda: not probe.exists(NAME), "the end of the lease")
     armed.resume()
     assert await job.get(SOON) is True and client.get_stats()["late_grants"] == 1
     try:
-        await face.get(lock.release())
+        await api.get(lock.release())
     except LockNotOwnedError:  # on a machine that was busy elsewhere for the tenth of a second
         assert not probe.exists(NAME)
 
@@ -163,12 +163,12 @@ class Struck(Exception):
 
 
 async def test_a_signal_reaches_the_main_thread_parked_behind_another(
-    face: Face, server: Server, probe: redis.Redis, no_recheck: None
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """Its handler runs at once; where that raises, the thread leaves the local queue."""
-    holder, client = await held(face, face.client(server.unix_url)), face.client(server.unix_url)
-    first, job = wait_with(face, client)
-    await queued(face, probe, 1)
+    holder, client = await held(api, api.client(server.unix_url)), api.client(server.unix_url)
+    first, job = wait_with(api, client)
+    await queued(api, probe, 1)
     (queue,) = client._transport.queues.by_key.values()
     main, hits, slept, hurt = threading.get_ident(), list[int](), list[bool](), threading.Event()
     deadline = now() + SOON
@@ -199,9 +199,9 @@ async def test_a_signal_reaches_the_main_thread_parked_behind_another(
         thread.join(SOON)
         signal.signal(signal.SIGUSR1, before)
     assert len(hits) == 2 <= len(slept) and len(queue.waiters) == 1
-    await face.get(holder.release())
+    await api.get(holder.release())
     assert await job.get(SOON) is True and not queue.waiters
-    await face.get(first.release())
+    await api.get(first.release())
 
 
 class CountedSeconds:
@@ -220,11 +220,11 @@ class CountedSeconds:
 
 @pytest.mark.fastpath("threads")
 async def test_a_waiter_that_is_not_first_sends_no_prepared_enter(
-    face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    api: Api, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second wakes by its clock, and is stopped, while the first is granted their entry and releases: with an enter
     prepared for that entry the second would be granted by the same token, while the release is under way."""
-    other, client = face.client(server.unix_url), face.client(server.unix_url)
+    other, client = api.client(server.unix_url), api.client(server.unix_url)
     told, inside, most = threading.Event(), list[str](), 0
     seconds = CountedSeconds(0.005)
     make, hand_over = Acquire.enter_request, waiting.hand_over
@@ -253,21 +253,21 @@ async def test_a_waiter_that_is_not_first_sends_no_prepared_enter(
                     probe.ping()
             inside.remove(who)
 
-    holder = await held(face, other)
+    holder = await held(api, other)
     threads = []
     for number, (who, own, timeout) in enumerate([("first", client, 10), ("second", client, 20), ("third", other, 20)]):
         threads.append(threading.Thread(target=hold, args=(who, own, timeout), name=who, daemon=True))
         threads[-1].start()
         if who == "second":
-            await until(face, lambda: len(client._transport.queues.by_key[NAME.encode()].waiters) == 2, "the second")
+            await until(api, lambda: len(client._transport.queues.by_key[NAME.encode()].waiters) == 2, "the second")
         else:
-            await queued(face, probe, 1 + (who == "third"))
+            await queued(api, probe, 1 + (who == "third"))
         if number == 0:
             monkeypatch.setattr(Acquire, "enter_request", enter_request)
             monkeypatch.setattr(waiting, "hand_over", slow_hand_over)
             monkeypatch.setattr(waiting, "RECHECK_SECONDS", seconds)
-    await until(face, lambda: seconds.reads > 20, "some rechecks")
-    await face.get(holder.release())
+    await until(api, lambda: seconds.reads > 20, "some rechecks")
+    await api.get(holder.release())
     for thread in threads:
         thread.join(SOON)
     assert most == 1 and not probe.exists(NAME)
@@ -284,7 +284,7 @@ def waiter_count(client: Any) -> int:
     ids=["none woken early", "all woken early"],
 )
 async def test_there_is_one_holder_at_a_time_however_threads_are_woken(
-    face: Face,
+    api: Api,
     server: Server,
     no_leaks: Any,
     no_recheck: None,
@@ -295,7 +295,7 @@ async def test_there_is_one_holder_at_a_time_however_threads_are_woken(
     """Two clients, holds of any length, and fences for some."""
     no_leaks.allow("fastlock:fence:*")
     monkeypatch.setattr(local_queue, "RAPID_SECONDS", rapid_seconds)
-    clients = [face.client(server.unix_url) for _ in range(2)]
+    clients = [api.client(server.unix_url) for _ in range(2)]
     inside, most, fences = list[int](), 0, list[int]()
 
     def work(number: int) -> int:
@@ -325,7 +325,7 @@ async def test_there_is_one_holder_at_a_time_however_threads_are_woken(
 
 @pytest.mark.parametrize("limit", [None, 1.0], ids=["endless", "limited"])
 async def test_a_thread_woken_early_sleeps_on_until_the_holder_releases(
-    face: Face,
+    api: Api,
     server: Server,
     probe: redis.Redis,
     no_recheck: None,
@@ -334,25 +334,25 @@ async def test_a_thread_woken_early_sleeps_on_until_the_holder_releases(
 ) -> None:
     """Or until its own time is over."""
     monkeypatch.setattr(local_queue, "RAPID_SECONDS", 1e9)
-    client = face.client(server.unix_url)
-    holder, waiting = await held(face, client), list[Any]()
+    client = api.client(server.unix_url)
+    holder, waiting = await held(api, client), list[Any]()
     for number, end in enumerate((None, None, limit)):
-        waiting.append(wait_with(face, client, blocking_timeout=end))
-        await until(face, lambda: waiter_count(client) > number, "the next one")  # noqa: B023
-        await queued(face, probe, 1)  # the client's entry: from then on it has its push connection
+        waiting.append(wait_with(api, client, blocking_timeout=end))
+        await until(api, lambda: waiter_count(client) > number, "the next one")  # noqa: B023
+        await queued(api, probe, 1)  # the client's entry: from then on it has its push connection
     (first, one), (second, two), (third, three) = waiting
-    await face.get(holder.release())
+    await api.get(holder.release())
     assert await one.get(SOON) is True
-    await face.get(first.release())
+    await api.get(first.release())
     assert await two.get(SOON) is True
     time.sleep(0.005)  # a hold that is long for a thread that was woken early
     if limit is None:
-        await face.get(second.release())
+        await api.get(second.release())
         assert await three.get(SOON) is True
-        await face.get(third.release())
+        await api.get(third.release())
     else:
         assert await three.get(SOON) is False and second.owned()
-        await face.get(second.release())
+        await api.get(second.release())
 
 
 def test_each_stall_doubles_the_time_without_early_wakes(impl: str) -> None:
@@ -369,34 +369,34 @@ def test_each_stall_doubles_the_time_without_early_wakes(impl: str) -> None:
 QUEUES = {NAME: QUEUE, "b": "fastlock:queue:{b}"}
 
 
-async def two_waiters(face: Face, client: Any, probe: redis.Redis, *times: float | None) -> list[tuple[Any, Any]]:
+async def two_waiters(api: Api, client: Any, probe: redis.Redis, *times: float | None) -> list[tuple[Any, Any]]:
     """A waiter for each of two names that another client holds: one reads the push connection, the other sleeps."""
     pairs = []
     for (name, queue), seconds in itertools.zip_longest(QUEUES.items(), times):
         lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False, blocking_timeout=seconds)
-        pairs.append((lock, face.start(lock.acquire)))
-        await until(face, functools.partial(probe.exists, queue), f"queued for {name}")
+        pairs.append((lock, api.start(lock.acquire)))
+        await until(api, functools.partial(probe.exists, queue), f"queued for {name}")
     return pairs
 
 
-async def both_held(face: Face, client: Any) -> dict[str, Any]:
+async def both_held(api: Api, client: Any) -> dict[str, Any]:
     locks = {name: client.lock(name, timeout=LONG, thread_local=False) for name in QUEUES}
     for lock in locks.values():
-        assert await face.get(lock.acquire(blocking=False))
+        assert await api.get(lock.acquire(blocking=False))
     return locks
 
 
 async def test_a_waiter_on_a_shared_push_connection_reads_on_after_another(
-    face: Face, server: Server, probe: redis.Redis, no_recheck: None
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
-    draw, other, client = random.Random(5), face.client(server.unix_url), face.client(server.unix_url)
+    draw, other, client = random.Random(5), api.client(server.unix_url), api.client(server.unix_url)
     before = 0
     for repetition in range(30):
-        holders = await both_held(face, other)
-        for lock, job in draw.sample(await two_waiters(face, client, probe), 2):
-            await face.get(holders[lock.name].release())
+        holders = await both_held(api, other)
+        for lock, job in draw.sample(await two_waiters(api, client, probe), 2):
+            await api.get(holders[lock.name].release())
             assert await job.get(SOON) is True
-            await face.get(lock.release())
+            await api.get(lock.release())
         gc.collect()
         pending_replies = sum(type(each) is client._transport.impl.PendingReply for each in gc.get_objects())
         before = before or pending_replies
@@ -405,17 +405,17 @@ async def test_a_waiter_on_a_shared_push_connection_reads_on_after_another(
 
 
 async def test_a_waiter_on_a_shared_push_connection_gives_up_in_time(
-    face: Face, server: Server, proxy: FaultProxy, probe: redis.Redis, no_recheck: None
+    api: Api, server: Server, proxy: FaultProxy, probe: redis.Redis, no_recheck: None
 ) -> None:
-    other = face.client(server.unix_url)
-    client = await subscribed(face, proxy, other, probe)
-    holders = await both_held(face, other)
-    for _, job in await two_waiters(face, client, probe, 0.2, 0.2):
+    other = api.client(server.unix_url)
+    client = await subscribed(api, proxy, other, probe)
+    holders = await both_held(api, other)
+    for _, job in await two_waiters(api, client, probe, 0.2, 0.2):
         assert await job.get(SOON) is False
-    await until(face, lambda: not probe.exists(*QUEUES.values()), "both have left the queue")
-    (lock, reads), (_, sleeps) = await two_waiters(face, client, probe, None, 0.2)
+    await until(api, lambda: not probe.exists(*QUEUES.values()), "both have left the queue")
+    (lock, reads), (_, sleeps) = await two_waiters(api, client, probe, None, 0.2)
     assert await sleeps.get(SOON) is False
     for holder in holders.values():
-        await face.get(holder.release())
+        await api.get(holder.release())
     assert await reads.get(SOON) is True
-    await face.get(lock.release())
+    await api.get(lock.release())

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.faces import Face
+from support.apis import Api
 from support.mutants import MISTAKES, build
 from support.servers import KINDS
 
@@ -34,9 +34,9 @@ def walks(server: Server, *options: str, package: Path = ROOT) -> subprocess.Com
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=550)
 
 
-def test_callers_do_what_the_model_allows(server: Server, face: Face, request: pytest.FixtureRequest) -> None:
+def test_callers_do_what_the_model_allows(server: Server, api: Api, request: pytest.FixtureRequest) -> None:
     first = KINDS.index(request.node.callspec.params["server"]) * WALKS
-    done = walks(server, "--face", face.name, "--seed", str(first), "--walks", str(WALKS))
+    done = walks(server, "--api", api.name, "--seed", str(first), "--walks", str(WALKS))
     assert done.returncode == 0, done.stdout + done.stderr
     met = set(done.stdout.partition("met:\n")[2].splitlines())
     assert met == EVENTS, "some kinds of events happened in no walk"
@@ -54,8 +54,8 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.fastpath("tasks")  # some of the mistakes are in it
 @pytest.mark.timeout(600)  # it compiles, and hunts each mistake
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_each_planted_mistake_is_found(server: Server, face: Face, mutants: Path) -> None:
-    done = walks(server, "--face", face.name, "--plant", "--walks", str(MANY_WALKS), package=mutants)
+def test_each_planted_mistake_is_found(server: Server, api: Api, mutants: Path) -> None:
+    done = walks(server, "--api", api.name, "--plant", "--walks", str(MANY_WALKS), package=mutants)
     assert done.returncode == 0, done.stdout + done.stderr
-    mine = [name for name, mistake in MISTAKES.items() if face.name in mistake.faces]
+    mine = [name for name, mistake in MISTAKES.items() if api.name in mistake.apis]
     assert done.stdout.count("found by walk") == len(mine) + len(PLANTED)

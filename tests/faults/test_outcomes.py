@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.fakeserver import SILENCE, FakeServer
 from support.faultproxy import FaultProxy, drop, inject, split, stall, swallow
 from support.resp import encode
@@ -52,16 +52,16 @@ def assert_ours(lock: Any, probe: redis.Redis, longest: float = 10) -> None:
     assert 0 < lock.lease.remaining <= left + ROUNDING and left <= longest
 
 
-async def assert_in_step(face: Face, client: Any, probe: redis.Redis) -> None:
+async def assert_in_step(api: Api, client: Any, probe: redis.Redis) -> None:
     """Assert that each request gets its own reply: held and free names alternate, with different tokens."""
     locks = [client.lock(f"step:{number}") for number in range(4)]
     for number, lock in enumerate(locks):
-        assert await face.get(lock.acquire(blocking=False, token=f"token {number}"))
+        assert await api.get(lock.acquire(blocking=False, token=f"token {number}"))
     for lock in locks * 2:
-        assert await face.get(lock.owned())
-        assert not await face.get(client.lock("step:free").locked())
+        assert await api.get(lock.owned())
+        assert not await api.get(client.lock("step:free").locked())
     for lock in locks:
-        await face.get(lock.release())
+        await api.get(lock.release())
     assert not probe.exists(*(f"step:{number}" for number in range(4)))
 
 
@@ -72,72 +72,72 @@ async def assert_in_step(face: Face, client: Any, probe: redis.Redis) -> None:
 @lost_reply
 @pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
 async def test_acquire_with_a_lost_reply_recognises_its_token(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, reply_timeout: float, fence: bool
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, reply_timeout: float, fence: bool
 ) -> None:
     no_leaks.allow("fastlock:fence:*")
-    client = face.client(proxy.url, reply_timeout=reply_timeout)
+    client = api.client(proxy.url, reply_timeout=reply_timeout)
     lock = client.lock(NAME, fence=fence)
-    await face.get(client.server_info())
+    await api.get(client.server_info())
     armed = proxy.arm(fault, after=NAME_IN_COMMAND, times=1)
-    assert await face.get(lock.acquire(blocking=False)) is True
+    assert await api.get(lock.acquire(blocking=False)) is True
     armed.wait()
     assert_ours(lock, probe)
     if fence:
         assert lock.lease.fence == int(probe.get("fastlock:fence:{sku}"))
-    await face.get(lock.release())
-    await assert_in_step(face, client, probe)
+    await api.get(lock.release())
+    await assert_in_step(api, client, probe)
 
 
 async def test_acquire_with_a_lost_reply_does_not_acquire_a_held_lock(
-    face: Face, proxy: FaultProxy, probe: redis.Redis
+    api: Api, proxy: FaultProxy, probe: redis.Redis
 ) -> None:
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     probe.set(NAME, "another")
     armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
-    assert await face.get(client.lock(NAME).acquire(blocking=False)) is False
+    assert await api.get(client.lock(NAME).acquire(blocking=False)) is False
     armed.wait()
     assert probe.get(NAME) == b"another"
 
 
 @two_servers
 async def test_acquire_with_an_unknown_outcome_raises_and_is_undone(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
+    await api.get(client.server_info())
     proxy.refuse()
     proxy.arm(swallow(), after=NAME_IN_COMMAND)
     lock = client.lock(NAME)
     with pytest.raises(redis.exceptions.ConnectionError):
-        await face.get(lock.acquire(blocking=False))
+        await api.get(lock.acquire(blocking=False))
     assert lock.lease is None
     proxy.wait_for(lambda proxy: proxy.connections[0].done)
     assert probe.exists(NAME), "the command was not executed: the test shows nothing"
     proxy.admit()
-    await assert_in_step(face, client, probe)
+    await assert_in_step(api, client, probe)
     assert not probe.exists(NAME)
 
 
 async def test_blocking_acquire_survives_a_lost_reply_while_it_waits(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     lock = client.lock(NAME, sleep=0.005, thread_local=False)
     probe.set(NAME, "another")
-    waiter = face.start(lock.acquire)
+    waiter = api.start(lock.acquire)
     for _ in range(3):
         armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
         while not armed.fired:
-            await _pause(face)
+            await _pause(api)
     probe.delete(NAME)
     assert await waiter.get() is True
     assert_ours(lock, probe)
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
-async def _pause(face: Face) -> None:
+async def _pause(api: Api) -> None:
     """Pause between two checks of a condition that takes time."""
-    if face.is_async:
+    if api.is_async:
         await asyncio.sleep(0.0005)
     else:
         time.sleep(0.0005)
@@ -149,8 +149,8 @@ async def _pause(face: Face) -> None:
 class Operations:
     """acquire, extend and release of one lock, each with a check of its effect."""
 
-    def __init__(self, face: Face, client: Any, probe: redis.Redis) -> None:
-        self.face, self.probe = face, probe
+    def __init__(self, api: Api, client: Any, probe: redis.Redis) -> None:
+        self.api, self.probe = api, probe
         self.lock, self.barrier = client.lock(NAME), client.lock("barrier")
 
     async def prepare(self, operation: str) -> None:
@@ -158,15 +158,15 @@ class Operations:
         if operation == "refused":
             self.probe.set(NAME, "another")
         elif operation != "acquire":
-            assert await self.face.get(self.lock.acquire(blocking=False))
+            assert await self.api.get(self.lock.acquire(blocking=False))
 
     async def perform(self, operation: str) -> None:
         if operation in ("acquire", "refused"):
-            assert await self.face.get(self.lock.acquire(blocking=False)) is (operation == "acquire")
+            assert await self.api.get(self.lock.acquire(blocking=False)) is (operation == "acquire")
         elif operation == "extend":
-            assert await self.face.get(self.lock.extend(5))
+            assert await self.api.get(self.lock.extend(5))
         else:
-            await self.face.get(self.lock.release())
+            await self.api.get(self.lock.release())
 
     async def check(self, operation: str) -> None:
         if operation == "refused":
@@ -177,14 +177,14 @@ class Operations:
             longest = 15 if operation == "extend" else 10
             assert_ours(self.lock, self.probe, longest)
             assert self.lock.lease.remaining > longest - 5
-            await self.face.get(self.lock.release())
+            await self.api.get(self.lock.release())
 
 
 @pytest.mark.parametrize("operation", ["acquire", "refused", "extend", "release"])
 async def test_request_cut_at_every_byte(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, operation: str
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, operation: str
 ) -> None:
-    operations = Operations(face, face.client(proxy.url), probe)
+    operations = Operations(api, api.client(proxy.url), probe)
     await operations.prepare(operation)
     seen = len(proxy.commands)
     await operations.perform(operation)
@@ -201,13 +201,13 @@ async def test_request_cut_at_every_byte(
 
 @pytest.mark.parametrize("operation", ["acquire", "refused", "extend", "release"])
 async def test_reply_cut_at_every_byte(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, operation: str
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, operation: str
 ) -> None:
-    operations = Operations(face, face.client(proxy.url), probe)
+    operations = Operations(api, api.client(proxy.url), probe)
     longest = len(b"$7\r\nanother\r\n")
     for cut in range(longest + 1):
         await operations.prepare(operation)
-        await face.get(operations.barrier.locked())  # no command about the name is pending any more
+        await api.get(operations.barrier.locked())  # no command about the name is pending any more
         armed = proxy.arm(drop(reply_bytes=cut), after=NAME_IN_COMMAND)
         await operations.perform(operation)
         armed.wait()
@@ -218,20 +218,20 @@ async def test_reply_cut_at_every_byte(
 
 @pytest.mark.parametrize("side", ["request", "reply"])
 async def test_messages_in_small_pieces(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any
 ) -> None:
     for size in (1, 2, 3, 5, 7, 11):
         armed = proxy.arm(split(size, side, pause=0), new_only=True)
-        client = face.client(proxy.url)
-        operations = Operations(face, client, probe)
+        client = api.client(proxy.url)
+        operations = Operations(api, client, probe)
         for operation in ("acquire", "refused", "extend", "release"):
             await operations.prepare(operation)
             await operations.perform(operation)
             await operations.check(operation)
         probe.delete(NAME)
-        leases = await face.get(client.acquire_many(["a", "b", "c"]))
+        leases = await api.get(client.acquire_many(["a", "b", "c"]))
         assert [probe.get(lease.name) for lease in leases] == [lease.token for lease in leases]
-        assert await face.get(client.release_many(leases)) == [True, True, True]
+        assert await api.get(client.release_many(leases)) == [True, True, True]
         armed.wait()
         armed.disarm()
 
@@ -241,16 +241,16 @@ async def test_messages_in_small_pieces(
 
 @two_servers
 async def test_command_that_arrives_late_leaves_no_key(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """A SET that timed out is still unread by the server; it must not be executed after its token was released."""
-    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
+    await api.get(client.server_info())
     armed = proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)
     lock = client.lock(NAME)
-    assert await face.get(lock.acquire(blocking=False)) is True
+    assert await api.get(lock.acquire(blocking=False)) is True
     assert_ours(lock, probe)
-    await face.get(lock.release())
+    await api.get(lock.release())
     armed.resume()
     proxy.wait_for(lambda proxy: not proxy.connections[0].held)
     proxy.cut()
@@ -259,14 +259,14 @@ async def test_command_that_arrives_late_leaves_no_key(
 
 
 async def test_command_that_arrives_after_the_timeout_leaves_no_key(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=LONG_TIMEOUT)
+    await api.get(client.server_info())
     armed = proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)
-    assert await face.get(client.lock(NAME).acquire(blocking_timeout=0.02)) is False
+    assert await api.get(client.lock(NAME).acquire(blocking_timeout=0.02)) is False
     armed.resume()
-    await assert_in_step(face, client, probe)
+    await assert_in_step(api, client, probe)
     proxy.wait_for(lambda proxy: proxy.connections[0].requests.count(NAME_IN_COMMAND) >= 2)
     proxy.cut()
     proxy.wait_for(lambda proxy: all(connection.done for connection in proxy.connections))
@@ -275,83 +275,83 @@ async def test_command_that_arrives_after_the_timeout_leaves_no_key(
 
 @two_servers
 async def test_server_that_was_suspended_leaves_no_key(
-    face: Face, server: Server, start_server: Callable[..., Server]
+    api: Api, server: Server, start_server: Callable[..., Server]
 ) -> None:
     own = start_server("valkey" if server.kind == "valkey" else "floor" if server.version < "7" else "redis")
-    client = face.client(own.url, reply_timeout=0.1, connect_timeout=0.1)
+    client = api.client(own.url, reply_timeout=0.1, connect_timeout=0.1)
     with redis.Redis(unix_socket_path=own.path) as probe:
-        await face.get(client.server_info())
+        await api.get(client.server_info())
         for _ in range(2):
             lock = client.lock(NAME)
             with standstill(own), contextlib.suppress(redis.exceptions.TimeoutError):
-                assert await face.get(lock.acquire(blocking_timeout=0.15)) is False
-            await _again(face, client.lock("other").locked)
+                assert await api.get(lock.acquire(blocking_timeout=0.15)) is False
+            await _again(api, client.lock("other").locked)
             assert lock.lease is None and not probe.exists(NAME)
-        await face.get(client.close())
+        await api.get(client.close())
         until(lambda: len(probe.client_list()) == 1, "only the probe is connected")
         assert not probe.exists(NAME)
 
 
-async def _again(face: Face, call: Callable[[], Any]) -> Any:
+async def _again(api: Api, call: Callable[[], Any]) -> Any:
     """Retry longer than a client with SHORT_TIMEOUT does: its handshake may time out on a slow machine."""
     for _ in range(5):
         try:
-            return await face.get(call())
+            return await api.get(call())
         except redis.exceptions.TimeoutError:
             continue
-    return await face.get(call())
+    return await api.get(call())
 
 
 @two_servers
 @pytest.mark.parametrize("blocking", [False, True], ids=["once", "blocking"])
 async def test_reply_slower_than_the_lease_is_no_success(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, blocking: bool
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, blocking: bool
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=LONG_TIMEOUT)
+    await api.get(client.server_info())
     lock = client.lock(NAME, timeout=0.1, sleep=0.001, thread_local=False)
     armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
-    waiter = face.start(lambda: lock.acquire(blocking=blocking))
+    waiter = api.start(lambda: lock.acquire(blocking=blocking))
     while not armed.fired or probe.exists(NAME):
-        await _pause(face)
+        await _pause(api)
     armed.resume()
     if await waiter.get():
         assert blocking, "the lease had ended before the reply came"
         left = probe.pttl(NAME) / 1000  # read first: the lease must not outlast the key
         assert lock.lease.remaining <= left + ROUNDING
         assert probe.get(NAME) == lock.lease.token
-        await face.get(lock.release())
-    await assert_in_step(face, client, probe)
+        await api.get(lock.release())
+    await assert_in_step(api, client, probe)
     assert not probe.exists(NAME) and (blocking or lock.lease is None)
 
 
 @pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
 async def test_wait_that_ends_with_the_reply_in_flight_is_undone(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fence: bool
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fence: bool
 ) -> None:
     no_leaks.allow("fastlock:fence:*")
-    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT, max_connections=1)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=LONG_TIMEOUT, max_connections=1)
+    await api.get(client.server_info())
     for _ in range(3):
         armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
         lock = client.lock(NAME, fence=fence)
-        assert await face.get(lock.acquire(blocking_timeout=0.02)) is False
+        assert await api.get(lock.acquire(blocking_timeout=0.02)) is False
         armed.resume()
-        await assert_in_step(face, client, probe)
+        await assert_in_step(api, client, probe)
         assert lock.lease is None and not probe.exists(NAME)
     assert len(proxy.connections) == 1, "a caller that times out is no reason to give up a connection"
 
 
 async def test_with_that_times_out_with_the_reply_in_flight_leaves_no_key(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=LONG_TIMEOUT)
+    await api.get(client.server_info())
     armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
     with pytest.raises(fastlock.LockError):
-        await face.enter(client.lock(NAME, blocking_timeout=0.02))
+        await api.enter(client.lock(NAME, blocking_timeout=0.02))
     armed.resume()
-    await assert_in_step(face, client, probe)
+    await assert_in_step(api, client, probe)
     assert not probe.exists(NAME)
 
 
@@ -361,51 +361,51 @@ async def test_with_that_times_out_with_the_reply_in_flight_leaves_no_key(
 @two_servers
 @lost_reply
 async def test_release_with_a_lost_reply_succeeds(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, reply_timeout: float
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, fault: Any, reply_timeout: float
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=reply_timeout)
+    client = api.client(proxy.url, reply_timeout=reply_timeout)
     lock = client.lock(NAME)
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     armed = proxy.arm(fault, after=NAME_IN_COMMAND, times=1)
-    await face.get(lock.release())
+    await api.get(lock.release())
     armed.wait()
     assert lock.lease is None and not probe.exists(NAME)
 
 
 async def test_release_of_many_with_a_lost_reply_succeeds(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url)
-    leases = await face.get(client.acquire_many([NAME, "b", "c"]))
+    client = api.client(proxy.url)
+    leases = await api.get(client.acquire_many([NAME, "b", "c"]))
     probe.set("c", "another")
     armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
-    assert await face.get(client.release_many(leases)) in ([True, True, False], [True, True, True])
+    assert await api.get(client.release_many(leases)) in ([True, True, False], [True, True, True])
     armed.wait()
     assert not probe.exists(NAME, "b") and probe.get("c") == b"another"
     probe.delete("c")
 
 
 async def test_late_release_with_a_lost_reply_reports_the_lost_lock(
-    face: Face, proxy: FaultProxy, probe: redis.Redis
+    api: Api, proxy: FaultProxy, probe: redis.Redis
 ) -> None:
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     lock = client.lock(NAME, timeout=0.05)
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     until(lambda: probe.set(NAME, "another", nx=True), "the end of the lease")
     proxy.arm(swallow(), after=NAME_IN_COMMAND)
     with pytest.raises(fastlock.LockNotOwnedError):
-        await face.get(lock.release())
+        await api.get(lock.release())
     assert probe.get(NAME) == b"another"
 
 
 @two_servers
 @pytest.mark.parametrize("executed", [True, False], ids=["executed", "unsent"])
 async def test_release_that_raised_can_be_repeated(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, executed: bool
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, executed: bool
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
+    client = api.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
     lock = client.lock(NAME)
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     token = lock.lease.token
     proxy.refuse()
     if executed:
@@ -413,10 +413,10 @@ async def test_release_that_raised_can_be_repeated(
     else:
         proxy.cut()
     with pytest.raises(redis.exceptions.ConnectionError):
-        await face.get(lock.release())
+        await api.get(lock.release())
     assert lock.lease is not None and lock.lease.token == token
     proxy.admit()
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert lock.lease is None and not probe.exists(NAME)
 
 
@@ -424,7 +424,7 @@ async def test_release_that_raised_can_be_repeated(
 @lost_reply
 @pytest.mark.parametrize("replace_ttl", [False, True], ids=["add", "replace"])
 async def test_extend_with_a_lost_reply_adds_once(
-    face: Face,
+    api: Api,
     proxy: FaultProxy,
     probe: redis.Redis,
     no_leaks: Any,
@@ -432,33 +432,33 @@ async def test_extend_with_a_lost_reply_adds_once(
     reply_timeout: float,
     replace_ttl: bool,
 ) -> None:
-    client = face.client(proxy.url, reply_timeout=reply_timeout)
+    client = api.client(proxy.url, reply_timeout=reply_timeout)
     lock = client.lock(NAME)
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     armed = proxy.arm(fault, after=NAME_IN_COMMAND, times=1)
-    assert await face.get(lock.extend(5, replace_ttl=replace_ttl))
+    assert await api.get(lock.extend(5, replace_ttl=replace_ttl))
     armed.wait()
     longest = 5 if replace_ttl else 15
     assert_ours(lock, probe, longest)
     assert lock.lease.remaining > longest - 5
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 async def test_extend_of_a_foreign_token_adds_once(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """With such a token this process does not know when the lease ends: only the server can say what is left."""
-    module = redis.asyncio if face.is_async else redis
+    module = redis.asyncio if api.is_async else redis
     pool = module.Redis.from_url(proxy.url)
-    lock = face.module.Lock(pool, NAME, timeout=10)
-    face._clients.append(lock._transport)  # closed with the other clients
+    lock = api.module.Lock(pool, NAME, timeout=10)
+    api._clients.append(lock._transport)  # closed with the other clients
     probe.set(NAME, "token", px=10_000)
     lock.local.token = b"token"
     armed = proxy.arm(swallow(), after=NAME_IN_COMMAND)
-    assert await face.get(lock.extend(5))
+    assert await api.get(lock.extend(5))
     armed.wait()
     assert probe.pttl(NAME) <= 15_000
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 # ---------------------------------------------------------------------------------------------------------- stray bytes
@@ -480,24 +480,24 @@ STRAYS = {
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 @pytest.mark.parametrize("stray", STRAYS)
 async def test_stray_reply_leads_to_no_wrong_result(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, stray: str, held: bool
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, stray: str, held: bool
 ) -> None:
     """The stray precedes the true reply, in one write: the surplus reply ends the connection, and neither counts."""
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     lock = client.lock(NAME)
-    await face.get(client.server_info())
+    await api.get(client.server_info())
     if held:
         probe.set(NAME, "another")
     armed = proxy.arm(inject(STRAYS[stray]), after=NAME_IN_COMMAND)
     try:
-        acquired = await face.get(lock.acquire(blocking=False))
+        acquired = await api.get(lock.acquire(blocking=False))
     except redis.exceptions.RedisError:
         acquired = False
     armed.wait()
     assert acquired is (probe.get(NAME) == (lock.lease and lock.lease.token))
     if acquired:
-        await face.get(lock.release())
-    await assert_in_step(face, client, probe)
+        await api.get(lock.release())
+    await assert_in_step(api, client, probe)
     assert probe.get(NAME) == (b"another" if held else None)
     probe.delete(NAME)
     proxy.wait_for(lambda proxy: proxy.connections[0].dead)  # it is closed after a reply that nobody asked for
@@ -506,52 +506,50 @@ async def test_stray_reply_leads_to_no_wrong_result(
 @two_servers
 @pytest.mark.parametrize("stray", STRAYS)
 async def test_stray_reply_between_two_operations_leads_to_no_wrong_result(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, stray: str
+    api: Api, proxy: FaultProxy, probe: redis.Redis, stray: str
 ) -> None:
-    client = face.client(proxy.url)
-    await face.get(client.server_info())
+    client = api.client(proxy.url)
+    await api.get(client.server_info())
     probe.set(NAME, "another")
     proxy.inject(STRAYS[stray])
-    while face.is_async and not proxy.connections[0].dead:
-        await _pause(face)
-    assert await face.get(client.lock(NAME).acquire(blocking=False)) is False
-    await assert_in_step(face, client, probe)
+    while api.is_async and not proxy.connections[0].dead:
+        await _pause(api)
+    assert await api.get(client.lock(NAME).acquire(blocking=False)) is False
+    await assert_in_step(api, client, probe)
     proxy.wait_for(lambda proxy: proxy.connections[0].dead)
     assert probe.get(NAME) == b"another"
 
 
-async def test_push_between_replies_is_ignored(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
-) -> None:
-    client = face.client(proxy.url)
+async def test_push_between_replies_is_ignored(api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    client = api.client(proxy.url)
     lock = client.lock(NAME)
-    await face.get(client.server_info())
+    await api.get(client.server_info())
     for push in (b">2\r\n+invalidate\r\n_\r\n", b">3\r\n+message\r\n+a\r\n+b\r\n"):
         armed = proxy.arm(inject(push), after=NAME_IN_COMMAND)
-        assert await face.get(lock.acquire(blocking=False))
+        assert await api.get(lock.acquire(blocking=False))
         armed.wait()
         assert_ours(lock, probe)
-        await face.get(lock.release())
+        await api.get(lock.release())
     assert len(proxy.connections) == 1
 
 
-async def test_swapped_replies_are_not_believed(face: Face) -> None:
+async def test_swapped_replies_are_not_believed(api: Api) -> None:
     """Two callers on one connection, each given the other's reply: both ask again and get their own."""
     with FakeServer(
         kind="valkey", version="9.1.2", handshake={"COMMAND INFO": b"*2\r\n*1\r\n$7\r\ndelifeq\r\n_\r\n"}
     ) as fake:
-        client = face.client(fake.url, max_connections=1)
+        client = api.client(fake.url, max_connections=1)
         held, free = client.lock("held", thread_local=False), client.lock("free", thread_local=False)
         fake.say(b"_\r\n")
-        assert await face.get(held.acquire(blocking=False))
+        assert await api.get(held.acquire(blocking=False))
         asked = len(fake.commands)
         fake.say(SILENCE, b":1\r\n_\r\n")
-        jobs = [face.start(lambda: free.acquire(blocking=False))]
+        jobs = [api.start(lambda: free.acquire(blocking=False))]
         while len(fake.commands) == asked:
-            await _pause(face)
+            await _pause(api)
         reply: Callable[[list[bytes]], bytes] = lambda args: b"_\r\n" if args[0] == b"SET" else b":1\r\n"  # noqa: E731
         fake.say(reply, reply, reply, reply)
-        jobs.append(face.start(held.release))
+        jobs.append(api.start(held.release))
         assert await jobs[0].get() is True and free.lease is not None
         assert await jobs[1].get() is None and held.lease is None
         assert fake.accepted == 2
@@ -580,48 +578,48 @@ def restarted(start_server: Callable[..., Server], server: Server, tmp_path: Pat
 @two_servers
 @pytest.mark.parametrize("keep", [True, False], ids=["same-data", "empty"])
 async def test_waiter_and_holder_survive_a_killed_server(
-    face: Face, restarted: Callable[[bool], Server], keep: bool
+    api: Api, restarted: Callable[[bool], Server], keep: bool
 ) -> None:
     old = restarted(False)
     with FaultProxy(old.unix_url) as proxy:
-        holding, waiting = face.client(proxy.url), face.client(proxy.url)
+        holding, waiting = api.client(proxy.url), api.client(proxy.url)
         held, wanted = holding.lock(NAME, timeout=60), waiting.lock(NAME, sleep=0.005, thread_local=False)
-        await face.get(held.acquire())
+        await api.get(held.acquire())
         asked = proxy.requests.count(NAME_IN_COMMAND)
-        waiter = face.start(wanted.acquire)
+        waiter = api.start(wanted.acquire)
         while proxy.requests.count(NAME_IN_COMMAND) < asked + 2:
-            await _pause(face)
+            await _pause(api)
         old.stop()
         refused = proxy.accepted
         while proxy.accepted < refused + 3:
-            await _pause(face)
+            await _pause(api)
         assert not waiter.finished.is_set() and held.lease.valid
         new = restarted(keep)
         proxy.upstream = new.unix_url
         if keep:
-            assert await face.get(held.owned())
+            assert await api.get(held.owned())
             assert not waiter.finished.is_set()
-            await face.get(held.release())
+            await api.get(held.release())
         assert await waiter.get() is True
         if not keep:
             with pytest.raises(fastlock.LockNotOwnedError):
-                await face.get(held.release())
+                await api.get(held.release())
         with redis.Redis(unix_socket_path=new.path) as probe:
             assert_ours(wanted, probe)
-            await face.get(wanted.release())
+            await api.get(wanted.release())
             assert not probe.exists(NAME)
 
 
 @two_servers
-async def test_reconnecting_backs_off(face: Face, proxy: FaultProxy) -> None:
+async def test_reconnecting_backs_off(api: Api, proxy: FaultProxy) -> None:
     """While no server answers, attempts become rare: a busy loop would make thousands."""
-    client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=SHORT_TIMEOUT)
+    await api.get(client.server_info())
     proxy.hanging_up = True
     proxy.cut()
     before = proxy.accepted
     with pytest.raises(redis.exceptions.ConnectionError):
-        await face.get(client.lock(NAME).acquire())
+        await api.get(client.lock(NAME).acquire())
     assert 2 <= proxy.accepted - before <= 60
     proxy.hanging_up = False
-    assert await face.get(client.lock(NAME).acquire())
+    assert await api.get(client.lock(NAME).acquire())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.scripts import in_scripts
 
 from fastlock._protocol import batch, commands
@@ -33,26 +33,26 @@ def planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
             yield
 
 
-async def test_fences_reserved_but_not_used_are_detected(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_fences_reserved_but_not_used_are_detected(api: Api, server: Server, probe: redis.Redis) -> None:
     old, new = "redis.call('GET', KEYS[3]) or 0) or 0) + 1", "redis.call('GET', KEYS[3]) or 0) or 0) + 1000000"
     with planted(in_scripts(old, new, commands.ENTER_LUA)):
-        await test_fence.test_fences_do_not_run_ahead_of_the_clock(face, server, probe, fair=True)
+        await test_fence.test_fences_do_not_run_ahead_of_the_clock(api, server, probe, fair=True)
 
 
 async def test_batch_that_sends_an_already_released_lease_is_detected(
-    face: Face, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with planted(lambda patch: patch.setattr(batch, "unended", lambda _, at: at)):
         await late.test_batch_does_not_release_the_lease_of_the_next_local_holder(
-            face, server, probe, None, monkeypatch, caplog
+            api, server, probe, None, monkeypatch, caplog
         )
 
 
-async def test_dropped_undo_is_detected(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_dropped_undo_is_detected(api: Api, server: Server, probe: redis.Redis) -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
         forgets: Callable[[Any, Any], None] = lambda transport, _: transport.pending_undos.clear()  # noqa: E731
         patch.setattr(sync.SyncTransport, "_flush_undos_over", forgets)
         patch.setattr(aio.AsyncTransport, "_post_pending_undos", forgets)
 
     with planted(plant):
-        await late.test_acquire_executed_long_after_it_was_abandoned_is_undone(face, server, probe, None)
+        await late.test_acquire_executed_long_after_it_was_abandoned_is_undone(api, server, probe, None)

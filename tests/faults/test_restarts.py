@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import redis
 from redis import exceptions
+from support.apis import Api
 from support.child_client import until
-from support.faces import Face
 from support.faultproxy import FaultProxy, stall
 from support.raw_client import RawClient
 
@@ -72,38 +72,38 @@ def restart(server: Server, probe: redis.Redis, *, keep: bool) -> None:
 
 
 @KINDS
-async def test_waiters_and_holders_survive_a_restart_with_data(face: Face, restartable: Restartable, kind: str) -> None:
+async def test_waiters_and_holders_survive_a_restart_with_data(api: Api, restartable: Restartable, kind: str) -> None:
     """So they do with redis-py's lock."""
     server, probe = restartable(kind)
-    holder, client = face.client(server.url), face.client(server.url)
+    holder, client = api.client(server.url), api.client(server.url)
     lock = holder.lock(NAME, timeout=60, thread_local=False)
-    batch = await face.get(holder.acquire_many(["a", "b"], timeout=60))
+    batch = await api.get(holder.acquire_many(["a", "b"], timeout=60))
     short = holder.lock("e", timeout=60, thread_local=False)
-    assert await face.get(short.acquire())
-    assert await face.get(lock.acquire())
+    assert await api.get(short.acquire())
+    assert await api.get(lock.acquire())
 
     async def wait_for_it(**settings: Any) -> int | None:
         waiting = client.lock(NAME, **settings)
-        assert await face.get(waiting.acquire()) is True
+        assert await api.get(waiting.acquire()) is True
         fence = waiting.lease.fence
-        await face.get(waiting.release())
+        await api.get(waiting.release())
         return fence
 
     async def acquire_other(**settings: Any) -> bool:
         other = client.lock(OTHER, **settings)
-        assert await face.get(other.acquire(blocking_timeout=20)) and await face.get(other.owned())
-        await face.get(other.release())
+        assert await api.get(other.acquire(blocking_timeout=20)) and await api.get(other.owned())
+        await api.get(other.release())
         return True
 
     waiters = [
-        face.start(lambda settings=settings: wait_for_it(**settings))
+        api.start(lambda settings=settings: wait_for_it(**settings))
         for settings in ({}, {"fair": True}, {"fence": True})
     ]
     while probe.zcard(QUEUE) < 2:
-        await face.checkpoint()
+        await api.checkpoint()
     restart(server, probe, keep=True)
-    late = face.client(server.url)
-    info = await face.get(late.server_info())
+    late = api.client(server.url)
+    info = await api.get(late.server_info())
     calls = [
         lambda: lock.extend(70, replace_ttl=True),
         lambda: late.acquire_many(["c", "d"]),
@@ -114,38 +114,38 @@ async def test_waiters_and_holders_survive_a_restart_with_data(face: Face, resta
         lambda: late.lock(NAME).locked(),
     ]
     assert ping(server) == b"-LOADIN"
-    extended, more, released, *rest = await face.together(calls)
+    extended, more, released, *rest = await api.together(calls)
     assert (extended, released, rest) == (True, [True, True], [None, True, True, True])
-    assert None not in more and await face.get(late.release_many(more)) == [True, True]
-    await face.get(lock.release())
+    assert None not in more and await api.get(late.release_many(more)) == [True, True]
+    await api.get(lock.release())
     assert [fence is not None for fence in [await job.get() for job in waiters]] == [False, False, True]
-    assert await face.get(face.client(server.url).server_info()) == info, "no part of the handshake was refused"
+    assert await api.get(api.client(server.url).server_info()) == info, "no part of the handshake was refused"
     assert [key for key in probe.scan_iter() if not key.startswith((b"filler:", b"fastlock:fence:"))] == []
 
 
 @KINDS
 async def test_server_that_loads_too_long_is_an_error_and_undos_follow(
-    face: Face, restartable: Restartable, kind: str
+    api: Api, restartable: Restartable, kind: str
 ) -> None:
     """A waiter that gives up meanwhile leaves the queue once commands work, long before its entry would expire."""
     server, probe = restartable(kind)
-    client = face.client(server.url, reply_timeout=0.2, connect_timeout=5)
+    client = api.client(server.url, reply_timeout=0.2, connect_timeout=5)
     probe.set(NAME, "fl:" + "0" * 32)
     with pytest.raises(exceptions.BusyLoadingError):
-        waiting = face.start(client.lock(NAME, fair=True).acquire)
+        waiting = api.start(client.lock(NAME, fair=True).acquire)
         while not probe.zcard(QUEUE):
-            await face.checkpoint()
+            await api.checkpoint()
         restart(server, probe, keep=True)
         await waiting.get()
     assert ping(server) == b"-LOADIN"
     end = time.monotonic() + 5
     while True:
         with contextlib.suppress(exceptions.BusyLoadingError):  # in threads the undo is sent with the next request
-            await face.get(client.lock(OTHER).locked())
+            await api.get(client.lock(OTHER).locked())
             if not probe.zcard(QUEUE):
                 break
         assert time.monotonic() < end
-        if face.is_async:
+        if api.is_async:
             await asyncio.sleep(0.01)
 
 
@@ -181,7 +181,7 @@ def test_undo_refused_while_loading_is_sent_in_the_next_event_loop(
 
 @KINDS
 async def test_no_foreign_connection_is_killed_for_a_reused_client_id(
-    face: Face, restartable: Restartable, kind: str
+    api: Api, restartable: Restartable, kind: str
 ) -> None:
     """Over a unix socket all connections have one address, and others reached the restarted server first."""
     server, probe = restartable(kind)
@@ -189,13 +189,13 @@ async def test_no_foreign_connection_is_killed_for_a_reused_client_id(
         for _ in range(20):
             RawClient(server.unix_url).socket.close()
         proxy = stack.enter_context(FaultProxy(server.unix_url))
-        client = face.client(proxy.url, reply_timeout=20, max_connections=1)
-        await face.get(client.server_info())
+        client = api.client(proxy.url, reply_timeout=20, max_connections=1)
+        await api.get(client.server_info())
         probe.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
         lock = client.lock(NAME, thread_local=False)
-        job = face.start(lambda: lock.acquire(blocking=False))
+        job = api.start(lambda: lock.acquire(blocking=False))
         while not probe.info("clients")["blocked_clients"]:
-            await face.checkpoint()
+            await api.checkpoint()
         proxy.refuse()
         restart(server, probe, keep=False)
         strangers = [RawClient(server.unix_url) for _ in range(60)]
@@ -208,7 +208,7 @@ async def test_no_foreign_connection_is_killed_for_a_reused_client_id(
         for stranger in strangers:
             stranger.send(b"PING\r\n")
             assert stranger.receive(7) == b"+PONG\r\n"
-        await face.get(lock.release())
+        await api.get(lock.release())
 
 
 ENDLESS = b"while true do end"
@@ -216,24 +216,24 @@ ENDLESS = b"while true do end"
 
 @KINDS
 async def test_acquire_given_up_while_the_server_runs_a_script_is_undone(
-    face: Face, start_server: Callable[..., Server], kind: str
+    api: Api, start_server: Callable[..., Server], kind: str
 ) -> None:
     """The acquire was executed, but its reply is held back, and an endless script runs: until that ends, the server
     answers BUSY to every command, also to the undo."""
     server = start_server(kind, args=["--lua-time-limit", "10"])
     script, killer = RawClient(server.unix_url), RawClient(server.unix_url)
     with script.socket, killer.socket, FaultProxy(server.unix_url) as proxy:
-        client = face.client(proxy.url, reply_timeout=1, max_connections=1)
-        await face.get(client.server_info())
+        client = api.client(proxy.url, reply_timeout=1, max_connections=1)
+        await api.get(client.server_info())
         armed = proxy.arm(stall("reply"), after=NAME.encode(), times=1)
-        job = face.start(lambda: client.lock(NAME, timeout=None).acquire(blocking_timeout=0.3))
-        await until(face, lambda: armed.fired, "the acquire to be executed")
+        job = api.start(lambda: client.lock(NAME, timeout=None).acquire(blocking_timeout=0.3))
+        await until(api, lambda: armed.fired, "the acquire to be executed")
         script.send(b"*3\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (len(ENDLESS), ENDLESS))
         assert await job.get() is False
         sent = client.get_stats()["commands"]
         armed.resume()
         with pytest.raises(exceptions.ResponseError, match="BUSY"):
-            await face.get(client.lock(OTHER).locked())
+            await api.get(client.lock(OTHER).locked())
         assert client.get_stats()["commands"] >= sent + 4, "the undo is sent again and again"
         killer.send(b"SCRIPT KILL\r\n")
         assert killer.receive(5) == b"+OK\r\n"
@@ -241,4 +241,4 @@ async def test_acquire_given_up_while_the_server_runs_a_script_is_undone(
             end = time.monotonic() + 10
             while probe.exists(NAME):
                 assert time.monotonic() < end, "the key of the abandoned acquire stays"
-                await face.get(client.lock(OTHER).locked())
+                await api.get(client.lock(OTHER).locked())

@@ -32,7 +32,7 @@ from typing import Any
 import pytest
 import redis
 from support import interrupted
-from support.faces import Face
+from support.apis import Api
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, stall
 from support.interrupted import EXIT_IS_PYTHON
@@ -50,8 +50,8 @@ NAME = "sku"
 NAME_IN_COMMAND = b"\r\nsku\r\n"
 HITS = 120
 STEPS = 60  # of the event loop; an uncontended operation over a unix socket needs fewer
-asyncio_only = pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-both_loops = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+asyncio_only = pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+both_loops = pytest.mark.parametrize("api", ["asyncio", "asyncio+uvloop"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -66,14 +66,14 @@ def no_unretrieved_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
-@pytest.mark.parametrize("face", ["threads"], indirect=True)
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
 @pytest.mark.parametrize("step", ["wait", "run", "drive"])
 async def test_ctrl_c_on_the_way_into_the_queue_leaves_no_waiter(
-    face: Face, server: Server, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, step: str
+    api: Api, server: Server, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Ctrl-C arrives at the entry of a function. A waiter that has joined the local queue leaves it, as later waiters
     would wait for it otherwise."""
-    client, holder = face.client(server.unix_url), face.client(server.unix_url).lock(NAME)
+    client, holder = api.client(server.unix_url), api.client(server.unix_url).lock(NAME)
     holder.acquire()
     client.server_info()
 
@@ -457,10 +457,10 @@ async def cancelled_after(steps: int, call: Callable[[], Awaitable[Any]], times:
     "operation", ["acquire", "fenced", "wait", "release", "extend", "with", "enter", "leave", "many", "release many"]
 )
 async def test_cancelled_at_any_step(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, times: int
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, times: int
 ) -> None:
     no_leaks.allow("fastlock:fence:*")
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     await client.server_info()
     subject = Subject(client, probe, operation)
     hits = 0
@@ -475,7 +475,7 @@ async def test_cancelled_at_any_step(
 @both_loops
 @pytest.mark.parametrize("operation", ["acquire", "with", "many"])
 async def test_cancelled_at_any_step_of_connecting(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, operation: str
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, operation: str
 ) -> None:
     for steps in range(0, STEPS, 2):
         async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
@@ -488,7 +488,7 @@ async def test_cancelled_at_any_step_of_connecting(
 @pytest.mark.parametrize("ends", ["loop goes on", "client is closed"])
 @pytest.mark.parametrize("operation", ["leave", "release", "release many"])
 async def test_release_cancelled_as_it_connects_is_carried_out(
-    face: Face,
+    api: Api,
     server: Server,
     probe: redis.Redis,
     no_leaks: Any,
@@ -497,7 +497,7 @@ async def test_release_cancelled_as_it_connects_is_carried_out(
     ends: str,
 ) -> None:
     """This happens in a task group that fails while the server restarts: its task will not try again."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     lock, transport, reachable = client.lock(NAME, None, thread_local=False), client._transport, asyncio.Event()
     leases = await client.acquire_many([NAME, "b"], timeout=None) if operation == "release many" else []
     calls = {
@@ -531,10 +531,10 @@ async def test_release_cancelled_as_it_connects_is_carried_out(
 
 @both_loops
 async def test_cancelled_caller_ends_at_once_and_others_get_their_replies(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The reply is held back: the cancelled caller does not wait for it, and the others get theirs later."""
-    client = face.client(proxy.url, reply_timeout=20)
+    client = api.client(proxy.url, reply_timeout=20)
     await client.server_info()
     for _ in range(3):
         armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
@@ -560,10 +560,10 @@ async def test_cancelled_caller_ends_at_once_and_others_get_their_replies(
 
 @asyncio_only
 async def test_release_that_was_cancelled_can_be_repeated(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Executed or not, the lease is the caller's until the reply arrives: a second release raises no error."""
-    client = face.client(proxy.url, reply_timeout=20)
+    client = api.client(proxy.url, reply_timeout=20)
     lock = client.lock(NAME, thread_local=False)
     for side in ("request", "reply"):
         await lock.acquire()
@@ -583,8 +583,8 @@ async def test_release_that_was_cancelled_can_be_repeated(
 
 
 @both_loops
-async def test_timeout_of_asyncio(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
-    client = face.client(proxy.url, reply_timeout=20)
+async def test_timeout_of_asyncio(api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    client = api.client(proxy.url, reply_timeout=20)
     await client.server_info()
     armed = proxy.arm(stall(), after=NAME_IN_COMMAND, times=1)
     with pytest.raises(TimeoutError):
@@ -601,9 +601,9 @@ async def test_timeout_of_asyncio(face: Face, proxy: FaultProxy, probe: redis.Re
 
 
 @both_loops
-async def test_failure_in_a_task_group(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_failure_in_a_task_group(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     """One task fails: the tasks that wait, hold and release are cancelled, and every lock is released."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
 
     async def user(number: int) -> None:
         while True:
@@ -632,7 +632,7 @@ def test_run_that_ends_while_tasks_wait(
     server: Server, probe: redis.Redis, impl: str, no_leaks: Any, uvloop: bool
 ) -> None:
     """asyncio.run cancels what still waits, before it closes the loop."""
-    face = Face("asyncio", uvloop=uvloop)
+    api = Api("asyncio", uvloop=uvloop)
     probe.set("held", "another")
     waiting = []
 
@@ -644,7 +644,7 @@ def test_run_that_ends_while_tasks_wait(
         await asyncio.sleep(0)
         main.client = client  # type: ignore[attr-defined]
 
-    with asyncio.Runner(loop_factory=_factory(face)) as runner:
+    with asyncio.Runner(loop_factory=_factory(api)) as runner:
         runner.run(main())
         runner.run(asyncio.sleep(0.01))
         probe.delete(NAME)  # it may have been acquired before the loop was closed
@@ -654,8 +654,8 @@ def test_run_that_ends_while_tasks_wait(
     probe.delete("held")
 
 
-def _factory(face: Face) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if not face.uvloop:
+def _factory(api: Api) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if not api.uvloop:
         return None
     import uvloop
 
@@ -685,7 +685,7 @@ def test_loop_that_is_closed_under_a_client(server: Server, impl: str) -> None:
 
 
 @asyncio_only
-async def test_client_closed_under_its_waiters(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_client_closed_under_its_waiters(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     probe.set("held", "another")
     for steps in range(0, 30, 2):
         client = fastlock.asyncio.Client.from_url(server.unix_url)

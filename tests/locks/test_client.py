@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.faultproxy import FaultProxy, stall
 
 import fastlock
@@ -20,17 +20,17 @@ import fastlock.asyncio
 from fastlock._protocol.commands import token_matches
 from fastlock.embedded import Server
 
-LOOPS = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+LOOPS = pytest.mark.parametrize("api", ["asyncio", "asyncio+uvloop"], indirect=True)
 VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
 
-async def seen(face: Face, proxy: FaultProxy, word: bytes, count: int) -> None:
+async def seen(api: Api, proxy: FaultProxy, word: bytes, count: int) -> None:
     """Return when so many commands with this word have passed the proxy."""
 
     def holds(proxy: FaultProxy) -> bool:
         return sum(word in words for words in proxy.commands) >= count
 
-    await (asyncio.to_thread(proxy.wait_for, holds) if face.is_async else face.get(proxy.wait_for(holds)))
+    await (asyncio.to_thread(proxy.wait_for, holds) if api.is_async else api.get(proxy.wait_for(holds)))
 
 
 def named(probe: redis.Redis, name: str) -> int:
@@ -38,12 +38,12 @@ def named(probe: redis.Redis, name: str) -> int:
     return [client["name"] for client in probe.client_list()].count(name)
 
 
-async def gone(face: Face, probe: redis.Redis, name: str) -> None:
+async def gone(api: Api, probe: redis.Redis, name: str) -> None:
     """Return when the server has no more connections from clients of this name."""
     deadline = time.monotonic() + 5
     while named(probe, name):
         assert time.monotonic() < deadline, "connections are left open"
-        await asyncio.sleep(0.002) if face.is_async else time.sleep(0.002)
+        await asyncio.sleep(0.002) if api.is_async else time.sleep(0.002)
 
 
 # ------------------------------------------------------------------------------------------------------- the server
@@ -51,8 +51,8 @@ async def gone(face: Face, probe: redis.Redis, name: str) -> None:
 CAPABILITIES = {"redis 7": ["set-nx-get"], "redis 6": [], "valkey 9": ["delifeq", "set-ifeq", "set-nx-get"]}
 
 
-async def test_server_info_describes_the_server(face: Face, server: Server) -> None:
-    info = await face.get(face.client(server.url).server_info())
+async def test_server_info_describes_the_server(api: Api, server: Server) -> None:
+    info = await api.get(api.client(server.url).server_info())
     assert sorted(info) == ["capabilities", "maxmemory_policy", "mode", "role", "server", "version"]
     known = set(CAPABILITIES[f"{server.kind} {server.version[0]}"])
     assert info["capabilities"] == sorted(info["capabilities"]) and known <= set(info["capabilities"])
@@ -69,80 +69,80 @@ async def test_server_info_describes_the_server(face: Face, server: Server) -> N
 
 
 async def test_a_server_that_may_evict_locks_is_warned_about_once(
-    face: Face, server: Server, server_config: Callable[..., None], caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, server_config: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     server_config(maxmemory_policy="allkeys-lru")
     with caplog.at_level(logging.DEBUG):
-        client = face.client(server.unix_url, max_connections=4)
-        await face.together([lambda n=n: client.lock(f"n{n}").locked() for n in range(4)])
-        assert (await face.get(client.server_info()))["maxmemory_policy"] == "allkeys-lru"
+        client = api.client(server.unix_url, max_connections=4)
+        await api.together([lambda n=n: client.lock(f"n{n}").locked() for n in range(4)])
+        assert (await api.get(client.server_info()))["maxmemory_policy"] == "allkeys-lru"
     (record,) = [each for each in caplog.records if each.name.startswith("fastlock")]
     assert record.levelno == logging.WARNING
     assert "allkeys-lru" in record.getMessage() and server.path in record.getMessage()
 
 
 async def test_a_server_that_keeps_its_keys_is_not_warned_about(
-    face: Face, server: Server, caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "fastlock"):
-        assert await face.get(face.client(server.unix_url).lock("a").locked()) is False
+        assert await api.get(api.client(server.unix_url).lock("a").locked()) is False
     assert [each for each in caplog.records if each.name.startswith("fastlock")] == []
 
 
 # ------------------------------------------------------------------------------------------------------- connections
 
 
-async def test_a_client_connects_at_its_first_command(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url, client_name="early")
+async def test_a_client_connects_at_its_first_command(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url, client_name="early")
     client.lock("a")
     client.locked("a{x}")
     assert named(probe, "early") == 0
-    await face.get(client.server_info())
+    await api.get(client.server_info())
     assert named(probe, "early") == 1
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_there_are_never_more_connections_than_allowed(
-    face: Face, server: Server, probe: redis.Redis, limit: int
+    api: Api, server: Server, probe: redis.Redis, limit: int
 ) -> None:
-    client = face.client(server.unix_url, max_connections=limit, client_name="busy")
+    client = api.client(server.unix_url, max_connections=limit, client_name="busy")
     most = []
 
     async def work(number: int) -> None:
         lock = client.lock(f"n{number}")
         for _ in range(10):
-            assert await face.get(lock.acquire(blocking=False))
-            await face.get(lock.release())
+            assert await api.get(lock.acquire(blocking=False))
+            await api.get(lock.release())
 
     for _ in range(5):
-        assert await face.together([lambda n=n: work(n) for n in range(12)]) == [None] * 12
+        assert await api.together([lambda n=n: work(n) for n in range(12)]) == [None] * 12
         most.append(named(probe, "busy"))
-    assert 1 <= max(most) <= (1 if face.is_async else limit)
+    assert 1 <= max(most) <= (1 if api.is_async else limit)
 
 
 @pytest.mark.parametrize("how", ["url", "option", "override"])
-async def test_the_chosen_database_is_used(face: Face, server: Server, probe: redis.Redis, how: str) -> None:
+async def test_the_chosen_database_is_used(api: Api, server: Server, probe: redis.Redis, how: str) -> None:
     url = {"url": f"unix://{server.path}?db=3", "option": f"unix://{server.path}", "override": f"{server.unix_url}"}[
         how
     ]
-    client = face.client(url, **({} if how == "url" else {"db": 3}))
+    client = api.client(url, **({} if how == "url" else {"db": 3}))
     lock = client.lock("a")
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     with redis.Redis(unix_socket_path=server.path, db=3) as chosen:
         assert chosen.keys() == [b"a"] and probe.keys() == []
     assert "db 3" in repr(client)
-    await face.get(lock.release())
+    await api.get(lock.release())
     with pytest.raises(redis.exceptions.ResponseError, match="DB index"):
-        await face.get(face.client(server.unix_url, db=12345).lock("a").acquire())
+        await api.get(api.client(server.unix_url, db=12345).lock("a").acquire())
 
 
-async def test_the_server_knows_the_client_name(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url, client_name="check:out/1")
-    await face.get(client.server_info())
+async def test_the_server_knows_the_client_name(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url, client_name="check:out/1")
+    await api.get(client.server_info())
     assert named(probe, "check:out/1") == 1
     for bad in ("two words", "new\nline", "ünï"):
         with pytest.raises(ValueError, match="client_name"):
-            face.client(server.unix_url, client_name=bad)
+            api.client(server.unix_url, client_name=bad)
 
 
 @pytest.mark.parametrize(
@@ -168,58 +168,56 @@ async def test_the_server_knows_the_client_name(face: Face, server: Server, prob
     ids=repr,
 )
 async def test_an_invalid_option_is_refused_by_name(
-    face: Face, options: dict[str, Any], error: type[Exception], word: str
+    api: Api, options: dict[str, Any], error: type[Exception], word: str
 ) -> None:
     with pytest.raises(error, match=word):
-        face.module.Client(**options)
+        api.module.Client(**options)
 
 
-async def test_a_connection_error_names_the_address(
-    face: Face, tmp_path: Any, server: Server, proxy: FaultProxy
-) -> None:
+async def test_a_connection_error_names_the_address(api: Api, tmp_path: Any, server: Server, proxy: FaultProxy) -> None:
     proxy.refuse()
     for url, place in ((f"unix://{tmp_path}/none.sock", "none.sock"), (proxy.url, proxy.url[7:].partition("?")[0])):
-        client = face.client(url)
+        client = api.client(url)
         for call in (client.lock("a").acquire, client.server_info, lambda client=client: client.acquire_many(["a"])):
             with pytest.raises(redis.exceptions.ConnectionError) as caught:
-                await face.get(call())
+                await api.get(call())
             assert place in str(caught.value) and not isinstance(caught.value, fastlock.ClientClosedError)
     proxy.admit()
-    assert await face.get(client.lock("a").locked()) is False, "a client whose first try failed can still be used"
+    assert await api.get(client.lock("a").locked()) is False, "a client whose first try failed can still be used"
 
 
-async def test_a_first_connection_that_fails_is_not_retried(face: Face, proxy: FaultProxy) -> None:
+async def test_a_first_connection_that_fails_is_not_retried(api: Api, proxy: FaultProxy) -> None:
     """Before there ever was a connection an error is a wrong setting, and no outage that would pass."""
     proxy.hanging_up = True
     with pytest.raises(redis.exceptions.ConnectionError):
-        await face.get(face.client(proxy.url).lock("a").acquire())
+        await api.get(api.client(proxy.url).lock("a").acquire())
     assert proxy.accepted == 1
 
 
 # ----------------------------------------------------------------------------------------------------------- closing
 
 
-async def test_closing_ends_waits_for_a_lock(face: Face, server: Server, proxy: FaultProxy) -> None:
-    holder = face.client(server.unix_url).lock("a", timeout=None)
-    await face.get(holder.acquire())
-    client = face.client(proxy.url)
-    jobs = [face.start(lambda: client.lock("a", sleep=3600).acquire()) for _ in range(4)]
-    await seen(face, proxy, b"a", 8)  # each has tried once, and has requested the holder's remaining time
-    await face.get(client.close())
+async def test_closing_ends_waits_for_a_lock(api: Api, server: Server, proxy: FaultProxy) -> None:
+    holder = api.client(server.unix_url).lock("a", timeout=None)
+    await api.get(holder.acquire())
+    client = api.client(proxy.url)
+    jobs = [api.start(lambda: client.lock("a", sleep=3600).acquire()) for _ in range(4)]
+    await seen(api, proxy, b"a", 8)  # each has tried once, and has requested the holder's remaining time
+    await api.get(client.close())
     for job in jobs:
         with pytest.raises(fastlock.ClientClosedError):
             await job.get(10)
-    await face.get(holder.release())
+    await api.get(holder.release())
 
 
 @VALKEY
-async def test_closing_ends_waits_for_a_reply(face: Face, server: Server, proxy: FaultProxy) -> None:
-    client = face.client(proxy.url, max_connections=2, reply_timeout=3600, connect_timeout=3600)
-    await face.get(client.server_info())
+async def test_closing_ends_waits_for_a_reply(api: Api, server: Server, proxy: FaultProxy) -> None:
+    client = api.client(proxy.url, max_connections=2, reply_timeout=3600, connect_timeout=3600)
+    await api.get(client.server_info())
     armed = proxy.arm(stall())
-    jobs = [face.start(lambda n=n: client.lock(f"n{n}").acquire()) for n in range(4)]
-    await seen(face, proxy, b"HELLO" if not face.is_async else b"n3", 1)
-    await face.get(client.close())
+    jobs = [api.start(lambda n=n: client.lock(f"n{n}").acquire()) for n in range(4)]
+    await seen(api, proxy, b"HELLO" if not api.is_async else b"n3", 1)
+    await api.get(client.close())
     armed.resume()
     for job in jobs:
         with pytest.raises(fastlock.ClientClosedError):
@@ -227,24 +225,24 @@ async def test_closing_ends_waits_for_a_reply(face: Face, server: Server, proxy:
 
 
 @VALKEY
-async def test_closing_ends_waits_for_a_connection(face: Face, server: Server, proxy: FaultProxy) -> None:
-    client = face.client(proxy.url, max_connections=1, connect_timeout=3600)
+async def test_closing_ends_waits_for_a_connection(api: Api, server: Server, proxy: FaultProxy) -> None:
+    client = api.client(proxy.url, max_connections=1, connect_timeout=3600)
     armed = proxy.arm(stall())
-    jobs = [face.start(lambda n=n: client.lock(f"n{n}").acquire()) for n in range(3)]
-    await seen(face, proxy, b"HELLO", 1)
-    await face.get(client.close())
+    jobs = [api.start(lambda n=n: client.lock(f"n{n}").acquire()) for n in range(3)]
+    await seen(api, proxy, b"HELLO", 1)
+    await api.get(client.close())
     armed.resume()
     for job in jobs:
         with pytest.raises(fastlock.ClientClosedError):
             await job.get(10)
 
 
-async def test_a_closed_client_raises_and_its_locks_stay_held(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url, client_name="closing")
-    lock, leases = client.lock("a"), await face.get(client.acquire_many(["b"]))
-    await face.get(lock.acquire())
+async def test_a_closed_client_raises_and_its_locks_stay_held(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url, client_name="closing")
+    lock, leases = client.lock("a"), await api.get(client.acquire_many(["b"]))
+    await api.get(lock.acquire())
     for _ in range(2):
-        await face.get(client.close())
+        await api.get(client.close())
     calls: list[Callable[[], Any]] = [
         client.lock("c").acquire,
         lock.locked,
@@ -256,64 +254,64 @@ async def test_a_closed_client_raises_and_its_locks_stay_held(face: Face, server
     ]
     for call in calls:
         with pytest.raises(fastlock.ClientClosedError, match="closed") as caught:
-            await face.get(call())
+            await api.get(call())
         assert isinstance(caught.value, redis.exceptions.ConnectionError)
     assert sorted(probe.keys()) == [b"a", b"b"], "closing releases nothing"
-    await gone(face, probe, "closing")
-    await face.get(lock.release())
-    assert await face.get(client.release_many(leases)) == [True] and probe.keys() == []
+    await gone(api, probe, "closing")
+    await api.get(lock.release())
+    assert await api.get(client.release_many(leases)) == [True] and probe.keys() == []
     for call in (lock.release, client.lock("c").acquire):
         with pytest.raises((fastlock.LockError, fastlock.ClientClosedError)):
-            await face.get(call())
-    await gone(face, probe, "closing")
+            await api.get(call())
+    await gone(api, probe, "closing")
 
 
 async def test_a_lock_can_be_released_after_closing(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """A remote waiter is served by such a release; a second release raises."""
-    client, other = face.client(server.unix_url), face.client(server.unix_url)
+    client, other = api.client(server.unix_url), api.client(server.unix_url)
     lock = client.lock("a", timeout=None, thread_local=False)
-    await face.get(lock.acquire())
-    waiting = [face.start(lambda: other.lock("a", thread_local=False).acquire(blocking_timeout=20))]
+    await api.get(lock.acquire())
+    waiting = [api.start(lambda: other.lock("a", thread_local=False).acquire(blocking_timeout=20))]
     while not probe.exists("fastlock:queue:{a}"):
-        await face.checkpoint()
-        if face.is_async:
+        await api.checkpoint()
+        if api.is_async:
             await asyncio.sleep(0.001)
-    await face.get(client.close())
-    await face.get(lock.release())
+    await api.get(client.close())
+    await api.get(lock.release())
     assert await waiting[0].get() is True
     probe.delete("a")
     with pytest.raises(fastlock.LockError):
-        await face.get(lock.release())
+        await api.get(lock.release())
 
 
-async def test_a_client_that_never_connected_closes_too(face: Face, server: Server) -> None:
-    client = face.client(server.unix_url)
-    await face.get(client.close())
+async def test_a_client_that_never_connected_closes_too(api: Api, server: Server) -> None:
+    client = api.client(server.unix_url)
+    await api.get(client.close())
     with pytest.raises(fastlock.ClientClosedError):
-        await face.get(client.lock("a").acquire())
+        await api.get(client.lock("a").acquire())
 
 
-async def test_with_accepts_a_client_of_its_own_api_only(face: Face, server: Server) -> None:
-    client = face.client(server.unix_url)
-    with pytest.raises(TypeError, match=r"fastlock\.Client" if face.is_async else r"fastlock\.asyncio\.Client"):
-        if face.is_async:
+async def test_with_accepts_a_client_of_its_own_api_only(api: Api, server: Server) -> None:
+    client = api.client(server.unix_url)
+    with pytest.raises(TypeError, match=r"fastlock\.Client" if api.is_async else r"fastlock\.asyncio\.Client"):
+        if api.is_async:
             with client:
                 pytest.fail("entered")
         else:
             async with client:
                 pytest.fail("entered")
-    assert await face.enter(client) is client
-    assert await face.get(client.lock("a").locked()) is False
-    await face.leave(client, ValueError("of the body"))
+    assert await api.enter(client) is client
+    assert await api.get(client.lock("a").locked()) is False
+    await api.leave(client, ValueError("of the body"))
     with pytest.raises(fastlock.ClientClosedError):
-        await face.get(client.lock("a").locked())
+        await api.get(client.lock("a").locked())
 
 
 @VALKEY
-@pytest.mark.parametrize("face", ["threads"], indirect=True)
-def test_a_garbage_collected_client_ends_its_connections(face: Face, server: Server, probe: redis.Redis) -> None:
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+def test_a_garbage_collected_client_ends_its_connections(api: Api, server: Server, probe: redis.Redis) -> None:
     client = fastlock.Client.from_url(server.unix_url, client_name="forgotten")
     assert client.lock("a").acquire(blocking=False) and named(probe, "forgotten") == 1
     del client
@@ -328,9 +326,9 @@ def test_a_garbage_collected_client_ends_its_connections(face: Face, server: Ser
 
 @LOOPS
 @VALKEY
-def test_a_client_of_another_loop_is_refused(face: Face, server: Server) -> None:
+def test_a_client_of_another_loop_is_refused(api: Api, server: Server) -> None:
     async def body() -> None:
-        client = face.client(server.unix_url)
+        client = api.client(server.unix_url)
         assert await client.lock("a").acquire()
         refusals: list[str] = []
 
@@ -346,24 +344,22 @@ def test_a_client_of_another_loop_is_refused(face: Face, server: Server) -> None
         assert len(refusals) == 3
         assert await client.lock("a").locked() is True and await client.lock("b").locked() is False
 
-    face.run(body())
+    api.run(body())
 
 
 @LOOPS
 @VALKEY
-async def test_both_kinds_of_loops_behave_the_same(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
-) -> None:
+async def test_both_kinds_of_loops_behave_the_same(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     for url in (server.unix_url, server.tcp_url):
-        client = face.client(url)
-        assert ("uvloop" in type(asyncio.get_running_loop()).__module__) is face.uvloop
+        client = api.client(url)
+        assert ("uvloop" in type(asyncio.get_running_loop()).__module__) is api.uvloop
 
         async def worker(client: Any = client) -> None:
             for _ in range(20):
                 async with client.lock("a", sleep=0.001) as lease:
                     assert token_matches(await asyncio.to_thread(probe.get, "a"), lease.token)
 
-        assert await face.together([worker] * 4) == [None] * 4
+        assert await api.together([worker] * 4) == [None] * 4
         leases = await client.acquire_many([f"n{i}" for i in range(200)])
         assert await client.release_many(leases) == [True] * 200
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face, drive
+from support.apis import Api, drive
 
 import fastlock
 from fastlock.embedded import Server
@@ -23,9 +23,9 @@ class Order:
         self.lines = {"first": "sku:1"}
 
 
-def of_face(face: Face, function: Callable[..., Any]) -> Callable[..., Any]:
+def of_api(api: Api, function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function for this API: unchanged, or as `async def`."""
-    if not face.is_async:
+    if not api.is_async:
         return function
 
     @functools.wraps(function)
@@ -55,13 +55,13 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("name", "args", "kwargs", "key"), TEMPLATES.values(), ids=TEMPLATES)
 async def test_the_name_is_made_from_the_call(
-    face: Face, server: Server, probe: redis.Redis, name: Any, args: Any, kwargs: Any, key: bytes
+    api: Api, server: Server, probe: redis.Redis, name: Any, args: Any, kwargs: Any, key: bytes
 ) -> None:
     def order(order_id: Any, kind: str = "plain", *more: Any) -> tuple[Any, Any, Any]:
         return (order_id, kind, *more), probe.keys(), probe.pttl(key)
 
-    locked = face.client(server.unix_url).locked(name, timeout=7)(of_face(face, order))
-    arguments, keys, left = await face.get(locked(*args, **kwargs))
+    locked = api.client(server.unix_url).locked(name, timeout=7)(of_api(api, order))
+    arguments, keys, left = await api.get(locked(*args, **kwargs))
     assert keys == [key] and 0 < left <= 7_000
     assert arguments == order(*args, **kwargs)[0], "the function must get the call's arguments"
     assert probe.keys() == []
@@ -71,35 +71,35 @@ HOPELESS = ["{missing}", "{order_id}{missing.number}", "{}", "{0}", "{missing[0]
 
 
 @pytest.mark.parametrize("template", HOPELESS)
-async def test_an_impossible_template_is_refused_at_decoration(face: Face, server: Server, template: str) -> None:
-    client = face.client(server.unix_url)
+async def test_an_impossible_template_is_refused_at_decoration(api: Api, server: Server, template: str) -> None:
+    client = api.client(server.unix_url)
     with pytest.raises(ValueError):
-        client.locked(template)(of_face(face, lambda order_id: None))
+        client.locked(template)(of_api(api, lambda order_id: None))
 
 
-async def test_a_missing_field_is_named_together_with_the_function(face: Face, server: Server) -> None:
+async def test_a_missing_field_is_named_together_with_the_function(api: Api, server: Server) -> None:
     def pay(order_id: int) -> None: ...
 
     with pytest.raises(ValueError, match=r"'orderid'.*pay\(order_id"):
-        face.client(server.unix_url).locked("order:{orderid}")(of_face(face, pay))
+        api.client(server.unix_url).locked("order:{orderid}")(of_api(api, pay))
 
 
-async def test_a_call_that_lacks_an_argument_names_the_function(face: Face, server: Server) -> None:
+async def test_a_call_that_lacks_an_argument_names_the_function(api: Api, server: Server) -> None:
     def pay(order_id: int) -> None: ...
 
     with pytest.raises(TypeError, match=r"pay\(\): missing a required argument: 'order_id'"):
-        await face.get(face.client(server.unix_url).locked("order:{order_id}")(of_face(face, pay))())
+        await api.get(api.client(server.unix_url).locked("order:{order_id}")(of_api(api, pay))())
 
 
-async def test_an_unusable_argument_is_named_with_the_template(face: Face, server: Server) -> None:
-    ship = face.client(server.unix_url).locked("order:{order.number}")(of_face(face, lambda order: None))
+async def test_an_unusable_argument_is_named_with_the_template(api: Api, server: Server) -> None:
+    ship = api.client(server.unix_url).locked("order:{order.number}")(of_api(api, lambda order: None))
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'number'") as caught:
-        await face.get(ship(None))
+        await api.get(ship(None))
     assert "order:{order.number}" in caught.value.__notes__[0] and "<lambda>" in caught.value.__notes__[0]
 
 
-async def test_a_function_of_the_other_api_is_refused_with_a_hint(face: Face, server: Server) -> None:
-    client = face.client(server.unix_url)
+async def test_a_function_of_the_other_api_is_refused_with_a_hint(api: Api, server: Server) -> None:
+    client = api.client(server.unix_url)
 
     def plain() -> None: ...
 
@@ -111,16 +111,16 @@ async def test_a_function_of_the_other_api_is_refused_with_a_hint(face: Face, se
     async def asynchronous_generator() -> Any:
         yield
 
-    with pytest.raises(TypeError, match="fastlock.Client" if face.is_async else "fastlock.asyncio.Client"):
-        client.locked("a")(plain if face.is_async else asynchronous)
+    with pytest.raises(TypeError, match="fastlock.Client" if api.is_async else "fastlock.asyncio.Client"):
+        client.locked("a")(plain if api.is_async else asynchronous)
     for function in (generator, asynchronous_generator):
         with pytest.raises(TypeError, match=function.__name__):  # its body would run after the lock was released
             client.locked("a")(function)
 
 
-async def test_a_decorator_without_a_name_raises_at_the_call(face: Face, server: Server) -> None:
+async def test_a_decorator_without_a_name_raises_at_the_call(api: Api, server: Server) -> None:
     """`@client.locked` takes the function for the name; its first call must not pass for a decoration."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
 
     @client.locked
     def pay(order_id: int) -> int:
@@ -130,79 +130,79 @@ async def test_a_decorator_without_a_name_raises_at_the_call(face: Face, server:
         pay(4)
 
 
-async def test_a_decorated_function_keeps_its_metadata(face: Face, server: Server) -> None:
+async def test_a_decorated_function_keeps_its_metadata(api: Api, server: Server) -> None:
     def pay(order_id: int, *, kind: str = "plain") -> str:
         """Take the money."""
         return "paid"
 
-    function = of_face(face, pay)
+    function = of_api(api, pay)
     function.mark = "kept"  # type: ignore[attr-defined]
-    locked = face.client(server.unix_url).locked("order:{order_id}")(function)
+    locked = api.client(server.unix_url).locked("order:{order_id}")(function)
     assert (locked.__name__, locked.__doc__, locked.__module__) == ("pay", "Take the money.", __name__)
     assert locked.__qualname__ == pay.__qualname__ and locked.__wrapped__ is function and locked.mark == "kept"
     assert inspect.signature(locked) == inspect.signature(pay)
-    assert inspect.iscoroutinefunction(locked) is face.is_async
-    assert await face.get(locked(1, kind="rush")) == "paid"
+    assert inspect.iscoroutinefunction(locked) is api.is_async
+    assert await api.get(locked(1, kind="rush")) == "paid"
     with pytest.raises(TypeError):
-        await face.get(locked())
+        await api.get(locked())
 
 
 async def test_a_method_gets_self_and_each_object_has_its_own_lock(
-    face: Face, server: Server, probe: redis.Redis
+    api: Api, server: Server, probe: redis.Redis
 ) -> None:
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
 
     def pay(self: Any, amount: int) -> Any:
         return self, amount, probe.keys()
 
-    Account = type("Account", (Order,), {"pay": client.locked("account:{self.number}:{amount}")(of_face(face, pay))})
+    Account = type("Account", (Order,), {"pay": client.locked("account:{self.number}:{amount}")(of_api(api, pay))})
     for number in (1, 2):
         account = Account(number)
-        assert await face.get(account.pay(5)) == (account, 5, [b"account:%d:5" % number])
+        assert await api.get(account.pay(5)) == (account, 5, [b"account:%d:5" % number])
 
 
-async def test_exceptions_propagate_and_the_lock_is_released(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_exceptions_propagate_and_the_lock_is_released(api: Api, server: Server, probe: redis.Redis) -> None:
     def fail(order_id: int) -> None:
         raise ZeroDivisionError(order_id)
 
-    locked = face.client(server.unix_url).locked("a")(of_face(face, fail))
+    locked = api.client(server.unix_url).locked("a")(of_api(api, fail))
     for number in range(2):
         with pytest.raises(ZeroDivisionError, match=str(number)):
-            await face.get(locked(number))
+            await api.get(locked(number))
         assert probe.keys() == []
 
 
-async def test_the_function_does_not_run_without_the_lock(face: Face, server: Server, probe: redis.Redis) -> None:
-    client, calls = face.client(server.unix_url), []
-    await_not = client.locked("a{n}", blocking=False)(of_face(face, lambda n: calls.append(n)))
-    brief = client.locked("a{n}", blocking_timeout=0.005, sleep=0.001)(of_face(face, lambda n: calls.append(n)))
+async def test_the_function_does_not_run_without_the_lock(api: Api, server: Server, probe: redis.Redis) -> None:
+    client, calls = api.client(server.unix_url), []
+    await_not = client.locked("a{n}", blocking=False)(of_api(api, lambda n: calls.append(n)))
+    brief = client.locked("a{n}", blocking_timeout=0.005, sleep=0.001)(of_api(api, lambda n: calls.append(n)))
     probe.set("a1", "somebody else", px=60_000)
     for locked in (await_not, brief):
         with pytest.raises(fastlock.LockError) as caught:
-            await face.get(locked(1))
+            await api.get(locked(1))
         assert caught.value.lock_name == "a1"
-    await face.get(await_not(2))
+    await api.get(await_not(2))
     assert calls == [2] and probe.get("a1") == b"somebody else"
     probe.delete("a1")
 
 
-async def test_the_locks_settings_are_passed_on(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_the_locks_settings_are_passed_on(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     no_leaks.allow("fastlock:fence:*")
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     seen: list[Any] = []
     for settings in ({"timeout": None}, {"timeout": 3}, {"fence": True}, {}):
-        await face.get(client.locked("a", **settings)(of_face(face, lambda: seen.append(probe.pttl("a"))))())
+        await api.get(client.locked("a", **settings)(of_api(api, lambda: seen.append(probe.pttl("a"))))())
     assert seen[0] == -1 and 0 < seen[1] <= 3_000 < seen[2] <= 10_000 and 3_000 < seen[3] <= 10_000
     assert probe.keys() == [b"fastlock:fence:{a}"]
-    lose = of_face(face, lambda: probe.delete("a"))
+    lose = of_api(api, lambda: probe.delete("a"))
     with pytest.raises(fastlock.LockNotOwnedError):
-        await face.get(client.locked("a")(lose)())
-    assert await face.get(client.locked("a", raise_on_release_error=False)(lose)()) == 1
+        await api.get(client.locked("a")(lose)())
+    assert await api.get(client.locked("a", raise_on_release_error=False)(lose)()) == 1
 
 
-async def test_calls_exclude_each_other_name_by_name(face: Face, server: Server) -> None:
+async def test_calls_exclude_each_other_name_by_name(api: Api, server: Server) -> None:
     """Every call checks whether another is inside, gives the others a chance to run, and checks again."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     inside = {0: 0, 1: 0}
     overlaps, calls = [], []
 
@@ -210,7 +210,7 @@ async def test_calls_exclude_each_other_name_by_name(face: Face, server: Server)
         inside[number] += 1
         overlaps.append(inside[number])
         for _ in range(3):
-            await face.get(client.lock("something else").locked())
+            await api.get(client.lock("something else").locked())
         overlaps.append(inside[number])
         inside[number] -= 1
         calls.append(number)
@@ -218,15 +218,15 @@ async def test_calls_exclude_each_other_name_by_name(face: Face, server: Server)
     def body_of_threads(number: int) -> None:
         drive(body(number))
 
-    locked = client.locked("n{number}", sleep=0.001)(body if face.is_async else body_of_threads)
-    results = await face.together([lambda i=i: locked(i % 2) for i in range(12)])
+    locked = client.locked("n{number}", sleep=0.001)(body if api.is_async else body_of_threads)
+    results = await api.together([lambda i=i: locked(i % 2) for i in range(12)])
     assert results == [None] * 12 and set(overlaps) == {1} and sorted(calls) == [0] * 6 + [1] * 6
 
 
-async def test_nested_calls_with_other_names_work(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url)
-    inner = client.locked("inner")(of_face(face, lambda: sorted(probe.keys())))
-    if face.is_async:
+async def test_nested_calls_with_other_names_work(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url)
+    inner = client.locked("inner")(of_api(api, lambda: sorted(probe.keys())))
+    if api.is_async:
 
         async def call() -> Any:
             return await inner()
@@ -235,4 +235,4 @@ async def test_nested_calls_with_other_names_work(face: Face, server: Server, pr
         def call() -> Any:  # type: ignore[misc]
             return inner()
 
-    assert await face.get(client.locked("outer")(call)()) == [b"inner", b"outer"]
+    assert await api.get(client.locked("outer")(call)()) == [b"inner", b"outer"]

@@ -22,7 +22,7 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from support.faces import Face
+from support.apis import Api
 from support.redispy import ending, module, theirs
 
 from fastlock._protocol.commands import token_matches
@@ -45,9 +45,9 @@ def outcome_of(error: Exception) -> Outcome:
     return "raises", type(error).__name__
 
 
-async def outcome(face: Face, call: Callable[[], Any]) -> Outcome:
+async def outcome(api: Api, call: Callable[[], Any]) -> Outcome:
     try:
-        return "returns", await face.get(call())
+        return "returns", await api.get(call())
     except Exception as error:
         return outcome_of(error)
 
@@ -81,10 +81,10 @@ def some(rng: random.Random, choices: dict[str, list[Any]], chance: float) -> di
 class Walk:
     """Both locks, and the calls that are drawn for them."""
 
-    def __init__(self, face: Face, client: Any, probe: redis.Redis, rng: random.Random) -> None:
-        self.face, self.client, self.probe, self.rng = face, client, probe, rng
+    def __init__(self, api: Api, client: Any, probe: redis.Redis, rng: random.Random) -> None:
+        self.api, self.client, self.probe, self.rng = api, client, probe, rng
         # redis-py 5.0 lacks some
-        self.known = [name for name in SETTINGS if name in inspect.signature(theirs(face)).parameters]
+        self.known = [name for name in SETTINGS if name in inspect.signature(theirs(api)).parameters]
         self.log: list[str] = []
         self.excused: set[str] = set()
         self.tokens = 0
@@ -100,10 +100,10 @@ class Walk:
             self.probe.delete(*self.keys())
             self.settings = some(self.rng, {name: SETTINGS[name] for name in self.known}, 0.4)
             self.log = [f"Lock({self.settings})"]
-            kinds = zip((theirs(self.face), self.face.module.Lock), self.keys(), strict=True)
+            kinds = zip((theirs(self.api), self.api.module.Lock), self.keys(), strict=True)
             if self.settings.get("timeout", 1) == 0:
                 with pytest.raises(ValueError, match="timeout"):
-                    self.face.module.Lock(self.client, "ours", **self.settings)
+                    self.api.module.Lock(self.client, "ours", **self.settings)
                 self.excused.add("zero-timeout")
                 continue
             self.locks = [kind(self.client, key, **self.settings) for kind, key in kinds]
@@ -113,7 +113,7 @@ class Walk:
         self, call: Callable[[Any], Any], excuse: Callable[[Outcome, Outcome], str] = lambda a, b: ""
     ) -> None:
         """Have both locks do the same, and compare the outcomes, and the keys left."""
-        results = [await outcome(self.face, lambda lock=lock: call(lock)) for lock in self.locks]  # type: ignore[misc]
+        results = [await outcome(self.api, lambda lock=lock: call(lock)) for lock in self.locks]  # type: ignore[misc]
         if results[0] != results[1] and (row := excuse(*results)):
             self.excused.add(row)
         else:
@@ -150,7 +150,7 @@ class Walk:
 
     async def acquire(self) -> None:
         given = some(self.rng, ARGUMENTS, 0.35)
-        if self.face.is_async:
+        if self.api.is_async:
             given.pop("sleep", None)
         if self.would_wait_long(given):
             given["blocking_timeout"] = SHORT
@@ -232,12 +232,12 @@ class Walk:
         self.log.append(f"with: {'lose ' * losing}{'raise' * raising}")
 
         async def body(lock: Any) -> str:
-            assert await self.face.enter(lock) is lock
+            assert await self.api.enter(lock) is lock
             error = ZeroDivisionError("of the body") if raising else None
             if losing:
                 self.probe.delete(*self.keys())
             try:
-                if not await self.face.leave(lock, error) and error is not None:
+                if not await self.api.leave(lock, error) and error is not None:
                     raise error
             except redis.exceptions.LockError as problem:
                 raise problem from None
@@ -252,11 +252,11 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_calls_have_the_same_outcome(
-    face: Face, server: Server, probe: redis.Redis, seed: int, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, seed: int, no_leaks: Any
 ) -> None:
     rng = random.Random(seed)
-    async with ending(face, module(face).Redis(port=server.port)) as client:
-        walk = Walk(face, client, probe, rng)
+    async with ending(api, module(api).Redis(port=server.port)) as client:
+        walk = Walk(api, client, probe, rng)
         try:
             for _ in range(8):
                 await walk.make()
@@ -273,12 +273,12 @@ CHANGES = [(None, LONG), (LONG, None), (None, LONG, None), (LONG, None, LONG), (
 
 @pytest.mark.parametrize("timeouts", CHANGES, ids=str)
 async def test_changing_the_timeout_of_a_held_lock_is_the_same(
-    face: Face, server: Server, probe: redis.Redis, timeouts: tuple[Any, ...], no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, timeouts: tuple[Any, ...], no_leaks: Any
 ) -> None:
     """Whether the lease was acquired here, or its token comes from elsewhere; for each extension, and for extensions
     after `reacquire`, and after a loss."""
-    async with ending(face, module(face).Redis(port=server.port)) as client:
-        walk = Walk(face, client, probe, random.Random(0))
+    async with ending(api, module(api).Redis(port=server.port)) as client:
+        walk = Walk(api, client, probe, random.Random(0))
         for arguments in EXTENDS:
             for before in ([], ["reacquire"], ["adopt"], ["lose"], ["steal"], ["lose", "extend"]):
                 await walk.make()
@@ -299,17 +299,17 @@ async def test_changing_the_timeout_of_a_held_lock_is_the_same(
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 async def test_a_name_is_the_same_key_for_both(
-    face: Face, server: Server, probe: redis.Redis, name: Any, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, name: Any, no_leaks: Any
 ) -> None:
-    async with ending(face, module(face).Redis(port=server.port)) as client:
-        for first, second in ((theirs(face), face.module.Lock), (face.module.Lock, theirs(face))):
+    async with ending(api, module(api).Redis(port=server.port)) as client:
+        for first, second in ((theirs(api), api.module.Lock), (api.module.Lock, theirs(api))):
             one, other = first(client, name, timeout=5), second(client, name, timeout=5)
             assert one.name == other.name == name
-            assert await face.get(one.acquire(blocking=False)) is True
-            assert await face.get(other.acquire(blocking=False)) is False
+            assert await api.get(one.acquire(blocking=False)) is True
+            assert await api.get(other.acquire(blocking=False)) is False
             (key,) = probe.keys()
             assert key == (name if isinstance(name, bytes) else str(name).encode())
-            await face.get(one.release())
+            await api.get(one.release())
 
 
 # ------------------------------------------------------------------------------------- the table, row by row
@@ -318,14 +318,14 @@ async def test_a_name_is_the_same_key_for_both(
 class Scene:
     """One kind of lock in a scene: `kind` is redis-py's class, or ours."""
 
-    def __init__(self, face: Face, client: Any, probe: redis.Redis, kind: Any) -> None:
-        self.face, self.client, self.probe, self.kind = face, client, probe, kind
+    def __init__(self, api: Api, client: Any, probe: redis.Redis, kind: Any) -> None:
+        self.api, self.client, self.probe, self.kind = api, client, probe, kind
 
     def lock(self, name: Any = "a", **settings: Any) -> Any:
         return self.kind(self.client, name, **settings)
 
     async def get(self, value: Any) -> Any:
-        return await self.face.get(value)
+        return await self.api.get(value)
 
 
 async def zero_timeout(on: Scene) -> Any:
@@ -335,18 +335,16 @@ async def zero_timeout(on: Scene) -> Any:
 async def nonsense(on: Scene) -> Any:
     outcomes = []
     for wrong in ({"name": None}, {"name": ""}, {"name": True}, {"name": object()}):
-        outcomes.append(await outcome(on.face, lambda wrong=wrong: on.lock(**wrong) and None))  # type: ignore[misc]
+        outcomes.append(await outcome(on.api, lambda wrong=wrong: on.lock(**wrong) and None))  # type: ignore[misc]
     for name in ("timeout", "sleep", "blocking_timeout"):
         for value in ("1", float("nan"), *([] if name == "blocking_timeout" else [-1, float("inf")])):
-            outcomes.append(await outcome(on.face, lambda of={name: value}: on.lock(**of) and None))  # type: ignore[misc]
-    outcomes.append(await outcome(on.face, lambda: on.lock(timeout=0.0001) and None))
+            outcomes.append(await outcome(on.api, lambda of={name: value}: on.lock(**of) and None))  # type: ignore[misc]
+    outcomes.append(await outcome(on.api, lambda: on.lock(timeout=0.0001) and None))
     return set(outcomes)
 
 
 async def reserved(on: Scene) -> Any:
-    outcomes = [
-        await outcome(on.face, lambda name=name: on.lock(name) and None) for name in ("fastlock:a", "x" * 65537)
-    ]  # type: ignore[misc]
+    outcomes = [await outcome(on.api, lambda name=name: on.lock(name) and None) for name in ("fastlock:a", "x" * 65537)]  # type: ignore[misc]
     return set(outcomes)
 
 
@@ -378,17 +376,17 @@ async def odd_pauses(on: Scene) -> Any:
     on.probe.set("a", "somebody else's", px=5000)
     calls = [lambda: on.lock(sleep=None, blocking_timeout=SHORT).acquire()]
     calls.append(lambda: on.lock(sleep=0.001, blocking_timeout=Decimal("0.01")).acquire())
-    outcomes = [await outcome(on.face, call) for call in calls]
+    outcomes = [await outcome(on.api, call) for call in calls]
     on.probe.delete("a")
     return set(outcomes)
 
 
 async def body_first(on: Scene) -> Any:
     lock = on.lock(timeout=5)
-    await on.face.enter(lock)
+    await on.api.enter(lock)
     on.probe.delete("a")
     error = ZeroDivisionError()
-    await on.face.leave(lock, error)
+    await on.api.leave(lock, error)
     return error.__notes__ != []
 
 
@@ -423,24 +421,24 @@ async def ended_by_extend(on: Scene) -> Any:
     deadline = time.monotonic() + 5
     while on.probe.exists("a") and time.monotonic() < deadline:
         time.sleep(0.001)
-    return done, on.probe.exists("a"), await outcome(on.face, lock.release)
+    return done, on.probe.exists("a"), await outcome(on.api, lock.release)
 
 
 async def release_again(on: Scene) -> Any:
-    if on.face.is_async:
+    if on.api.is_async:
         pytest.skip("redis-py's lock for asyncio keeps the token, too")
     with Server(tcp=True) as server:
         client = redis.Redis(port=server.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0))
-        async with ending(on.face, client):
+        async with ending(on.api, client):
             lock = on.kind(client, "a", timeout=5)
             assert await on.get(lock.acquire())
             server.stop()
-            assert await outcome(on.face, lock.release) == ("raises", "ConnectionError")
+            assert await outcome(on.api, lock.release) == ("raises", "ConnectionError")
             return lock.local.token is not None
 
 
 async def task_leases(on: Scene) -> Any:
-    if not on.face.is_async:
+    if not on.api.is_async:
         pytest.skip("for tasks only")
     lock = on.lock(timeout=5)
     assert await on.get(lock.acquire())
@@ -448,7 +446,7 @@ async def task_leases(on: Scene) -> Any:
     async def other() -> bool:
         return lock.local.token is not None
 
-    seen = await on.face.start(other).get()
+    seen = await on.api.start(other).get()
     await on.get(lock.release())
     return seen
 
@@ -466,10 +464,10 @@ async def stays_lost(on: Scene) -> Any:
     lock = on.lock(timeout=5)
     await on.get(lock.acquire(token=b"token"))
     on.probe.delete("a")
-    outcomes = [await outcome(on.face, lock.reacquire)]
+    outcomes = [await outcome(on.api, lock.reacquire)]
     on.probe.set("a", b"token", px=5000)
     calls = (lock.owned, lock.reacquire, lambda: lock.extend(5), lock.release)
-    outcomes += [await outcome(on.face, call) for call in calls]
+    outcomes += [await outcome(on.api, call) for call in calls]
     on.probe.delete("a")
     assert await on.get(lock.acquire()) and await on.get(lock.owned())
     return outcomes
@@ -479,7 +477,7 @@ async def wrong_type(on: Scene) -> Any:
     on.probe.hset("a", "field", 1)
     lock = on.lock(timeout=5, blocking_timeout=0.05)
     calls = (lambda: lock.acquire(blocking=False), lock.acquire, lock.locked, lock.owned)
-    return [await outcome(on.face, call) for call in calls]
+    return [await outcome(on.api, call) for call in calls]
 
 
 NO = {("raises", "ValueError"), ("raises", "TypeError")}
@@ -518,11 +516,11 @@ def test_the_table_and_the_scenes_name_the_same_rows() -> None:
 
 
 @pytest.mark.parametrize("row", SCENES)
-async def test_each_difference_is_as_the_table_says(face: Face, server: Server, probe: redis.Redis, row: str) -> None:
+async def test_each_difference_is_as_the_table_says(api: Api, server: Server, probe: redis.Redis, row: str) -> None:
     scene, *expected = SCENES[row]
-    async with ending(face, module(face).Redis(port=server.port)) as client:
+    async with ending(api, module(api).Redis(port=server.port)) as client:
         outcomes = []
-        for kind in (theirs(face), face.module.Lock):
-            outcomes.append(await outcome(face, lambda kind=kind: scene(Scene(face, client, probe, kind))))  # type: ignore[misc]
+        for kind in (theirs(api), api.module.Lock):
+            outcomes.append(await outcome(api, lambda kind=kind: scene(Scene(api, client, probe, kind))))  # type: ignore[misc]
             probe.delete("a")
     assert outcomes == expected

@@ -15,7 +15,7 @@ import redis.asyncio
 import redis.asyncio.retry
 import redis.backoff
 import redis.retry
-from support.faces import Face
+from support.apis import Api
 from support.redispy import ending, module
 from support.tls import Authority, TlsFront
 
@@ -99,17 +99,17 @@ def databases(probe: redis.Redis) -> list[str]:
     return list(probe.info("keyspace"))
 
 
-async def works(face: Face, client: Any, probe: redis.Redis) -> None:
+async def works(api: Api, client: Any, probe: redis.Redis) -> None:
     """Acquire and release with both ways of making a drop-in, in the database of the client."""
     here = [f"db{client.connection_pool.connection_kwargs.get('db', 0)}"]
-    kind = face.module.Lock
+    kind = api.module.Lock
     for lock in (kind(client, "a", timeout=5), client.lock("a", timeout=5, lock_class=kind)):
-        assert await face.get(lock.acquire()) is True
-        assert await face.get(lock.owned()) is True
+        assert await api.get(lock.acquire()) is True
+        assert await api.get(lock.owned()) is True
         assert databases(probe) == here
-        assert await face.get(lock.release()) is None
-        await face.enter(lock)
-        await face.leave(lock)
+        assert await api.get(lock.release()) is None
+        await api.enter(lock)
+        await api.leave(lock)
         assert databases(probe) == []
 
 
@@ -122,10 +122,10 @@ def locker(probe: redis.Redis) -> Iterator[None]:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_any_redis_py_client_is_accepted(
-    face: Face, server: Server, probe: redis.Redis, locker: None, way: str, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, locker: None, way: str, no_leaks: Any
 ) -> None:
-    async with ending(face, WAYS[way](module(face), server)) as client:
-        await works(face, client, probe)
+    async with ending(api, WAYS[way](module(api), server)) as client:
+        await works(api, client, probe)
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +150,10 @@ SECURE: dict[str, Callable[[Any, int, str], Any]] = {
 
 @pytest.mark.parametrize("made_by", ["url", "pool"])
 async def test_host_names_are_checked_as_in_this_redis_py(
-    face: Face, server: Server, probe: redis.Redis, tmp_path: Path, made_by: str, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, tmp_path: Path, made_by: str, no_leaks: Any
 ) -> None:
     """Without an option for it: redis-py compares the names since version 6."""
-    elsewhere, of = Authority(tmp_path, "elsewhere.example"), module(face)
+    elsewhere, of = Authority(tmp_path, "elsewhere.example"), module(api)
     with TlsFront(elsewhere, server.path) as front:
         if made_by == "url":
             made = of.Redis.from_url(f"rediss://localhost:{front.port}/0?ssl_ca_certs={elsewhere.file}")
@@ -161,11 +161,11 @@ async def test_host_names_are_checked_as_in_this_redis_py(
             kind = of.connection.SSLConnection
             options = {"host": "localhost", "port": front.port, "ssl_ca_certs": elsewhere.file}
             made = of.Redis(connection_pool=of.ConnectionPool(connection_class=kind, **options))
-        async with ending(face, made) as client:
+        async with ending(api, made) as client:
             taken = []
-            for call in (client.ping, face.module.Lock(client, "a", timeout=5).acquire):
+            for call in (client.ping, api.module.Lock(client, "a", timeout=5).acquire):
                 try:
-                    taken.append(bool(await face.get(call())))
+                    taken.append(bool(await api.get(call())))
                 except redis.exceptions.ConnectionError as error:
                     assert "certificate" in str(error).lower()
                     taken.append(False)
@@ -175,12 +175,12 @@ async def test_host_names_are_checked_as_in_this_redis_py(
 
 @pytest.mark.parametrize("way", SECURE)
 async def test_any_redis_py_client_over_tls_is_accepted(
-    face: Face, server: Server, probe: redis.Redis, authority: Authority, way: str, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, authority: Authority, way: str, no_leaks: Any
 ) -> None:
     with TlsFront(authority, server.path) as front:
         try:
-            made = SECURE[way](module(face), front.port, authority.file)
+            made = SECURE[way](module(api), front.port, authority.file)
         except TypeError as error:
             pytest.skip(f"this redis-py has no such option: {error}")
-        async with ending(face, made) as client:
-            await works(face, client, probe)
+        async with ending(api, made) as client:
+            await works(api, client, probe)

@@ -13,7 +13,7 @@ import pytest
 import redis
 import redis.asyncio
 import redis.lock
-from support.faces import Face
+from support.apis import Api
 from support.redispy import end, ending, module
 
 from fastlock.embedded import Server
@@ -21,16 +21,16 @@ from fastlock.embedded import Server
 pytestmark = pytest.mark.usefixtures("impl")
 
 
-async def test_lock_on_a_pipeline_is_refused(face: Face, server: Server, probe: redis.Redis) -> None:
-    async with ending(face, module(face).Redis(port=server.port)) as client:
+async def test_lock_on_a_pipeline_is_refused(api: Api, server: Server, probe: redis.Redis) -> None:
+    async with ending(api, module(api).Redis(port=server.port)) as client:
         for transaction in (True, False):
             pipeline = client.pipeline(transaction=transaction)
             with pytest.raises(TypeError, match=r"pipeline.*give the client"):
-                pipeline.lock("a", lock_class=face.module.Lock)
+                pipeline.lock("a", lock_class=api.module.Lock)
             with pytest.raises(TypeError, match=r"pipeline.*give the client"):
-                face.module.Lock(pipeline, "a")
+                api.module.Lock(pipeline, "a")
             assert len(pipeline) == 0 and probe.keys() == []
-            await face.get(pipeline.reset())
+            await api.get(pipeline.reset())
 
 
 # ---------------------------------------------------------------------------------------------------------------- fakes
@@ -40,25 +40,25 @@ FAKES = {False: [fakeredis.FakeRedis, fakeredis.FakeStrictRedis], True: [fakered
 
 @pytest.mark.parametrize("address", ["none", "host", "url"])
 async def test_fake_client_is_refused_also_with_the_address_of_a_server(
-    face: Face, server: Server, probe: redis.Redis, address: str, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, address: str, no_leaks: Any
 ) -> None:
     """Data would go to the fake, but the lock to the real server at its address."""
-    for kind in FAKES[face.is_async]:
+    for kind in FAKES[api.is_async]:
         if address == "url":
             fake = kind.from_url(server.tcp_url)
         else:
             fake = kind(host="127.0.0.1", port=server.port) if address == "host" else kind()
-        for client in (fake, module(face).Redis(connection_pool=fake.connection_pool)):
+        for client in (fake, module(api).Redis(connection_pool=fake.connection_pool)):
             with pytest.raises(TypeError, match=r"fakeredis.*fastlock\.embedded\.Server\(\)"):
-                client.lock("a", timeout=5, lock_class=face.module.Lock)
-        await face.get(end(fake))
+                client.lock("a", timeout=5, lock_class=api.module.Lock)
+        await api.get(end(fake))
 
 
-def connections(face: Face) -> tuple[Any, Any]:
+def connections(api: Api) -> tuple[Any, Any]:
     """A connection class that only adds to redis-py's, and one that connects through a tunnel."""
     connected: list[Any] = []
 
-    if face.is_async:
+    if api.is_async:
 
         class Counting(redis.asyncio.Connection):
             async def disconnect(self, *args: Any, **kwargs: Any) -> None:
@@ -84,18 +84,18 @@ def connections(face: Face) -> tuple[Any, Any]:
 
 
 async def test_connection_class_is_refused_only_if_it_connects_its_own_way(
-    face: Face, server: Server, no_leaks: Any
+    api: Api, server: Server, no_leaks: Any
 ) -> None:
-    adding, tunnel = connections(face)
-    of = module(face)
+    adding, tunnel = connections(api)
+    of = module(api)
     pool = of.ConnectionPool(connection_class=adding, host="127.0.0.1", port=server.port)
-    async with ending(face, of.Redis(connection_pool=pool)) as client:
-        lock = face.module.Lock(client, "a", timeout=5)
-        assert await face.get(lock.acquire()) is True
-        await face.get(lock.release())
+    async with ending(api, of.Redis(connection_pool=pool)) as client:
+        lock = api.module.Lock(client, "a", timeout=5)
+        assert await api.get(lock.acquire()) is True
+        await api.get(lock.release())
     pool = of.ConnectionPool(connection_class=tunnel, host="127.0.0.1", port=server.port)
     with pytest.raises(TypeError, match=r"Tunnel.*opens its connections in a way of its own"):
-        face.module.Lock(of.Redis(connection_pool=pool), "a")
+        api.module.Lock(of.Redis(connection_pool=pool), "a")
 
 
 # --------------------------------------------------------------------------------------------- parts of redis-py's lock
@@ -110,9 +110,9 @@ INTERNALS = [
 
 
 @pytest.mark.parametrize("name", [*INTERNALS, "register_scripts"])
-async def test_internals_of_redis_pys_lock_cannot_be_overridden(face: Face, server: Server, name: str) -> None:
+async def test_internals_of_redis_pys_lock_cannot_be_overridden(api: Api, server: Server, name: str) -> None:
     """redbeat, for one, replaces `lua_extend`: if that were ignored, extend would add to the lease, not set it."""
-    kind = face.module.Lock
+    kind = api.module.Lock
     method = next((method for method in METHODS if method in name.lower().split("_")), "")
     message = rf"{name}.*would be ignored.*{method}"
     mixin = type("Mixin", (), {name: None})
@@ -122,7 +122,7 @@ async def test_internals_of_redis_pys_lock_cannot_be_overridden(face: Face, serv
     for owner in (kind, type("Mine", (kind,), {})):
         with pytest.raises(AttributeError, match=message):
             setattr(owner, name, None)
-    async with ending(face, module(face).Redis(port=server.port)) as client:
+    async with ending(api, module(api).Redis(port=server.port)) as client:
         lock = client.lock("a", timeout=5, lock_class=kind)
         with pytest.raises(AttributeError, match=message):
             setattr(lock, name, client.register_script("return 1"))
@@ -136,25 +136,25 @@ def test_refused_names_cover_all_internals_of_redis_pys_lock() -> None:
     assert theirs <= redis_py._NOT_HERE.keys()
 
 
-async def test_subclass_of_both_locks_works_as_fastlocks(face: Face, server: Server, no_leaks: Any) -> None:
+async def test_subclass_of_both_locks_works_as_fastlocks(api: Api, server: Server, no_leaks: Any) -> None:
     """Such a subclass passes isinstance checks for redis-py's lock."""
-    kind = type("Both", (face.module.Lock, redis.lock.Lock), {})
-    async with ending(face, module(face).Redis(port=server.port)) as client:
+    kind = type("Both", (api.module.Lock, redis.lock.Lock), {})
+    async with ending(api, module(api).Redis(port=server.port)) as client:
         lock = kind(client, "a", timeout=5)
         assert isinstance(lock, redis.lock.Lock)
-        await face.enter(lock)
+        await api.enter(lock)
         assert lock.lease.valid
-        await face.leave(lock)
+        await api.leave(lock)
 
 
 # ----------------------------------------------------------------------------------------------------------- what works
 
 
-def overriding(face: Face, log: list[str]) -> Any:
+def overriding(api: Api, log: list[str]) -> Any:
     """A subclass as written for redis-py's lock, to log or to measure."""
-    if face.is_async:
+    if api.is_async:
 
-        class Async(face.module.Lock):
+        class Async(api.module.Lock):
             async def acquire(self, *args: Any, **kwargs: Any) -> bool:
                 log.append("acquire")
                 return await super().acquire(*args, **kwargs)
@@ -165,7 +165,7 @@ def overriding(face: Face, log: list[str]) -> Any:
 
         return Async
 
-    class Sync(face.module.Lock):
+    class Sync(api.module.Lock):
         def acquire(self, *args: Any, **kwargs: Any) -> bool:
             log.append("acquire")
             return super().acquire(*args, **kwargs)
@@ -178,48 +178,48 @@ def overriding(face: Face, log: list[str]) -> Any:
 
 
 async def test_with_calls_acquire_and_release_of_a_subclass(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     log: list[str] = []
-    async with ending(face, module(face).Redis(port=server.port)) as client:
-        for kind in (overriding(face, log), type("Below", (overriding(face, log),), {})):
+    async with ending(api, module(api).Redis(port=server.port)) as client:
+        for kind in (overriding(api, log), type("Below", (overriding(api, log),), {})):
             lock = kind(client, "a", timeout=5, blocking=False)
-            assert await face.enter(lock) is lock
+            assert await api.enter(lock) is lock
             assert probe.get("a") == lock.local.token
             other = kind(client, "a", timeout=5, blocking_timeout=0)
             with pytest.raises(redis.exceptions.LockError, match="Unable to acquire"):
-                await face.enter(other)
-            await face.leave(lock)
+                await api.enter(other)
+            await api.leave(lock)
             assert log == ["acquire", "acquire", "release"]
             log.clear()
-            await face.enter(lock)
+            await api.enter(lock)
             probe.delete("a")
             with pytest.raises(redis.exceptions.LockNotOwnedError):
-                await face.leave(lock)
+                await api.leave(lock)
             log.clear()
 
 
-async def test_subclass_may_define_its_own_with(face: Face, server: Server, no_leaks: Any) -> None:
+async def test_subclass_may_define_its_own_with(api: Api, server: Server, no_leaks: Any) -> None:
     seen: list[str] = []
-    enter, leave = ("__aenter__", "__aexit__") if face.is_async else ("__enter__", "__exit__")
+    enter, leave = ("__aenter__", "__aexit__") if api.is_async else ("__enter__", "__exit__")
     body = {name: lambda self, *about, name=name: seen.append(name) for name in (enter, leave, "acquire", "release")}
-    kind = type("Own", (face.module.Lock,), body)
-    async with ending(face, module(face).Redis(port=server.port)) as client:
+    kind = type("Own", (api.module.Lock,), body)
+    async with ending(api, module(api).Redis(port=server.port)) as client:
         lock = kind(client, "a")
         getattr(lock, enter)()
         getattr(lock, leave)(None, None, None)
     assert seen == [enter, leave]
 
 
-async def test_blocking_with_blocking_timeout_is_checked_before_sending(face: Face, server: Server) -> None:
+async def test_blocking_with_blocking_timeout_is_checked_before_sending(api: Api, server: Server) -> None:
     """The drop-in accepts blocking=False with a blocking_timeout; fastlock's own locks refuse it."""
-    client = face.client(server.unix_url)
-    async with ending(face, module(face).Redis(port=server.port)) as theirs:
+    client = api.client(server.unix_url)
+    async with ending(api, module(api).Redis(port=server.port)) as theirs:
         for blocking, seconds in itertools.product((True, False), (0, 1, -1)):
-            lock = face.module.Lock(theirs, "a", timeout=5, blocking=blocking, blocking_timeout=seconds)
-            assert await face.get(lock.acquire()) is True
-            assert await face.get(lock.acquire(blocking=False, blocking_timeout=seconds)) is False
-            await face.get(lock.release())
+            lock = api.module.Lock(theirs, "a", timeout=5, blocking=blocking, blocking_timeout=seconds)
+            assert await api.get(lock.acquire()) is True
+            assert await api.get(lock.acquire(blocking=False, blocking_timeout=seconds)) is False
+            await api.get(lock.release())
             if seconds < 0 or not blocking:
                 with pytest.raises(ValueError, match="blocking_timeout"):
                     client.lock("a", blocking=blocking, blocking_timeout=seconds)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 from redis.crc import key_slot
+from support.apis import Api, Job
 from support.child_client import NAME, SOON, held, queued, wait_with, waits
-from support.faces import Face, Job
 
 import fastlock
 from fastlock._locks.redis_py import LocalToken
@@ -21,7 +21,7 @@ from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
-threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
+threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 # For slow tests, which have to wait: a server with a command for each operation, and one that needs scripts.
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 
@@ -32,109 +32,109 @@ def unlimited_handovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)
 
 
-async def holder_and_waiter(face: Face, server: Server, probe: redis.Redis, **settings: Any) -> tuple[Any, Any, Job]:
+async def holder_and_waiter(api: Api, server: Server, probe: redis.Redis, **settings: Any) -> tuple[Any, Any, Job]:
     """The lock that a client holds by a grant of the server; and a lock of the same client that waits, with its job."""
-    holder = await held(face, face.client(server.unix_url))
-    client = face.client(server.unix_url)
-    first, job = wait_with(face, client, **settings)
-    await queued(face, probe, 1)
-    await face.get(holder.release())
+    holder = await held(api, api.client(server.unix_url))
+    client = api.client(server.unix_url)
+    first, job = wait_with(api, client, **settings)
+    await queued(api, probe, 1)
+    await api.get(holder.release())
     assert await job.get(SOON) is True
-    second, waiting = wait_with(face, client, **settings)
-    await waits(face, client, 2)
+    second, waiting = wait_with(api, client, **settings)
+    await waits(api, client, 2)
     return first, second, waiting
 
 
 async def test_release_in_a_batch_leaves_nothing_to_release(
-    face: Face, server: Server, probe: redis.Redis, no_recheck: None
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The next holder has the same raw token."""
-    first, second, job = await holder_and_waiter(face, server, probe)
+    first, second, job = await holder_and_waiter(api, server, probe)
     lease = first.lease
-    assert await face.get(first._client.release_many([lease])) == [True]
+    assert await api.get(first._client.release_many([lease])) == [True]
     assert await job.get(SOON) is True and second.lease._raw_token == lease._raw_token, (
         "the lease was handed over locally"
     )
-    assert await face.get(first.owned()) is False and not lease.valid
+    assert await api.get(first.owned()) is False and not lease.valid
     for call in (lambda: first.extend(5), first.reacquire, first.release):
         with pytest.raises(fastlock.LockError):
-            await face.get(call())
-    assert await face.get(first._client.release_many([lease])) == [False]
-    assert second.lease.valid and await face.get(second.owned()) is True and not lease.valid
-    await face.get(second.release())
+            await api.get(call())
+    assert await api.get(first._client.release_many([lease])) == [False]
+    assert second.lease.valid and await api.get(second.owned()) is True and not lease.valid
+    await api.get(second.release())
 
 
 async def test_pending_extension_does_not_revive_a_released_lease(
-    face: Face, server: Server, probe: redis.Redis, no_recheck: None
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
-    first, second, job = await holder_and_waiter(face, server, probe)
+    first, second, job = await holder_and_waiter(api, server, probe)
     lease = first.lease
     steps = first._extension(20, True, "extend", first._owner())
     request = steps.send(None)
-    await face.get(first.release())
+    await api.get(first.release())
     assert await job.get(SOON) is True and not lease.valid
     request.sent = now()
     with pytest.raises(StopIteration) as end:
         steps.send(b"OK")
     assert end.value.value is Outcome.GONE and not lease.valid
-    await face.get(second.release())
+    await api.get(second.release())
 
 
 @pytest.mark.parametrize("read", [lambda lock: LocalToken(lock).token, lambda lock: lock.lease.token])
 async def test_lease_whose_token_was_read_is_not_handed_over_locally(
-    face: Face, server: Server, probe: redis.Redis, no_recheck: None, read: Any
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None, read: Any
 ) -> None:
-    first, second, job = await holder_and_waiter(face, server, probe)
+    first, second, job = await holder_and_waiter(api, server, probe)
     token = read(first)
-    await face.get(first.release())
+    await api.get(first.release())
     assert await job.get(SOON) is True and second.lease.token != token
-    stranger = face.client(server.unix_url).lock(NAME)
+    stranger = api.client(server.unix_url).lock(NAME)
     LocalToken(stranger).token = token
     with pytest.raises(fastlock.LockNotOwnedError):
-        await face.get(stranger.release())
-    await face.get(second.release())
+        await api.get(stranger.release())
+    await api.get(second.release())
 
 
 @two_servers
 @pytest.mark.parametrize("how", ["deleted", "released by its token", "released by its token in another client"])
 async def test_waiter_behind_a_lease_without_end_notices_that_it_is_gone(
-    face: Face, server: Server, probe: redis.Redis, how: str
+    api: Api, server: Server, probe: redis.Redis, how: str
 ) -> None:
-    first, second, job = await holder_and_waiter(face, server, probe, timeout=None)
+    first, second, job = await holder_and_waiter(api, server, probe, timeout=None)
     if how == "deleted":
         probe.delete(NAME)
     else:
-        client = face.client(server.unix_url) if "another" in how else first._client
+        client = api.client(server.unix_url) if "another" in how else first._client
         stranger = client.lock(NAME, timeout=None, thread_local=False)
         LocalToken(stranger).token = LocalToken(first).token
-        await face.get(stranger.release())
+        await api.get(stranger.release())
     assert await job.get(SOON) is True
     with pytest.raises(fastlock.LockNotOwnedError):
-        await face.get(first.release())
-    await face.get(second.release())
+        await api.get(first.release())
+    await api.get(second.release())
 
 
 async def test_waiter_behind_a_short_lease_acquires_when_it_ends(
-    face: Face, server: Server, probe: redis.Redis, no_recheck: None
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
     """The lease is not released, and no waiter asks the server every second."""
-    first, second, job = await holder_and_waiter(face, server, probe, timeout=0.3)
+    first, second, job = await holder_and_waiter(api, server, probe, timeout=0.3)
     assert await job.get(SOON) is True
     with pytest.raises(fastlock.LockNotOwnedError):
-        await face.get(first.release())
-    await face.get(second.release())
+        await api.get(first.release())
+    await api.get(second.release())
 
 
 @threads_only
 async def test_waiter_interrupted_right_after_its_grant_hands_it_over(
-    face: Face, server: Server, probe: redis.Redis, no_recheck: None, monkeypatch: pytest.MonkeyPatch
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder = await held(face, face.client(server.unix_url))
-    client = face.client(server.unix_url)
-    _, job = wait_with(face, client)
-    await queued(face, probe, 1)
-    second, waiting = wait_with(face, client)
-    await waits(face, client, 2)
+    holder = await held(api, api.client(server.unix_url))
+    client = api.client(server.unix_url)
+    _, job = wait_with(api, client)
+    await queued(api, probe, 1)
+    second, waiting = wait_with(api, client)
+    await waits(api, client, 2)
     count = base_lock.LockAcquire._count
 
     def interrupted(*args: Any) -> None:
@@ -142,11 +142,11 @@ async def test_waiter_interrupted_right_after_its_grant_hands_it_over(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(base_lock.LockAcquire, "_count", interrupted)
-    await face.get(holder.release())
+    await api.get(holder.release())
     with pytest.raises(KeyboardInterrupt):
         await job.get(SOON)
     assert await waiting.get(SOON) is True
-    await face.get(second.release())
+    await api.get(second.release())
 
 
 def test_names_with_and_without_a_tag_share_no_key(impl: str) -> None:

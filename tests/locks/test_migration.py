@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import redis
+from support.apis import Api
 from support.child_client import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
-from support.faces import Face
 
 from fastlock import ClientClosedError
 from fastlock.embedded import Server
@@ -24,24 +24,24 @@ SETTINGS = {"timeout": LONG, "sleep": 0.01, "thread_local": False}
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-def of_lock(face: Face, server: Server) -> Any:
-    return face.client(server.unix_url).lock(NAME, queue=False, **SETTINGS)
+def of_lock(api: Api, server: Server) -> Any:
+    return api.client(server.unix_url).lock(NAME, queue=False, **SETTINGS)
 
 
-def of_client(face: Face, server: Server) -> Any:
-    return face.client(server.unix_url, queue=False).lock(NAME, **SETTINGS)
+def of_client(api: Api, server: Server) -> Any:
+    return api.client(server.unix_url, queue=False).lock(NAME, **SETTINGS)
 
 
-def of_constructor(face: Face, server: Server) -> Any:
-    client = face.module.Client(unix_socket_path=server.path, queue=False)
-    face._clients.append(client)
+def of_constructor(api: Api, server: Server) -> Any:
+    client = api.module.Client(unix_socket_path=server.path, queue=False)
+    api._clients.append(client)
     return client.lock(NAME, **SETTINGS)
 
 
-def of_dropin(face: Face, server: Server) -> Any:
-    kind = redis.asyncio.Redis if face.is_async else redis.Redis
+def of_dropin(api: Api, server: Server) -> Any:
+    kind = redis.asyncio.Redis if api.is_async else redis.Redis
     raw = kind(unix_socket_path=server.path)
-    return raw.lock(NAME, lock_class=functools.partial(face.module.Lock, queue=False), **SETTINGS)
+    return raw.lock(NAME, lock_class=functools.partial(api.module.Lock, queue=False), **SETTINGS)
 
 
 def polls(probe: redis.Redis) -> int:
@@ -54,21 +54,21 @@ MAKERS = pytest.mark.parametrize("make", [of_lock, of_client, of_constructor, of
 
 @MAKERS
 async def test_waiter_without_a_queue_leaves_no_trace_and_acquires(
-    face: Face, server: Server, probe: redis.Redis, make: Callable[..., Any]
+    api: Api, server: Server, probe: redis.Redis, make: Callable[..., Any]
 ) -> None:
     """Every way to wait: with the lock's own settings, with those of a call, and by `with`."""
-    holder, lock = await held(face, face.client(server.unix_url)), make(face, server)
-    for begin in (lock.acquire, lambda: lock.acquire(blocking_timeout=LONG), lambda: face.enter(lock)):
+    holder, lock = await held(api, api.client(server.unix_url)), make(api, server)
+    for begin in (lock.acquire, lambda: lock.acquire(blocking_timeout=LONG), lambda: api.enter(lock)):
         token = probe.get(NAME)
         before = polls(probe)
-        job = face.start(begin)
-        await until(face, lambda before=before: polls(probe) >= before + 2, "two polls of the waiter")
+        job = api.start(begin)
+        await until(api, lambda before=before: polls(probe) >= before + 2, "two polls of the waiter")
         assert probe.keys() == [NAME.encode()] and probe.get(NAME) == token, "no queue, and no contended token"
-        await face.get(holder.release())
+        await api.get(holder.release())
         assert await job.get(SOON)
-        await face.get(lock.release())
-        assert await face.get(holder.acquire(blocking=False))
-    await face.get(holder.release())
+        await api.get(lock.release())
+        assert await api.get(holder.acquire(blocking=False))
+    await api.get(holder.release())
     stats = lock._transport.stats
     assert (stats.local_handovers, stats.remote_handovers, stats.waits) == (0, 0, 3)
     assert not lock._transport.queued_keys
@@ -76,42 +76,42 @@ async def test_waiter_without_a_queue_leaves_no_trace_and_acquires(
 
 @MAKERS
 async def test_released_lock_is_free_for_redis_py(
-    face: Face, server: Server, probe: redis.Redis, make: Callable[..., Any]
+    api: Api, server: Server, probe: redis.Redis, make: Callable[..., Any]
 ) -> None:
     """Also if a waiter of the same client wants it."""
-    lock = make(face, server)
-    assert await face.get(lock.acquire())
+    lock = make(api, server)
+    assert await api.get(lock.acquire())
     client = lock._client
     before = polls(probe)
-    waiting, job = wait_with(face, client, queue=False)
-    await until(face, lambda: polls(probe) > before, "a poll")
-    await face.get(lock.release())
+    waiting, job = wait_with(api, client, queue=False)
+    await until(api, lambda: polls(probe) > before, "a poll")
+    await api.get(lock.release())
     assert not probe.exists(NAME)
     with redis.Redis(unix_socket_path=server.path) as raw, raw.lock(NAME, timeout=LONG, blocking=False):
-        await face.get(client.close())
+        await api.get(client.close())
         with pytest.raises(ClientClosedError):
             await job.get(SOON)
     assert waiting.lease is None
 
 
-async def test_each_lock_may_set_queue_for_itself(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url, queue=False)
-    holder = await held(face, client)
-    lock, job = wait_with(face, client, queue=True)
-    await queued(face, probe, 1)
-    await face.get(holder.release())
+async def test_each_lock_may_set_queue_for_itself(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url, queue=False)
+    holder = await held(api, client)
+    lock, job = wait_with(api, client, queue=True)
+    await queued(api, probe, 1)
+    await api.get(holder.release())
     assert await job.get(SOON) is True
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert not probe.exists(QUEUE)
 
 
-async def test_strict_order_without_a_queue_is_refused(face: Face, server: Server, probe: redis.Redis) -> None:
-    plain, moving = face.client(server.unix_url), face.client(server.unix_url, queue=False)
+async def test_strict_order_without_a_queue_is_refused(api: Api, server: Server, probe: redis.Redis) -> None:
+    plain, moving = api.client(server.unix_url), api.client(server.unix_url, queue=False)
     for client, settings in ((plain, {"queue": False}), (moving, {}), (moving, {"queue": False})):
         with pytest.raises(ValueError, match=r"fair=True.*queue=False"):
             client.lock(NAME, fair=True, **settings)
         with pytest.raises(ValueError, match=r"fair=True.*queue=False"):
-            client.locked(NAME, fair=True, **settings)(_asynchronous if face.is_async else _plain)
+            client.locked(NAME, fair=True, **settings)(_asynchronous if api.is_async else _plain)
     assert moving.lock(NAME, fair=True, queue=True).fair
     assert plain._transport.stats.commands == moving._transport.stats.commands == 0
 

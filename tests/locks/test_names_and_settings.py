@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from support.faces import Face
+from support.apis import Api
 
 import fastlock
 import fastlock.asyncio
@@ -45,41 +45,41 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "key"), NAMES.values(), ids=NAMES)
 async def test_name_reaches_the_server_unchanged_in_every_command(
-    face: Face, server: Server, probe: redis.Redis, name: Any, key: bytes
+    api: Api, server: Server, probe: redis.Redis, name: Any, key: bytes
 ) -> None:
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     lock = client.lock(name)
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     assert probe.keys() == [key] and probe.get(key) == lock.lease.token
     assert lock.lease.name is name and lock.name is name
-    assert await face.get(client.lock(key).acquire(blocking=False)) is False, (
+    assert await api.get(client.lock(key).acquire(blocking=False)) is False, (
         "bytes and text of one name are the same lock"
     )
-    assert await face.get(lock.owned()) and await face.get(lock.locked()) and await face.get(lock.extend(10))
+    assert await api.get(lock.owned()) and await api.get(lock.locked()) and await api.get(lock.extend(10))
     assert probe.pttl(key) > 10_000 and probe.keys() == [key]
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert probe.keys() == []
-    leases = await face.get(client.acquire_many([name, b"another"]))
+    leases = await api.get(client.acquire_many([name, b"another"]))
     assert sorted(probe.keys()) == sorted([key, b"another"])
-    assert await face.get(client.release_many(leases)) == [True, True]
+    assert await api.get(client.release_many(leases)) == [True, True]
     assert probe.keys() == []
 
 
 @pytest.mark.parametrize(("name", "key"), NAMES.values(), ids=NAMES)
 async def test_name_reaches_the_server_unchanged_where_others_wait(
-    face: Face, server: Server, probe: redis.Redis, name: Any, key: bytes
+    api: Api, server: Server, probe: redis.Redis, name: Any, key: bytes
 ) -> None:
     """The key of the queue has the same bytes, in a hash tag if the name has none."""
-    lock, other = face.client(server.unix_url).lock(name), face.client(server.unix_url).lock(name)
-    await face.get(lock.acquire())
-    waiting = face.start(other.acquire)
+    lock, other = api.client(server.unix_url).lock(name), api.client(server.unix_url).lock(name)
+    await api.get(lock.acquire())
+    waiting = api.start(other.acquire)
     end = time.monotonic() + 20
     while len(probe.keys()) < 2:
         assert time.monotonic() < end, "no queue"
-        await face.checkpoint()
+        await api.checkpoint()
     assert sorted(probe.keys()) == sorted([key, commands.queue_key(key)]) and probe.zcard(commands.queue_key(key)) == 1
-    assert await face.get(lock.owned()) and await face.get(lock.extend(10))
-    await face.get(lock.release())
+    assert await api.get(lock.owned()) and await api.get(lock.extend(10))
+    await api.get(lock.release())
     assert await waiting.get() is True and probe.keys() == [key]
     probe.delete(key)
 
@@ -89,37 +89,37 @@ async def test_name_reaches_the_server_unchanged_where_others_wait(
     [({}, {}), ({"fair": True}, {}), ({}, {"token": b"given"}), ({"fair": True}, {"token": b"given"})],
 )
 async def test_fair_waiter_has_its_own_entry_and_a_given_token_polls(
-    face: Face, server: Server, settings: dict[str, Any], given: dict[str, Any]
+    api: Api, server: Server, settings: dict[str, Any], given: dict[str, Any]
 ) -> None:
-    lock = face.client(server.unix_url).lock("a", **settings)
+    lock = api.client(server.unix_url).lock("a", **settings)
     arguments = {"sleep": None, "blocking": None, "blocking_timeout": None, "token": None}
     acquire = lock._acquire_with(**{**arguments, **given})
     assert (acquire.alone, acquire.polls) == (bool(settings), bool(given))
     assert (lock._new_acquire().alone, lock._new_acquire().polls) == (bool(settings), False)
 
 
-async def test_name_is_copied_from_a_mutable_buffer(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_name_is_copied_from_a_mutable_buffer(api: Api, server: Server, probe: redis.Redis) -> None:
     name = bytearray(b"before")
-    lock = face.client(server.unix_url).lock(name)
+    lock = api.client(server.unix_url).lock(name)
     name[:] = b"after!"
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     assert probe.keys() == [b"before"]
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
-async def test_changed_settings_apply_from_then_on(face: Face, server: Server, probe: redis.Redis) -> None:
-    lock = face.client(server.unix_url).lock("before")
+async def test_changed_settings_apply_from_then_on(api: Api, server: Server, probe: redis.Redis) -> None:
+    lock = api.client(server.unix_url).lock("before")
     lock.name, lock.timeout, lock.sleep, lock.blocking_timeout = "after", 60, 1.5, 30
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     assert probe.keys() == [b"after"] and 10_000 < probe.pttl("after") <= 60_000
     assert lock._new_acquire().sleep == 1.5 and "60" in repr(lock)
     other = lock._client.lock("after", blocking_timeout=60)
     other.blocking_timeout = 0.01
-    assert await face.get(other.acquire()) is False
-    await face.get(lock.release())
+    assert await api.get(other.acquire()) is False
+    await api.get(lock.release())
     lock.timeout = None
-    assert await face.get(lock.acquire()) and probe.pttl("after") == -1
-    await face.get(lock.release())
+    assert await api.get(lock.acquire()) and probe.pttl("after") == -1
+    await api.get(lock.release())
     wrong: dict[str, Any] = {"name": "", "timeout": 0, "sleep": "soon", "blocking_timeout": -1}
     for name, value in wrong.items():
         before = getattr(lock, name)
@@ -206,14 +206,14 @@ BAD = [
 ]
 
 
-async def test_invalid_argument_is_named_and_nothing_is_sent(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url)
+async def test_invalid_argument_is_named_and_nothing_is_sent(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url)
     for name in ("a", "b"):  # connect, and send what follows the handshake
-        assert await face.get(client.lock(name).locked()) is False
+        assert await api.get(client.lock(name).locked()) is False
     before = commands_sent(probe)
     for number, bad in enumerate(BAD):
         with pytest.raises(bad.error) as caught:
-            await face.get(bad.call(client))
+            await api.get(bad.call(client))
         assert bad.named in str(caught.value), f"number {number} of BAD"
         assert len(str(caught.value)) < 1000, "the message must not repeat a long value"
     assert commands_sent(probe) == before + 1
@@ -222,26 +222,26 @@ async def test_invalid_argument_is_named_and_nothing_is_sent(face: Face, server:
 EXTENSIONS = [*[(v, ValueError) for v in NO_LEASE], *[(v, TypeError) for v in (None, *NO_NUMBER)]]
 
 
-async def test_invalid_extension_leaves_the_lease_unchanged(face: Face, server: Server, probe: redis.Redis) -> None:
-    lock = face.client(server.unix_url).lock("a")
-    await face.get(lock.acquire())
+async def test_invalid_extension_leaves_the_lease_unchanged(api: Api, server: Server, probe: redis.Redis) -> None:
+    lock = api.client(server.unix_url).lock("a")
+    await api.get(lock.acquire())
     before, deadline = commands_sent(probe), lock.lease._deadline
     for value, error in EXTENSIONS:
         for replace in (False, True):
             with pytest.raises(error, match="additional_time"):
-                await face.get(lock.extend(value, replace_ttl=replace))
+                await api.get(lock.extend(value, replace_ttl=replace))
     assert commands_sent(probe) == before + 1 and lock.lease._deadline == deadline
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.0015, 0.29, 1, 1.0, 3600, 86_400 * 365, 2**53 / 1000], ids=str)
 async def test_lease_is_never_a_millisecond_longer_than_asked(
-    face: Face, server: Server, probe: redis.Redis, seconds: float
+    api: Api, server: Server, probe: redis.Redis, seconds: float
 ) -> None:
     """0.29 * 1000 is 289.99..., 2**53 ms has to survive scripts."""
-    lock = face.client(server.unix_url).lock("a", timeout=seconds)
+    lock = api.client(server.unix_url).lock("a", timeout=seconds)
     with probe.monitor() as monitor:
-        acquired = await face.get(lock.acquire(blocking=False))  # False: the lease of 1 ms ended before the reply
+        acquired = await api.get(lock.acquire(blocking=False))  # False: the lease of 1 ms ended before the reply
         for event in monitor.listen():
             args = event["command"].split()
             if args[0].upper() == "SET":
@@ -249,19 +249,19 @@ async def test_lease_is_never_a_millisecond_longer_than_asked(
     assert int(args[args.index("PX") + 1]) == int(seconds * 1000 + 1e-6)
     if acquired:
         with contextlib.suppress(fastlock.LockNotOwnedError):  # it may have ended by now
-            await face.get(lock.release())
+            await api.get(lock.release())
 
 
-async def test_extreme_valid_settings_work(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url)
+async def test_extreme_valid_settings_work(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url)
     longest = client.lock("a", timeout=2**53 / 1000, sleep=0, blocking_timeout=0)
-    assert await face.get(longest.acquire())
+    assert await api.get(longest.acquire())
     assert 2**53 - 60_000 < probe.pttl("a") <= 2**53
-    assert await face.get(longest.extend(2**53 / 1000, replace_ttl=True)) and await face.get(longest.reacquire())
+    assert await api.get(longest.extend(2**53 / 1000, replace_ttl=True)) and await api.get(longest.reacquire())
     assert probe.pttl("a") > 2**53 - 60_000
     brief = client.lock("a", timeout=0.001, sleep=0, blocking_timeout=0.003)
-    assert await face.get(brief.acquire()) is False
-    await face.get(longest.release())
+    assert await api.get(brief.acquire()) is False
+    await api.get(longest.release())
 
 
 SETTINGS = {"name", "timeout", "sleep", "blocking", "blocking_timeout", "thread_local", "raise_on_release_error"}

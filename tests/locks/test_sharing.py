@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from support.faces import Face
+from support.apis import Api
 
 import fastlock
 from fastlock._protocol import commands
@@ -31,9 +31,9 @@ ROOT = Path(fastlock.__file__).parent.parent
 class Signal:
     """An event for threads and for asyncio: set by one owner, awaited by another."""
 
-    def __init__(self, face: Face) -> None:
-        self._event: Any = asyncio.Event() if face.is_async else threading.Event()
-        self._is_async = face.is_async
+    def __init__(self, api: Api) -> None:
+        self._event: Any = asyncio.Event() if api.is_async else threading.Event()
+        self._is_async = api.is_async
         self.set = self._event.set
 
     async def wait(self) -> None:
@@ -46,27 +46,27 @@ class Signal:
 class Judge:
     """Counts holders on the server, and keeps a sum there that is right only if no two holders overlap."""
 
-    def __init__(self, face: Face, server: Server) -> None:
-        self._face = face
-        kind = redis.asyncio.Redis if face.is_async else redis.Redis
+    def __init__(self, api: Api, server: Server) -> None:
+        self._api = api
+        kind = redis.asyncio.Redis if api.is_async else redis.Redis
         self._raw = kind(unix_socket_path=server.path, client_name="test-probe")
         self.overlaps = 0
 
     async def enter(self) -> None:
         """Called by a holder: count it in, and add one to the sum in two steps."""
-        self.overlaps += await self._face.get(self._raw.incr("judge:inside")) != 1
-        total = int(await self._face.get(self._raw.get("judge:sum")) or 0)
-        await self._face.get(self._raw.set("judge:sum", total + 1))
+        self.overlaps += await self._api.get(self._raw.incr("judge:inside")) != 1
+        total = int(await self._api.get(self._raw.get("judge:sum")) or 0)
+        await self._api.get(self._raw.set("judge:sum", total + 1))
 
     async def leave(self) -> None:
         """Called by a holder before its release."""
-        self.overlaps += await self._face.get(self._raw.decr("judge:inside")) != 0
+        self.overlaps += await self._api.get(self._raw.decr("judge:inside")) != 0
 
     async def verdict(self) -> int:
         """The sum, once all are done. AssertionError when there ever were two holders."""
-        total = int(await self._face.get(self._raw.getdel("judge:sum")))
-        inside = int(await self._face.get(self._raw.getdel("judge:inside")))
-        await self._face.get(getattr(self._raw, "aclose", self._raw.close)())
+        total = int(await self._api.get(self._raw.getdel("judge:sum")))
+        inside = int(await self._api.get(self._raw.getdel("judge:inside")))
+        await self._api.get(getattr(self._raw, "aclose", self._raw.close)())
         assert self.overlaps == 0 and inside == 0
         return total
 
@@ -76,40 +76,40 @@ class Judge:
 
 @pytest.mark.parametrize("loss", ["deleted", "expired"])
 async def test_holder_whose_lease_has_ended_never_releases_the_next_one(
-    face: Face, server: Server, probe: redis.Redis, loss: str
+    api: Api, server: Server, probe: redis.Redis, loss: str
 ) -> None:
-    lock = face.client(server.unix_url).lock("a", timeout=30)
-    acquired, taken = Signal(face), Signal(face)
+    lock = api.client(server.unix_url).lock("a", timeout=30)
+    acquired, taken = Signal(api), Signal(api)
 
     async def first() -> str:
-        assert await face.get(lock.acquire())
+        assert await api.get(lock.acquire())
         acquired.set()
         await taken.wait()
-        assert await face.get(lock.owned()) is False
+        assert await api.get(lock.owned()) is False
         for call in (lambda: lock.extend(500), lock.reacquire, lock.release):
             with pytest.raises(fastlock.LockNotOwnedError):
-                await face.get(call())
+                await api.get(call())
         return "done"
 
-    job = face.start(first)
+    job = api.start(first)
     await acquired.wait()
     assert lock.lease is None, "each owner has to have a lease of its own"
     if loss == "deleted":
         probe.delete("a")
     else:
         probe.pexpire("a", 1)
-    assert await face.get(lock.acquire(sleep=0.001))
+    assert await api.get(lock.acquire(sleep=0.001))
     token = probe.get("a")
     taken.set()
     assert await job.get() == "done"
     assert probe.get("a") == token == lock.lease.token and 0 < probe.pttl("a") <= 30_000
-    assert await face.get(lock.owned())
-    await face.get(lock.release())
+    assert await api.get(lock.owned())
+    await api.get(lock.release())
 
 
-async def test_many_owners_of_one_lock_that_lose_leases(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_many_owners_of_one_lock_that_lose_leases(api: Api, server: Server, probe: redis.Redis) -> None:
     """A holder whose key was deleted gets an error; the others' releases never delete the key of a holder."""
-    lock = face.client(server.unix_url).lock(
+    lock = api.client(server.unix_url).lock(
         "a", timeout=30, fair=True
     )  # otherwise it is handed over without the server
     outcomes: list[str] = []
@@ -117,52 +117,52 @@ async def test_many_owners_of_one_lock_that_lose_leases(face: Face, server: Serv
     async def worker(number: int) -> None:
         chance = random.Random(number)
         for _ in range(15):
-            assert await face.get(lock.acquire())
+            assert await api.get(lock.acquire())
             token = lock.lease.token
             lost = chance.random() < 0.4
             if lost:
                 assert token_matches(probe.execute_command("GETDEL", "a"), token)
-            await face.checkpoint()
-            assert lost or (token_matches(probe.get("a"), token) and await face.get(lock.owned()))
+            await api.checkpoint()
+            assert lost or (token_matches(probe.get("a"), token) and await api.get(lock.owned()))
             if lost:
                 with pytest.raises(fastlock.LockNotOwnedError):
-                    await face.get(lock.release())
+                    await api.get(lock.release())
             else:
-                await face.get(lock.release())
+                await api.get(lock.release())
             outcomes.append("lost" if lost else "released")
 
-    assert await face.together([lambda n=n: worker(n) for n in range(8)]) == [None] * 8
+    assert await api.together([lambda n=n: worker(n) for n in range(8)]) == [None] * 8
     assert len(outcomes) == 120 and {"lost", "released"} == set(outcomes)
 
 
 async def test_lease_of_one_owner_is_neither_seen_nor_released_by_others(
-    face: Face, server: Server, probe: redis.Redis
+    api: Api, server: Server, probe: redis.Redis
 ) -> None:
-    lock = face.client(server.unix_url).lock("a")
-    await face.get(lock.acquire())
+    lock = api.client(server.unix_url).lock("a")
+    await api.get(lock.acquire())
 
     async def other() -> None:
-        assert lock.lease is None and await face.get(lock.locked()) and not await face.get(lock.owned())
-        assert await face.get(lock.acquire(blocking=False)) is False
+        assert lock.lease is None and await api.get(lock.locked()) and not await api.get(lock.owned())
+        assert await api.get(lock.acquire(blocking=False)) is False
         for call in (lock.release, lock.reacquire, lambda: lock.extend(5)):
             with pytest.raises(fastlock.LockError, match="thread_local=False") as caught:
-                await face.get(call())
+                await api.get(call())
             assert not isinstance(caught.value, fastlock.LockNotOwnedError)
 
-    await face.start(other).get()
+    await api.start(other).get()
     assert probe.get("a") == lock.lease.token
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
-async def test_without_thread_local_another_owner_may_release(face: Face, server: Server) -> None:
-    lock = face.client(server.unix_url).lock("a", thread_local=False)
-    await face.start(lock.acquire).get()
-    assert lock.lease is not None and await face.get(lock.owned())
-    assert await face.get(lock.extend(5)) is True
-    await face.start(lock.release).get()
+async def test_without_thread_local_another_owner_may_release(api: Api, server: Server) -> None:
+    lock = api.client(server.unix_url).lock("a", thread_local=False)
+    await api.start(lock.acquire).get()
+    assert lock.lease is not None and await api.get(lock.owned())
+    assert await api.get(lock.extend(5)) is True
+    await api.start(lock.release).get()
     assert lock.lease is None
     with pytest.raises(fastlock.LockError):
-        await face.get(lock.release())
+        await api.get(lock.release())
 
 
 def test_new_thread_never_inherits_the_lease_of_an_ended_one(impl: str, server: Server, probe: redis.Redis) -> None:
@@ -205,11 +205,11 @@ def test_new_thread_never_inherits_the_lease_of_an_ended_one(impl: str, server: 
         probe.delete("a")
 
 
-async def test_task_made_for_an_acquire_leaves_the_lease_to_its_awaiter(face: Face, server: Server) -> None:
+async def test_task_made_for_an_acquire_leaves_the_lease_to_its_awaiter(api: Api, server: Server) -> None:
     """`asyncio.wait_for` makes such a task before Python 3.12."""
-    if not face.is_async:
+    if not api.is_async:
         return
-    lock = face.client(server.unix_url).lock("a")
+    lock = api.client(server.unix_url).lock("a")
     for acquire in (
         lambda: asyncio.wait_for(lock.acquire(), 5),
         lambda: asyncio.create_task(lock.acquire()),
@@ -222,13 +222,11 @@ async def test_task_made_for_an_acquire_leaves_the_lease_to_its_awaiter(face: Fa
             await lock.release()
 
 
-async def test_call_belongs_to_the_owner_whichever_task_awaits_it(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_call_belongs_to_the_owner_whichever_task_awaits_it(api: Api, server: Server, probe: redis.Redis) -> None:
     """`shield`, `gather`, `create_task` and, before Python 3.12, `wait_for` await in tasks of their own."""
-    if not face.is_async:
+    if not api.is_async:
         return
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     for await_ in (asyncio.shield, asyncio.gather, asyncio.create_task, lambda call: asyncio.wait_for(call, 20)):
         lock = client.lock("a", timeout=60)
         assert await lock.acquire()
@@ -247,24 +245,24 @@ async def test_call_belongs_to_the_owner_whichever_task_awaits_it(
 # ----------------------------------------------------------------------------------------------------- mutual exclusion
 
 
-async def test_never_two_holders(face: Face, server: Server) -> None:
-    client, judge = face.client(server.unix_url), Judge(face, server)
+async def test_never_two_holders(api: Api, server: Server) -> None:
+    client, judge = api.client(server.unix_url), Judge(api, server)
 
     async def worker() -> None:
         lock = client.lock("a", sleep=0.001)
         for _ in range(15):
-            assert await face.get(lock.acquire())
+            assert await api.get(lock.acquire())
             await judge.enter()
             await judge.leave()
-            await face.get(lock.release())
+            await api.get(lock.release())
 
-    assert await face.together([worker] * 10) == [None] * 10
+    assert await api.together([worker] * 10) == [None] * 10
     assert await judge.verdict() == 150
 
 
-async def test_never_two_holders_though_some_give_up(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_never_two_holders_though_some_give_up(api: Api, server: Server, probe: redis.Redis) -> None:
     """Waiters time out at once, soon, or while the grant is on its way to them; tasks are cancelled."""
-    client, judge = face.client(server.unix_url), Judge(face, server)
+    client, judge = api.client(server.unix_url), Judge(api, server)
     entered: list[int] = []
 
     async def worker(number: int) -> None:
@@ -272,11 +270,11 @@ async def test_never_two_holders_though_some_give_up(face: Face, server: Server,
         for _ in range(25):
             lock = client.lock("a", sleep=0.001, thread_local=chance.random() < 0.5)
             limit = chance.choice([None, 0, 1e-6, 1e-4, 3e-4, 1e-3, 1e-2])
-            if await face.get(lock.acquire(blocking_timeout=limit)):
+            if await api.get(lock.acquire(blocking_timeout=limit)):
                 await judge.enter()
                 entered.append(number)
                 await judge.leave()
-                await face.get(lock.release())
+                await api.get(lock.release())
 
     async def canceller() -> None:
         chance = random.Random(99)
@@ -289,10 +287,10 @@ async def test_never_two_holders_though_some_give_up(face: Face, server: Server,
                 probe.delete("a")  # the acquire was faster than the cancel: this task alone holds the lock
 
     calls: list[Any] = [lambda n=n: worker(n) for n in range(8)]
-    results = await face.together(calls + [canceller] * face.is_async)
+    results = await api.together(calls + [canceller] * api.is_async)
     assert results == [None] * len(results)
     assert await judge.verdict() == len(entered) > 8
-    assert await face.get(client.lock("a").acquire(blocking_timeout=5)), "the lock is held by a caller that is gone"
+    assert await api.get(client.lock("a").acquire(blocking_timeout=5)), "the lock is held by a caller that is gone"
     probe.delete("a")
 
 
@@ -367,9 +365,9 @@ def test_never_two_holders_across_processes(impl: str, server: Server, probe: re
 
 
 @pytest.mark.parametrize("limit", [1, 2, 16])
-async def test_every_reply_reaches_its_caller(face: Face, server: Server, limit: int) -> None:
+async def test_every_reply_reaches_its_caller(api: Api, server: Server, limit: int) -> None:
     """Many owners on few connections: a reply that is off by one shows as a wrong token, owner or result."""
-    client = face.client(server.unix_url, max_connections=limit)
+    client = api.client(server.unix_url, max_connections=limit)
     repeats, owners = (40, 16) if server.kind == "redis" else (80, 16)
 
     async def owner(number: int) -> int:
@@ -378,63 +376,63 @@ async def test_every_reply_reaches_its_caller(face: Face, server: Server, limit:
         checked = 0
         for repeat in range(repeats):
             token = f"{number}/{repeat}".ljust(chance.choice([8, 40, 3000]), ".")
-            assert await face.get(mine.acquire(blocking=False, token=token)) is True
+            assert await api.get(mine.acquire(blocking=False, token=token)) is True
             for _ in range(chance.randrange(1, 5)):
                 kind = chance.randrange(4)
                 if kind == 0:
-                    assert await face.get(mine.owned()) is True
+                    assert await api.get(mine.owned()) is True
                 elif kind == 1:
-                    assert await face.get(mine.locked()) is True
+                    assert await api.get(mine.locked()) is True
                 elif kind == 2:
-                    assert await face.get(other.owned()) is False
+                    assert await api.get(other.owned()) is False
                 else:
-                    assert await face.get(mine.extend(5)) is True
+                    assert await api.get(mine.extend(5)) is True
                 checked += 1
             assert mine.lease.token == token.encode() and mine.lease.name == f"mine:{number}"
-            await face.get(mine.release())
-            assert await face.get(mine.locked()) is False
+            await api.get(mine.release())
+            assert await api.get(mine.locked()) is False
             checked += 3
         return checked
 
-    results = await face.together([lambda n=n: owner(n) for n in range(owners)])
+    results = await api.together([lambda n=n: owner(n) for n in range(owners)])
     assert all(type(result) is int for result in results), results
     assert sum(results) > repeats * owners * 4
 
 
-async def test_no_waiter_is_lost_on_one_shared_connection(face: Face, server: Server) -> None:
-    client, judge = face.client(server.unix_url, max_connections=1), Judge(face, server)
+async def test_no_waiter_is_lost_on_one_shared_connection(api: Api, server: Server) -> None:
+    client, judge = api.client(server.unix_url, max_connections=1), Judge(api, server)
 
     async def worker(number: int) -> None:
         lock = client.lock("a", sleep=0.001)
         for _ in range(6):
-            assert await face.get(lock.acquire())
+            assert await api.get(lock.acquire())
             await judge.enter()
-            assert await face.get(client.lock(f"b{number}").locked()) is False
+            assert await api.get(client.lock(f"b{number}").locked()) is False
             await judge.leave()
-            await face.get(lock.release())
+            await api.get(lock.release())
 
-    assert await face.together([lambda n=n: worker(n) for n in range(16)]) == [None] * 16
+    assert await api.together([lambda n=n: worker(n) for n in range(16)]) == [None] * 16
     assert await judge.verdict() == 96
 
 
-async def test_waiters_leave_the_connection_to_others(face: Face, server: Server) -> None:
-    client = face.client(server.unix_url, max_connections=1)
-    holder = face.client(server.unix_url).lock("a")
-    await face.get(holder.acquire())
-    jobs = [face.start(lambda: client.lock("a", sleep=0.02).acquire(blocking_timeout=0.1)) for _ in range(4)]
+async def test_waiters_leave_the_connection_to_others(api: Api, server: Server) -> None:
+    client = api.client(server.unix_url, max_connections=1)
+    holder = api.client(server.unix_url).lock("a")
+    await api.get(holder.acquire())
+    jobs = [api.start(lambda: client.lock("a", sleep=0.02).acquire(blocking_timeout=0.1)) for _ in range(4)]
     for number in range(50):
         lock = client.lock(f"b{number}")
-        assert await face.get(lock.acquire(blocking=False))
-        await face.get(lock.release())
+        assert await api.get(lock.acquire(blocking=False))
+        await api.get(lock.release())
     assert [await job.get() for job in jobs] == [False] * 4
-    await face.get(holder.release())
+    await api.get(holder.release())
 
 
-async def test_leases_of_ended_owners_do_not_pile_up(face: Face, server: Server, probe: redis.Redis) -> None:
+async def test_leases_of_ended_owners_do_not_pile_up(api: Api, server: Server, probe: redis.Redis) -> None:
     """A lock that lives as long as a service is used by short-lived owners, which lose their leases."""
-    lock = face.client(server.unix_url).lock("a", timeout=0.002)
+    lock = api.client(server.unix_url).lock("a", timeout=0.002)
     for _ in range(300):
-        await face.start(lambda: lock.acquire(blocking=False)).get()
+        await api.start(lambda: lock.acquire(blocking=False)).get()
         probe.delete("a")
     kept = [getattr(lock, name, None) for name in dir(lock)]  # attributes declared in Cython are in no __dict__
     assert lock._leases and max(len(each) for each in kept if hasattr(each, "keys")) <= 100
@@ -481,11 +479,11 @@ def test_short_lived_threads_keep_the_leases_of_others_intact(
         assert not problems
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("iterations", [0, 1, 2])
-async def test_a_lease_whose_release_was_cancelled_is_not_valid(face: Face, server: Server, iterations: int) -> None:
+async def test_a_lease_whose_release_was_cancelled_is_not_valid(api: Api, server: Server, iterations: int) -> None:
     """The release is carried out all the same, so that somebody else may hold the name."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     leases: list[fastlock.Lease] = []
 
     async def hold() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.faultproxy import FaultProxy, swallow
 
 import fastlock
@@ -26,27 +26,27 @@ def counted(client: Any) -> dict[str, int]:
     return {name: count for name, count in stats.items() if name not in ("commands", "flushes")}
 
 
-async def wait_for(face: Face, client: Any, what: str, count: int) -> None:
+async def wait_for(api: Api, client: Any, what: str, count: int) -> None:
     """Return when the counter `what` has reached `count`."""
     end = time.monotonic() + 10
     while client.get_stats()[what] < count:
         assert time.monotonic() < end, f"never: {count} {what}"
-        await face.checkpoint()
+        await api.checkpoint()
         time.sleep(0.0005)
 
 
-async def test_new_client_has_counted_nothing(face: Face, server: Server) -> None:
-    assert face.client(server.url).get_stats() == {**NOTHING, "commands": 0, "flushes": 0}
+async def test_new_client_has_counted_nothing(api: Api, server: Server) -> None:
+    assert api.client(server.url).get_stats() == {**NOTHING, "commands": 0, "flushes": 0}
 
 
-async def test_acquire_and_release_count_one_acquire_and_two_flushes(face: Face, server: Server) -> None:
-    client = face.client(server.url)
+async def test_acquire_and_release_count_one_acquire_and_two_flushes(api: Api, server: Server) -> None:
+    client = api.client(server.url)
     lock = client.lock(NAME)
-    await face.get(lock.acquire())
-    await face.get(lock.release())
+    await api.get(lock.acquire())
+    await api.get(lock.release())
     before = client.get_stats()
-    await face.get(lock.acquire())
-    await face.get(lock.release())
+    await api.get(lock.acquire())
+    await api.get(lock.release())
     after = client.get_stats()
     assert {name: after[name] - before[name] for name in after} == {
         **NOTHING,
@@ -56,38 +56,38 @@ async def test_acquire_and_release_count_one_acquire_and_two_flushes(face: Face,
     }
 
 
-async def test_batch_counts_many_acquires_and_one_flush(face: Face, server: Server) -> None:
-    client = face.client(server.url)
+async def test_batch_counts_many_acquires_and_one_flush(api: Api, server: Server) -> None:
+    client = api.client(server.url)
     other = client.lock("b7")
-    await face.get(other.acquire())
+    await api.get(other.acquire())
     before = client.get_stats()
-    leases = await face.get(client.acquire_many([f"b{i}" for i in range(50)]))
+    leases = await api.get(client.acquire_many([f"b{i}" for i in range(50)]))
     after = client.get_stats()
     assert (after["acquires"] - before["acquires"], after["commands"] - before["commands"]) == (49, 50)
     assert after["flushes"] - before["flushes"] == 1
-    assert await face.get(client.release_many(leases)) == [lease is not None for lease in leases]
-    await face.get(other.release())
+    assert await api.get(client.release_many(leases)) == [lease is not None for lease in leases]
+    await api.get(other.release())
 
 
-async def test_local_handovers_are_counted(face: Face, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_local_handovers_are_counted(api: Api, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three waiters behind a holder: the server grants the lock to the first of them, which hands it over locally."""
     monkeypatch.setattr(local_queue, "LOCAL_SECONDS", 3600.0)  # however slow the machine
-    client, other = face.client(server.url), face.client(server.url)
+    client, other = api.client(server.url), api.client(server.url)
     holder = other.lock(NAME)
-    await face.get(holder.acquire())
+    await api.get(holder.acquire())
     order: list[int] = []
 
     async def wait_and_release(number: int) -> None:
         lock = client.lock(NAME)
-        await face.get(lock.acquire())
+        await api.get(lock.acquire())
         order.append(number)
-        await face.get(lock.release())
+        await api.get(lock.release())
 
     jobs = []
     for number in range(3):
-        jobs.append(face.start(lambda number=number: wait_and_release(number)))
-        await wait_for(face, client, "waits", number + 1)
-    await face.get(holder.release())
+        jobs.append(api.start(lambda number=number: wait_and_release(number)))
+        await wait_for(api, client, "waits", number + 1)
+    await api.get(holder.release())
     for job in jobs:
         await job.get()
     assert order == [0, 1, 2]
@@ -95,76 +95,74 @@ async def test_local_handovers_are_counted(face: Face, server: Server, monkeypat
     assert counted(other) == {**NOTHING, "acquires": 1}
 
 
-async def test_strict_order_counts_a_remote_handover_for_each_waiter(face: Face, server: Server) -> None:
-    client, other = face.client(server.url), face.client(server.url)
+async def test_strict_order_counts_a_remote_handover_for_each_waiter(api: Api, server: Server) -> None:
+    client, other = api.client(server.url), api.client(server.url)
     holder = other.lock(NAME)
-    await face.get(holder.acquire())
+    await api.get(holder.acquire())
 
     async def wait_and_release() -> None:
         lock = client.lock(NAME, fair=True)
-        await face.get(lock.acquire())
-        await face.get(lock.release())
+        await api.get(lock.acquire())
+        await api.get(lock.release())
 
-    jobs = [face.start(wait_and_release) for _ in range(3)]
-    await wait_for(face, client, "waits", 3)
-    await face.get(holder.release())
+    jobs = [api.start(wait_and_release) for _ in range(3)]
+    await wait_for(api, client, "waits", 3)
+    await api.get(holder.release())
     for job in jobs:
         await job.get()
     assert counted(client) == {**NOTHING, "acquires": 3, "waits": 3, "remote_handovers": 3}
 
 
-async def test_acquire_of_a_free_fair_lock_counts_no_wait(face: Face, server: Server) -> None:
-    client = face.client(server.url)
+async def test_acquire_of_a_free_fair_lock_counts_no_wait(api: Api, server: Server) -> None:
+    client = api.client(server.url)
     lock = client.lock(NAME, fair=True)
     for _ in range(5):
-        await face.get(lock.acquire())
-        await face.get(lock.release())
+        await api.get(lock.acquire())
+        await api.get(lock.release())
     assert counted(client) == {**NOTHING, "acquires": 5}
 
 
-async def test_batch_counts_lost_leases(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.url)
-    leases = await face.get(client.acquire_many(["b1", "b2", "b3"]))
+async def test_batch_counts_lost_leases(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url)
+    leases = await api.get(client.acquire_many(["b1", "b2", "b3"]))
     probe.delete("b1", "b3")
-    assert await face.get(client.release_many(leases)) == [False, True, False]
+    assert await api.get(client.release_many(leases)) == [False, True, False]
     assert counted(client) == {**NOTHING, "acquires": 3, "losses": 2}
 
 
 async def test_wait_that_ends_without_the_lock_counts_as_a_timeout(
-    face: Face, server: Server, probe: redis.Redis
+    api: Api, server: Server, probe: redis.Redis
 ) -> None:
-    client = face.client(server.url)
+    client = api.client(server.url)
     probe.set(NAME, "somebody else", px=10_000)
-    assert not await face.get(client.lock(NAME).acquire(blocking=False))
+    assert not await api.get(client.lock(NAME).acquire(blocking=False))
     assert counted(client) == NOTHING, "an acquire that does not wait is no timeout"
-    assert not await face.get(client.lock(NAME, blocking_timeout=0.03).acquire())
+    assert not await api.get(client.lock(NAME, blocking_timeout=0.03).acquire())
     assert counted(client) == {**NOTHING, "waits": 1, "timeouts": 1}
-    assert not await face.get(client.lock(NAME).acquire(blocking_timeout=0.03, token="given"))
+    assert not await api.get(client.lock(NAME).acquire(blocking_timeout=0.03, token="given"))
     assert counted(client) == {**NOTHING, "waits": 2, "timeouts": 2}
     probe.delete(NAME)
 
 
-async def test_lost_lease_is_counted_once(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.url)
+async def test_lost_lease_is_counted_once(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url)
     lock = client.lock(NAME)
     for call in (lock.release, lambda: lock.extend(5), lock.reacquire):
-        await face.get(lock.acquire())
+        await api.get(lock.acquire())
         probe.delete(NAME)
         with pytest.raises(fastlock.LockNotOwnedError):
-            await face.get(call())
+            await api.get(call())
     assert counted(client) == {**NOTHING, "acquires": 3, "losses": 3}
 
 
-async def test_resolved_outcome_and_its_new_connection_are_counted(
-    face: Face, proxy: FaultProxy, no_leaks: Any
-) -> None:
-    client = face.client(proxy.url)
+async def test_resolved_outcome_and_its_new_connection_are_counted(api: Api, proxy: FaultProxy, no_leaks: Any) -> None:
+    client = api.client(proxy.url)
     lock = client.lock(NAME)
-    await face.get(client.server_info())
+    await api.get(client.server_info())
     proxy.arm(swallow(), after=NAME_IN_COMMAND, times=1)
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     assert counted(client) == {**NOTHING, "acquires": 1, "recovered": 1, "reconnects": 1}
     proxy.arm(swallow(), after=NAME_IN_COMMAND, times=1)
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert counted(client) == {**NOTHING, "acquires": 1, "recovered": 2, "reconnects": 2}
     assert client.get_stats()["commands"] > 4, "commands of connections that are gone count too"

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import redis
 from support import nested
+from support.apis import Api
 from support.child_client import LONG, NAME, SOON, held, queued, until, wait_with, waits
-from support.faces import Face
 from support.faultproxy import FaultProxy, stall
 from support.run_steps import Clock, joined
 
@@ -115,61 +115,59 @@ def test_lease_with_a_waiter_keeps_its_local_queue(queues: LocalQueues, clock: C
 # ----------------------------------------------------------------------------------------------------- on a real server
 
 
-async def test_zero_sleep_makes_no_busy_loop(face: Face, server: Server, probe: redis.Redis, no_recheck: None) -> None:
+async def test_zero_sleep_makes_no_busy_loop(api: Api, server: Server, probe: redis.Redis, no_recheck: None) -> None:
     """However short `sleep` is, a waiter asks at most once per millisecond, with every other command counted."""
-    client = face.client(server.unix_url)
-    await face.get(client.server_info())
+    client = api.client(server.unix_url)
+    await api.get(client.server_info())
     before = client.get_stats()["commands"]
     probe.set(NAME, "somebody else", px=300)
     lock = client.lock(NAME, sleep=0)
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     assert client.get_stats()["commands"] - before < 300 + 10
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 @pytest.mark.parametrize("sleep", [0.01, 0])
 async def test_short_sleep_is_not_delayed_by_an_earlier_waiter(
-    face: Face, server: Server, probe: redis.Redis, sleep: float
+    api: Api, server: Server, probe: redis.Redis, sleep: float
 ) -> None:
     """Not for longer than a second, after which a thread that listens rechecks in any case."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     probe.set(NAME, "somebody else")
-    first = wait_with(face, client, sleep=LONG)
-    await queued(face, probe, 1)
-    second = wait_with(face, client, sleep=sleep)
-    await waits(face, client, 2)
+    first = wait_with(api, client, sleep=LONG)
+    await queued(api, probe, 1)
+    second = wait_with(api, client, sleep=sleep)
+    await waits(api, client, 2)
     enough = client.get_stats()["commands"] + 30
-    await until(face, lambda: client.get_stats()["commands"] >= enough, "30 commands")
+    await until(api, lambda: client.get_stats()["commands"] >= enough, "30 commands")
     probe.delete(NAME)
     for lock, job in (first, second):
         assert await job.get(SOON) is True
-        await face.get(lock.release())
+        await api.get(lock.release())
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_lease_without_timeout_keeps_no_state_in_its_client(
-    face: Face, server: Server, probe: redis.Redis
-) -> None:
+async def test_lease_without_timeout_keeps_no_state_in_its_client(api: Api, server: Server, probe: redis.Redis) -> None:
     """A waiter that was handed the lease keeps it; soon its client has no local queue for it any more. A waiter of
     another client gets the lock nonetheless, once it is released."""
-    client, other = face.client(server.unix_url), face.client(server.unix_url)
-    holder = await held(face, other)
-    lock, job = wait_with(face, client, timeout=None)
-    await queued(face, probe, 1)
-    await face.get(holder.release())
+    client, other = api.client(server.unix_url), api.client(server.unix_url)
+    holder = await held(api, other)
+    lock, job = wait_with(api, client, timeout=None)
+    await queued(api, probe, 1)
+    await api.get(holder.release())
     assert await job.get(SOON) is True and client._transport.queued_keys
 
     end = time.monotonic() + SOON
     while client._transport.queued_keys:
         assert time.monotonic() < end, "the lease still has its local queue"
         free = client.lock("another name")
-        assert await face.get(free.acquire())
-        await face.get(free.release())
-    behind, waiting = wait_with(face, other)
-    await queued(face, probe, 1)
-    await face.get(lock.release())
+        assert await api.get(free.acquire())
+        await api.get(free.release())
+    behind, waiting = wait_with(api, other)
+    await queued(api, probe, 1)
+    await api.get(lock.release())
     assert await waiting.get(SOON) is True
-    await face.get(behind.release())
+    await api.get(behind.release())
 
 
 # -------------------------------------------------------------------------------- a thread that uses the stream already
@@ -184,15 +182,15 @@ def send_signal(armed: Any, ran: threading.Event) -> None:
         ran.wait(0.1)
 
 
-@pytest.mark.parametrize("face", ["threads"], indirect=True)
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
 @pytest.mark.parametrize("connections", [1, 2])
 @pytest.mark.parametrize("what", ["acquire", "release", "wait", "many"])
 async def test_signal_handler_does_not_wait_for_the_interrupted_thread(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, connections: int, what: str, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, connections: int, what: str, no_leaks: Any
 ) -> None:
     """The interrupted thread would have to read the reply, but cannot go on. With another connection the call works,
     otherwise it raises an error."""
-    client = face.client(proxy.url, max_connections=connections, reply_timeout=LONG / 2)
+    client = api.client(proxy.url, max_connections=connections, reply_timeout=LONG / 2)
     main, mine, contended = client.lock(NAME), client.lock("mine"), client.lock("held", sleep=0.01)
     outcome: list[Any] = []
     mine.acquire()
@@ -265,14 +263,14 @@ def test_no_thread_stalls_while_signal_handlers_use_locks(server: Server, impl: 
     assert report["strikes"] > 100 and (connections == 1 or not report["refused"]), report
 
 
-@pytest.mark.parametrize("face", ["threads"], indirect=True)
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
 async def test_signal_handler_may_wait_and_give_up_repeatedly(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The connection on which the handler listened may then be the one that its thread uses; so another one listens."""
-    client, found = face.client(proxy.url, reply_timeout=LONG / 2), []
+    client, found = api.client(proxy.url, reply_timeout=LONG / 2), []
     main, contended = client.lock(NAME), client.lock("held")
-    holder = face.client(proxy.url).lock("held", thread_local=False)
+    holder = api.client(proxy.url).lock("held", thread_local=False)
     holder.acquire()
 
     def handler(*_: Any) -> None:

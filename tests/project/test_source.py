@@ -77,6 +77,7 @@ WORDS = {
 # Words that the package has left behind, and what it says instead (docs/architecture.md): one word for one thing.
 LEFT_BEHIND = {
     r"gates?|crowds?": "local queue, cohort",
+    r"faces?": "API",
     r"inbox(es)?|ears?": "channel, push connection",
     r"heirs?": "successor, the next waiter",
     r"markable": "contended token",
@@ -558,13 +559,13 @@ def test_internals_rule_sees(text: str) -> None:
     assert internals_faults("fastlock/a.py", "self._sock.close()\nasyncio.run(_main())\n") == []
 
 
-def test_faces_export_the_same_names() -> None:
-    apart = {"IMPLEMENTATION", "__version__", "embedded"}  # of the package, not of a face
+def test_apis_export_the_same_names() -> None:
+    apart = {"IMPLEMENTATION", "__version__", "embedded"}  # of the package, not of a api
     assert set(fastlock.__all__) - apart == set(fastlock.asyncio.__all__)
 
 
 @pytest.mark.parametrize("name", ["Client", "Lock"])
-def test_faces_have_the_same_methods(name: str) -> None:
+def test_apis_have_the_same_methods(name: str) -> None:
     one, other = getattr(fastlock, name), getattr(fastlock.asyncio, name)
     assert one is not other
     assert twin_faults(one, other) == []
@@ -639,11 +640,11 @@ def test_core_and_fallback_have_the_same_methods(core: types.ModuleType, ends: A
 def test_the_fast_path_of_tasks_is_the_same_in_both(fast_path: tuple[types.ModuleType, types.ModuleType]) -> None:
     """What a task awaits is a class when it is compiled, and the parameters of that cannot be read."""
     compiled, plain = ({name: v for name, v in own_names(module).items() if callable(v)} for module in fast_path)
-    faces = {"aio_enter_lease", "aio_exit_lock"}
-    assert compiled.keys() == plain.keys() == faces | {"aio_acquire", "aio_release"}
+    apis = {"aio_enter_lease", "aio_exit_lock"}
+    assert compiled.keys() == plain.keys() == apis | {"aio_acquire", "aio_release"}
     assert fast_path[0].__spec__.origin != fast_path[1].__spec__.origin == str(PACKAGE / "_fastpath" / "tasks.py")  # type: ignore[union-attr]
     functions = {name for name, value in compiled.items() if not isinstance(value, type)}
-    assert functions == faces
+    assert functions == apis
     for name in functions:
         assert shape(compiled[name]) == shape(plain[name]), name
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 from support import resp
-from support.faces import Face, drive
+from support.apis import Api, drive
 from support.fakeserver import CLOSE, SILENCE, FakeServer, Reply
 from support.raw_client import RawClient
 from support.resp import encode
@@ -112,9 +112,9 @@ def test_fake_server_follows_its_script() -> None:
 # -------------------------------------------------------------------------------------------------- threads and asyncio
 
 
-async def test_body_runs_for_threads_and_for_asyncio(face: Face) -> None:
+async def test_body_runs_for_threads_and_for_asyncio(api: Api) -> None:
     async def three() -> int:
-        return int(await face.get(3))
+        return int(await api.get(3))
 
     def four() -> int:
         return 4
@@ -122,11 +122,11 @@ async def test_body_runs_for_threads_and_for_asyncio(face: Face) -> None:
     def fails() -> None:
         raise KeyError("five")
 
-    results = await face.together([three, four, fails])
+    results = await api.together([three, four, fails])
     assert results[:2] == [3, 4] and isinstance(results[2], KeyError)
-    assert await face.start(four).get() == 4
+    assert await api.start(four).get() == 4
     with pytest.raises(KeyError):
-        await face.start(fails).get()
+        await api.start(fails).get()
 
 
 def test_body_that_suspends_fails_for_threads() -> None:
@@ -139,7 +139,7 @@ def test_task_left_behind_fails_the_test() -> None:
         forgetful.task = asyncio.get_running_loop().create_task(asyncio.Event().wait())  # type: ignore[attr-defined]
 
     with pytest.raises(AssertionError, match="tasks left behind"):
-        Face("asyncio").run(forgetful())
+        Api("asyncio").run(forgetful())
 
 
 def test_error_that_only_the_loop_reports_fails_the_test() -> None:
@@ -148,7 +148,7 @@ def test_error_that_only_the_loop_reports_fails_the_test() -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(AssertionError, match=r"nobody handled.*ZeroDivisionError"):
-        Face("asyncio").run(careless())
+        Api("asyncio").run(careless())
 
 
 def test_bodies_can_run_under_uvloop() -> None:
@@ -157,8 +157,8 @@ def test_bodies_can_run_under_uvloop() -> None:
     async def which() -> str:
         return type(asyncio.get_running_loop()).__module__
 
-    assert Face("asyncio", uvloop=True).run(which()) == "uvloop"
-    assert "uvloop" not in Face("asyncio").run(which())
+    assert Api("asyncio", uvloop=True).run(which()) == "uvloop"
+    assert "uvloop" not in Api("asyncio").run(which())
 
 
 # -------------------------------------------------------------------------------------------------------- clean servers

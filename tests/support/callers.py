@@ -30,8 +30,8 @@ from redis.lock import Lock as RivalLock
 import fastlock
 from fastlock._protocol.lease import now
 
+from .apis import Api, drive
 from .event_log import ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, VANISHED, EventLog
-from .faces import Face, drive
 
 SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, extensions included
 PR_SET_PDEATHSIG = 1  # of prctl
@@ -81,9 +81,9 @@ class AsyncNotedLock(AsyncRivalLock):
 class Worker:
     """One process of the chaos."""
 
-    def __init__(self, plan: Plan, number: int, face: str) -> None:
+    def __init__(self, plan: Plan, number: int, api: str) -> None:
         self.plan, self.number = plan, number
-        self.face = Face(face)
+        self.api = Api(api)
         self.log = EventLog(plan.folder / f"{number}.events")
         self.owner = os.getppid()
         self.client: Any = None
@@ -100,7 +100,7 @@ class Worker:
 
     def complain(self, text: str) -> None:
         with (self.plan.folder / f"{self.number}.wrong").open("a") as file:
-            file.write(f"worker {self.number}, {self.face.name}: {text}\n")
+            file.write(f"worker {self.number}, {self.api.name}: {text}\n")
 
     # ------------------------------------------------------------------------------------------------ how they run
 
@@ -111,7 +111,7 @@ class Worker:
         stacks = (self.plan.folder / f"{self.number}.stacks").open("w")
         faulthandler.register(signal.SIGUSR1, stacks)
         try:
-            if self.face.is_async:
+            if self.api.is_async:
                 while not self.over():
                     with contextlib.suppress(KeyboardInterrupt):
                         asyncio.run(self._tasks())
@@ -142,7 +142,7 @@ class Worker:
 
     async def _tasks(self) -> None:
         async with (
-            self.face.module.Client.from_url(self.plan.url) as self.client,
+            self.api.module.Client.from_url(self.plan.url) as self.client,
             redis.asyncio.Redis.from_url(self.plan.url, client_name=RIVAL) as self.rival,
             asyncio.TaskGroup() as group,
         ):  # the group waits for all tasks, also when it is cancelled
@@ -155,7 +155,7 @@ class Worker:
         """Make the first connection: one that is cut before counts as a wrong setting, and is not retried."""
         while not self.over():
             with contextlib.suppress(redis.exceptions.ConnectionError):
-                await self.face.get(self.client.server_info())
+                await self.api.get(self.client.server_info())
                 return
 
     def _complain_of_tasks(self) -> None:
@@ -186,7 +186,7 @@ class Caller:
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker, self.number = worker, number
-        self.face, self.log, self.plan = worker.face, worker.log, worker.plan
+        self.api, self.log, self.plan = worker.api, worker.log, worker.plan
         self.rng = random.Random(f"{self.plan.seed}/{worker.number}/{number}")
 
     async def guarded(self) -> None:
@@ -200,7 +200,7 @@ class Caller:
             await self.rest(self.rng.uniform(0, 0.01))
 
     async def rest(self, seconds: float) -> None:
-        if self.face.is_async:
+        if self.api.is_async:
             await asyncio.sleep(seconds)
         else:
             time.sleep(seconds)
@@ -210,7 +210,7 @@ class Caller:
         if self.plan.plant and rng < 0.2:
             await self.commit_violation()
         # Ctrl-C inside of redis-py's acquire can leave the key, so the main thread does not call it.
-        elif rng < 0.06 and (self.face.is_async or self.number):
+        elif rng < 0.06 and (self.api.is_async or self.number):
             await self.as_rival()
         elif rng < 0.15:
             await self.batch()
@@ -249,7 +249,7 @@ class Caller:
             self.log.write(RELEASE, request)
             if lock.lease is not None:
                 with contextlib.suppress(fastlock.LockNotOwnedError):
-                    await self.face.get(lock.release())
+                    await self.api.get(lock.release())
             self.log.write(FREED, request)
             self.log.write(ENDED, request)
             raise
@@ -258,12 +258,12 @@ class Caller:
         """An acquire, which is cancelled half-way if `cancel`."""
 
         async def noted() -> bool:
-            got = await self.face.get(lock.acquire())
+            got = await self.api.get(lock.acquire())
             if got:
                 self.log.write(GRANT, request, lock.lease._deadline, lock.lease.fence or 0)
             return bool(got)
 
-        if not cancel or not self.face.is_async:
+        if not cancel or not self.api.is_async:
             start = now()
             try:
                 return await noted()
@@ -312,7 +312,7 @@ class Caller:
         again = self.rng.random() < 0.5
         self.log.write(EXTENDING, request, (now() if again else max(now(), deadline)) + LONGEST)
         try:
-            await self.face.get(lock.reacquire() if again else lock.extend(lease))
+            await self.api.get(lock.reacquire() if again else lock.extend(lease))
         except fastlock.LockNotOwnedError:
             self.lost(deadline, "extend")
         else:
@@ -326,15 +326,15 @@ class Caller:
 
         async def release() -> bool:
             try:
-                await self.face.get(lock.release())
+                await self.api.get(lock.release())
             except fastlock.LockError:
                 return False
             return True
 
         async def in_a_batch() -> bool:
-            return bool((await self.face.get(self.worker.client.release_many([lease])))[0])
+            return bool((await self.api.get(self.worker.client.release_many([lease])))[0])
 
-        released = await self.face.together([release, in_a_batch]) if twice else [await release()]
+        released = await self.api.together([release, in_a_batch]) if twice else [await release()]
         if not any(released):
             self.lost(deadline, "release")
 
@@ -350,7 +350,7 @@ class Caller:
         lease, client = self.lease(), self.worker.client
         requests = [self.log.begin_request(name, lease, blocking=False) for name in names]
         try:
-            leases = await self.face.get(client.acquire_many([f"hot:{name}" for name in names], timeout=lease))
+            leases = await self.api.get(client.acquire_many([f"hot:{name}" for name in names], timeout=lease))
         except BaseException:
             for request in requests:
                 self.log.write(VANISHED, request)
@@ -366,7 +366,7 @@ class Caller:
         except BaseException:
             for request in requests:
                 self.log.write(RELEASE, request)
-            await self.face.get(client.release_many(leases))
+            await self.api.get(client.release_many(leases))
             for request in requests:
                 self.log.write(FREED, request)
                 self.log.write(ENDED, request)
@@ -376,7 +376,7 @@ class Caller:
         deadlines = [each._deadline if each is not None else 0.0 for each in leases]
         for request in requests:
             self.log.write(RELEASE, request)
-        released = await self.face.get(self.worker.client.release_many(leases))
+        released = await self.api.get(self.worker.client.release_many(leases))
         for request, mine, deadline in zip(requests, released, deadlines, strict=True):
             if not mine:
                 self.lost(deadline, "release_many")
@@ -386,14 +386,14 @@ class Caller:
 
     async def as_rival(self) -> None:
         """Use redis-py's lock on the same names: it may come first, but breaks nothing."""
-        kind = AsyncNotedLock if self.face.is_async else NotedLock
+        kind = AsyncNotedLock if self.api.is_async else NotedLock
         name, lease = self.name(), self.lease()
         lock = kind(
             self.worker.rival, f"hot:{name}", timeout=lease, sleep=0.02, blocking_timeout=1.0, thread_local=False
         )
         request = self.log.begin_request(name, lease, blocking=True, rival=True)
         try:
-            if not await self.face.get(lock.acquire()):
+            if not await self.api.get(lock.acquire()):
                 self.log.write(ENDED, request)
                 return
         except redis.exceptions.ConnectionError:  # cut before the connection had sent its client name
@@ -407,7 +407,7 @@ class Caller:
         await self.rest(self.rng.uniform(0, 0.005))
         self.log.write(RELEASE, request)
         try:
-            await self.face.get(lock.release())
+            await self.api.get(lock.release())
         except redis.exceptions.LockNotOwnedError:
             self.lost(deadline, "redis-py's release")
         except redis.exceptions.RedisError:  # cut, or scripts were flushed twice meanwhile: the lease ends by itself
@@ -423,9 +423,9 @@ class Caller:
         name, lease, plant = self.name(), self.lease(), self.plan.plant
         key = f"hot:{name}"
         if plant == "squat":
-            await self.face.get(self.worker.rival.set(key, "squatter", px=4000))
+            await self.api.get(self.worker.rival.set(key, "squatter", px=4000))
         elif plant == "key":
-            await self.face.get(self.worker.rival.set("hot:forgotten", "for ever"))
+            await self.api.get(self.worker.rival.set("hot:forgotten", "for ever"))
         elif plant == "fail":
             raise RuntimeError("planted")
         else:

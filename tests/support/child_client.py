@@ -23,7 +23,7 @@ from typing import Any
 
 import redis
 
-from support.faces import Face, Job
+from support.apis import Api, Job
 
 ROOT = Path(__file__).parent.parent.parent
 NAME = "sku"
@@ -33,50 +33,50 @@ LONG = 60.0  # seconds: a lease that does not end in a test
 SOON = 10.0  # seconds: a wait that must not time out, far shorter than LONG
 
 
-async def until(face: Face, holds: Callable[[], object], what: str, timeout: float = SOON) -> None:
+async def until(api: Api, holds: Callable[[], object], what: str, timeout: float = SOON) -> None:
     """Return when `holds()` is true, letting tasks run meanwhile; AssertionError when it never is."""
     end = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < end, f"never: {what}"
-        if face.is_async:
+        if api.is_async:
             await asyncio.sleep(0.0005)
         else:
             time.sleep(0.0005)
 
 
-async def fired(face: Face, wait: Callable[[], object]) -> None:
+async def fired(api: Api, wait: Callable[[], object]) -> None:
     """Return when `wait` does, a blocking wait for a proxy thread such as `armed.wait`; the event loop goes on
     meanwhile."""
-    await (asyncio.to_thread(wait) if face.is_async else face.get(wait()))
+    await (asyncio.to_thread(wait) if api.is_async else api.get(wait()))
 
 
-async def queued(face: Face, probe: redis.Redis, count: int) -> list[bytes]:
+async def queued(api: Api, probe: redis.Redis, count: int) -> list[bytes]:
     """Wait until so many entries are in the server's queue; returns the entries."""
-    await until(face, lambda: probe.zcard(QUEUE) == count, f"{count} in the queue")
+    await until(api, lambda: probe.zcard(QUEUE) == count, f"{count} in the queue")
     return list(probe.zrange(QUEUE, 0, -1))
 
 
-async def waits(face: Face, client: Any, count: int) -> None:
+async def waits(api: Api, client: Any, count: int) -> None:
     """Wait until so many callers of this client have had to wait."""
-    await until(face, lambda: client.get_stats()["waits"] >= count, f"{count} waiters")
+    await until(api, lambda: client.get_stats()["waits"] >= count, f"{count} waiters")
 
 
-async def held(face: Face, client: Any, **settings: Any) -> Any:
+async def held(api: Api, client: Any, **settings: Any) -> Any:
     """Acquire a lock; returns it."""
     lock = client.lock(NAME, **{"timeout": LONG, "thread_local": False, **settings})
-    assert await face.get(lock.acquire(blocking=False))
+    assert await api.get(lock.acquire(blocking=False))
     return lock
 
 
-def wait_with(face: Face, client: Any, **settings: Any) -> tuple[Any, Job]:
+def wait_with(api: Api, client: Any, **settings: Any) -> tuple[Any, Job]:
     """A lock and a job that acquires it; the job does not poll every `sleep` seconds, unless `sleep` is given."""
     lock = client.lock(NAME, **{"timeout": LONG, "sleep": LONG, "thread_local": False, **settings})
-    return lock, face.start(lock.acquire)
+    return lock, api.start(lock.acquire)
 
 
-async def either(face: Face, pairs: list[Any]) -> list[Any]:
+async def either(api: Api, pairs: list[Any]) -> list[Any]:
     """The pairs of lock and job whose job is done, once at least one is."""
-    await until(face, lambda: any(job.finished.is_set() for _, job in pairs), "one of them")
+    await until(api, lambda: any(job.finished.is_set() for _, job in pairs), "one of them")
     return [pair for pair in pairs if pair[1].finished.is_set()]
 
 
@@ -88,12 +88,12 @@ class ChildClient:
     number of local queues that are left in its client.
     """
 
-    def __init__(self, face: Face, url: str, **settings: Any) -> None:
+    def __init__(self, api: Api, url: str, **settings: Any) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-        self.face = face
+        self.api = api
         self.output: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, __file__, face.name, url, repr({"sleep": LONG, **settings})],
+            [sys.executable, __file__, api.name, url, repr({"sleep": LONG, **settings})],
             env={**os.environ, "PYTHONPATH": paths},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,7 +111,7 @@ class ChildClient:
         """Wait until the process has written `count` lines that begin so; returns the last of them."""
         lines: Callable[[], list[str]] = lambda: [line for line in self.output if line.startswith(beginning)]  # noqa: E731
         await until(
-            self.face, lambda: len(lines()) >= count, f"{count} times {beginning!r}, only {self.output}", timeout
+            self.api, lambda: len(lines()) >= count, f"{count} times {beginning!r}, only {self.output}", timeout
         )
         return lines()[count - 1]
 
@@ -158,28 +158,28 @@ class ChildClient:
 # ------------------------------------------------------------------------------------------------ in the child process
 
 
-async def live(face: Face, url: str, settings: dict[str, Any]) -> None:
-    client = face.client(url)
+async def live(api: Api, url: str, settings: dict[str, Any]) -> None:
+    client = api.client(url)
     lock = client.lock(NAME, **settings)
-    await face.get(client.server_info())
+    await api.get(client.server_info())
     print("ready", flush=True)
-    while order := await (asyncio.to_thread(sys.stdin.readline) if face.is_async else face.get(sys.stdin.readline())):
+    while order := await (asyncio.to_thread(sys.stdin.readline) if api.is_async else api.get(sys.stdin.readline())):
         verb, _, label = order.strip().partition(" ")
-        print(await obey(face, client, lock, verb, label), flush=True)
+        print(await obey(api, client, lock, verb, label), flush=True)
 
 
-async def obey(face: Face, client: Any, lock: Any, verb: str, label: str) -> str:
+async def obey(api: Api, client: Any, lock: Any, verb: str, label: str) -> str:
     """Carry out an order; returns the answer."""
     try:
         if verb == "queues":
             return f"queues {len(client._transport.queues.by_key) + len(client._transport.queues.by_entry)}"
-        if verb in ("acquire", "turn") and not await face.get(lock.acquire()):
+        if verb in ("acquire", "turn") and not await api.get(lock.acquire()):
             return "nothing"
         if verb == "acquire":
             return f"got {lock.lease.token.decode()}"
         if verb == "turn":
             note(client, label)
-        await face.get(lock.release())
+        await api.get(lock.release())
         return "served" if verb == "turn" else "released"
     except (KeyboardInterrupt, asyncio.CancelledError):
         return "interrupted"
@@ -195,5 +195,5 @@ def note(client: Any, label: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    face = Face(sys.argv[1])
-    face.run(live(face, sys.argv[2], ast.literal_eval(sys.argv[3])))
+    api = Api(sys.argv[1])
+    api.run(live(api, sys.argv[2], ast.literal_eval(sys.argv[3])))

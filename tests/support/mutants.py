@@ -28,7 +28,7 @@ class Mistake(NamedTuple):
     file: str
     old: str
     new: str
-    faces: tuple[str, ...] = BOTH
+    apis: tuple[str, ...] = BOTH
     first: int = 1
 
 

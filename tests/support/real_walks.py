@@ -13,16 +13,16 @@ from support.real_threads import ThreadClient
 from support.replay import Kinds, Walk
 from support.run_steps import Clock
 
-FACES: dict[str, Callable[[str, Clock, Any], RealClient]] = {"asyncio": TaskClient, "threads": ThreadClient}
+APIS: dict[str, Callable[[str, Clock, Any], RealClient]] = {"asyncio": TaskClient, "threads": ThreadClient}
 
 
 class RealWalk(Walk):
-    """A walk with the real clients of a face: "threads" or "asyncio"; `clock` is the one that fastlock reads."""
+    """A walk with the real clients of a api: "threads" or "asyncio"; `clock` is the one that fastlock reads."""
 
-    def __init__(self, path: str, seed: int, length: int, face: str, clock: Any) -> None:
+    def __init__(self, path: str, seed: int, length: int, api: str, clock: Any) -> None:
         def factory(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:
             clock.read = own = Clock()
-            client = FACES[face](path, own, self.rng)
+            client = APIS[api](path, own, self.rng)
             for strict, fenced in kinds:
                 client.add(strict=strict, fenced=fenced)
             return client

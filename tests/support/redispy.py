@@ -12,17 +12,17 @@ import redis.asyncio.lock
 import redis.lock
 
 from fastlock._locks import redis_py
-from support.faces import Face
+from support.apis import Api
 
 
-def module(face: Face) -> Any:
+def module(api: Api) -> Any:
     """redis or redis.asyncio."""
-    return redis.asyncio if face.is_async else redis
+    return redis.asyncio if api.is_async else redis
 
 
-def theirs(face: Face) -> Any:
+def theirs(api: Api) -> Any:
     """redis-py's own lock class."""
-    return redis.asyncio.lock.Lock if face.is_async else redis.lock.Lock
+    return redis.asyncio.lock.Lock if api.is_async else redis.lock.Lock
 
 
 def end(client: Any) -> Any:
@@ -39,12 +39,12 @@ class Inner:
 
 
 @asynccontextmanager
-async def ending(face: Face, client: Any) -> AsyncIterator[Any]:
+async def ending(api: Api, client: Any) -> AsyncIterator[Any]:
     """The redis-py client, closed at the end together with the fastlock client behind it."""
     try:
         yield client
     finally:
         if (inner := Inner.of(client)) is not None:
-            await face.get(inner.close())
-        await face.get(end(client))
-        await face.get(client.connection_pool.disconnect())  # a pool that was passed in is not closed with its client
+            await api.get(inner.close())
+        await api.get(end(client))
+        await api.get(client.connection_pool.disconnect())  # a pool that was passed in is not closed with its client

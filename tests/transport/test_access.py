@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 
 import fastlock
 from fastlock._protocol import commands, local_queue
@@ -52,46 +52,46 @@ def set_user(server: Server, probe: redis.Redis) -> Iterator[SetUser]:
 # ------------------------------------------------------------------------------------------------------- permissions
 
 
-async def everything(face: Face, client: Any, probe: redis.Redis) -> None:
+async def everything(api: Api, client: Any, probe: redis.Redis) -> None:
     """Use everything that a client offers, but for fences."""
     lock, other = client.lock("app:a"), client.lock("app:a", sleep=0.002)
-    assert await face.get(lock.acquire())
-    assert await face.get(other.acquire(blocking=False)) is False
-    assert await face.get(other.acquire(blocking_timeout=0.02)) is False
-    assert await face.get(lock.extend(5)) and await face.get(lock.extend(5, replace_ttl=True))
-    assert await face.get(lock.reacquire()) and await face.get(lock.owned()) and await face.get(lock.locked())
-    await face.get(lock.release())
+    assert await api.get(lock.acquire())
+    assert await api.get(other.acquire(blocking=False)) is False
+    assert await api.get(other.acquire(blocking_timeout=0.02)) is False
+    assert await api.get(lock.extend(5)) and await api.get(lock.extend(5, replace_ttl=True))
+    assert await api.get(lock.reacquire()) and await api.get(lock.owned()) and await api.get(lock.locked())
+    await api.get(lock.release())
     endless = client.lock("app:endless", timeout=None)
-    assert await face.get(endless.acquire())
-    await face.get(endless.release())
+    assert await api.get(endless.acquire())
+    await api.get(endless.release())
     ended = client.lock("app:ended", timeout=0.15)
-    assert await face.get(ended.acquire())
+    assert await api.get(ended.acquire())
     probe.persist("app:ended")
     probe.pexpire("app:ended", 10_000)
     time.sleep(ended.lease.remaining)
-    assert await face.get(ended.extend(5))
-    await face.get(ended.release())
-    leases = await face.get(client.acquire_many(["app:a", "app:b"]))
-    assert await face.get(client.release_many(leases)) == [True, True]
-    assert (await face.get(client.server_info()))["maxmemory_policy"] == ""
+    assert await api.get(ended.extend(5))
+    await api.get(ended.release())
+    leases = await api.get(client.acquire_many(["app:a", "app:b"]))
+    assert await api.get(client.release_many(leases)) == [True, True]
+    assert (await api.get(client.server_info()))["maxmemory_policy"] == ""
 
 
 @KINDS
 async def test_a_user_needs_these_permissions_and_no_more(
-    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, no_leaks: Any
 ) -> None:
     allowed = [f"+{command}" for command in NEEDED[kind].split()]
-    await everything(face, face.client(set_user("~app:*", *allowed)), probe)
+    await everything(api, api.client(set_user("~app:*", *allowed)), probe)
     assert probe.keys() == []
     no_leaks.allow("fastlock:fence:*")
-    fenced = face.client(set_user("~app:*", "~fastlock:fence:*", *allowed, *FENCED)).lock("app:a", fence=True)
-    assert await face.get(fenced.acquire()) and fenced.lease.fence
-    await face.get(fenced.release())
+    fenced = api.client(set_user("~app:*", "~fastlock:fence:*", *allowed, *FENCED)).lock("app:a", fence=True)
+    assert await api.get(fenced.acquire()) and fenced.lease.fence
+    await api.get(fenced.release())
 
 
 @KINDS
 async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
-    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
 ) -> None:
     """A waiter enters the queue, is served by a message, and leaves the queue when it gives up."""
     allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()]]
@@ -102,21 +102,21 @@ async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
         end = time.monotonic() + 10
         while probe.zcard("fastlock:queue:{app:a}") != count:
             assert time.monotonic() < end, f"never {count}"
-            await face.checkpoint()
+            await api.checkpoint()
 
-    holder, client = (face.client(url) for _ in range(2))
+    holder, client = (api.client(url) for _ in range(2))
     lock = holder.lock("app:a")
-    await face.get(lock.acquire())
-    assert await face.get(client.lock("app:a", blocking_timeout=0.03).acquire()) is False
+    await api.get(lock.acquire())
+    assert await api.get(client.lock("app:a", blocking_timeout=0.03).acquire()) is False
     await in_the_queue(0)
     waiting = client.lock("app:a", thread_local=False)
-    job = face.start(waiting.acquire)
+    job = api.start(waiting.acquire)
     await in_the_queue(1)
     assert probe.get("app:a") == b"fl+" + lock.lease.token[3:], "the holder's token is marked"
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert await job.get() and probe.get("app:a") == waiting.lease.token
     assert client.get_stats()["remote_handovers"] == 1 and not client._transport.queues.push_refused
-    await face.get(waiting.release())
+    await api.get(waiting.release())
     refused = {entry["object"].partition("|")[0] for entry in probe.acl_log()}
     assert probe.keys() == [] and refused <= USEFUL, "only useful commands may be refused"
 
@@ -125,7 +125,7 @@ async def test_a_user_needs_these_permissions_to_wait_in_the_queue(
 @pytest.mark.parametrize("fair", [True, False])
 @pytest.mark.parametrize("timeout", [None, 10])
 async def test_a_refused_acquire_leaves_no_key(
-    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, fair: bool, timeout: float | None
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, fair: bool, timeout: float | None
 ) -> None:
     """Refused for lack of one right, or because the fence counter has the wrong type: a failed script is not rolled
     back."""
@@ -136,16 +136,16 @@ async def test_a_refused_acquire_leaves_no_key(
         url = set_user("~*", "resetchannels", "&fastlock:*", *rights)
         if lacking == "the counter":
             probe.sadd("fastlock:fence:{a}", "x")
-        client = face.client(url)
+        client = api.client(url)
         lock = client.lock("a", timeout=timeout, fence=True, fair=fair, blocking_timeout=0.5)
         try:
-            assert await face.get(lock.acquire()), lacking
+            assert await api.get(lock.acquire()), lacking
         except redis.ResponseError as error:
             refused.add(lacking)
             assert isinstance(error, redis.exceptions.NoPermissionError) == (lacking != "the counter"), lacking
             assert probe.get("a") is None and lock.lease is None, lacking
             assert lacking == "the counter" or "needs +evalsha +script|load +get" in shown_text(error), lacking
-        await face.get(client.close())
+        await api.get(client.close())
         probe.flushall()
     assert {"the counter", "time", "evalsha", "set", "get"} <= refused
 
@@ -160,7 +160,7 @@ def test_scripts_need_only_the_documented_rights() -> None:
 @KINDS
 @pytest.mark.parametrize("connections", [1, 2])
 async def test_a_waiter_that_gives_up_reloads_forgotten_scripts(
-    face: Face,
+    api: Api,
     server: Server,
     kind: str,
     probe: redis.Redis,
@@ -176,29 +176,29 @@ async def test_a_waiter_that_gives_up_reloads_forgotten_scripts(
             forgotten.append(probe.script_flush())
         real(connection, undo)
 
-    connection: Any = sync_connection.Connection if face.name == "threads" else aio_connection.AsyncConnection
+    connection: Any = sync_connection.Connection if api.name == "threads" else aio_connection.AsyncConnection
     real, forgotten = connection.post, []
     monkeypatch.setattr(connection, "post", post)
     allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()]]
-    client = face.client(set_user("~*", "resetchannels", "&fastlock:*", *allowed))
+    client = api.client(set_user("~*", "resetchannels", "&fastlock:*", *allowed))
     probe.set("a", "fl:" + "0" * 32)
-    job = face.start(lambda: client.lock("a", blocking_timeout=0.3).acquire())
+    job = api.start(lambda: client.lock("a", blocking_timeout=0.3).acquire())
     while not probe.zcard("fastlock:queue:{a}"):
-        await face.checkpoint()
+        await api.checkpoint()
     if connections > 1:  # of threads: the waiter has the first connection
-        await face.get(client.lock("b").locked())
+        await api.get(client.lock("b").locked())
     assert await job.get() is False and forgotten
-    await face.get(client.lock("a").locked())
+    await api.get(client.lock("a").locked())
     end = time.monotonic() + 5
     while probe.zcard("fastlock:queue:{a}"):
-        await face.get(client.lock("a").locked())
+        await api.get(client.lock("a").locked())
         assert time.monotonic() < end, "its entry stays until the queue expires"
 
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
 @pytest.mark.parametrize("missing", ["evalsha script|load", "script|load", None])
 async def test_a_user_that_may_not_release_is_warned_on_connect(
-    face: Face,
+    api: Api,
     server: Server,
     probe: redis.Redis,
     set_user: SetUser,
@@ -207,9 +207,9 @@ async def test_a_user_that_may_not_release_is_warned_on_connect(
 ) -> None:
     needed = {*NEEDED["redis"].split(), *QUEUED.split()} - {*(missing or "").split()}
     rights = [f"+{command}" for command in needed]
-    lock = face.client(set_user("~*", *rights)).lock("a")
+    lock = api.client(set_user("~*", *rights)).lock("a")
     with contextlib.suppress(redis.exceptions.ResponseError):  # below 7.0 the user may not acquire either
-        await face.get(lock.acquire())
+        await api.get(lock.acquire())
     warnings = [record.getMessage() for record in caplog.records if "may refuse to release" in record.getMessage()]
     assert len(warnings) == (missing is not None), warnings
     assert all("needs +evalsha +script|load +" in text and server.path in text for text in warnings)
@@ -218,17 +218,17 @@ async def test_a_user_that_may_not_release_is_warned_on_connect(
 
 @KINDS
 async def test_a_lasting_refusal_is_logged_once_per_client(
-    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
 ) -> None:
     allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *QUEUED.split()] if command != "zrem"]
-    client = face.client(set_user("~*", "resetchannels", "&fastlock:*", *allowed))
+    client = api.client(set_user("~*", "resetchannels", "&fastlock:*", *allowed))
     probe.set("a", "fl:" + "0" * 32)
     for _ in range(3):
-        assert await face.get(client.lock("a", blocking_timeout=0.03).acquire()) is False
-        await face.get(client.lock("a").locked())
+        assert await api.get(client.lock("a", blocking_timeout=0.03).acquire()) is False
+        await api.get(client.lock("a").locked())
     end = time.monotonic() + 5
     while not caplog.records and time.monotonic() < end:
-        await face.get(client.lock("a").locked())
+        await api.get(client.lock("a").locked())
     (record,) = caplog.records
     assert record.levelname == "WARNING" and server.path in record.getMessage()
     assert "+zrem" in record.getMessage() and "refuses to forget" in record.getMessage()
@@ -247,7 +247,7 @@ WARNED = dict.fromkeys(["all", "zpopmin"], "hand a lock over") | {"zrem": "let a
 @KINDS
 @pytest.mark.parametrize("missing", ["all", "zpopmin", "publish", "zadd", "zrem"])
 async def test_a_user_without_queue_rights_waits_and_releases(
-    face: Face,
+    api: Api,
     server: Server,
     kind: str,
     probe: redis.Redis,
@@ -260,12 +260,12 @@ async def test_a_user_without_queue_rights_waits_and_releases(
     queued = [] if missing == "all" else [command for command in QUEUED.split() if command != missing]
     allowed = [*{f"+{command}" for command in [*NEEDED[kind].split(), *queued]}, *FENCED]
     url = set_user("~*", "resetchannels", "&fastlock:*", *allowed)
-    client, others = face.client(url), face.client(server.url)
+    client, others = api.client(url), api.client(server.url)
 
     async def take(lock: Any) -> int | None:
-        assert await face.get(lock.acquire()) is True
+        assert await api.get(lock.acquire()) is True
         fence: int | None = lock.lease.fence
-        await face.get(lock.release())
+        await api.get(lock.release())
         return fence
 
     def lock_of(client: Any, **settings: Any) -> Any:
@@ -275,53 +275,53 @@ async def test_a_user_without_queue_rights_waits_and_releases(
         end = time.monotonic() + 10
         while probe.get("a") != commands.CONTENDED_PREFIX + lease.token[3:]:
             assert time.monotonic() < end, "the holder's token is not marked"
-            await face.checkpoint()
+            await api.checkpoint()
 
     theirs = lock_of(others)
-    await face.get(theirs.acquire())
-    jobs = [face.start(lambda given=given: take(lock_of(client, **given))) for given in ({}, {"fence": True})]
+    await api.get(theirs.acquire())
+    jobs = [api.start(lambda given=given: take(lock_of(client, **given))) for given in ({}, {"fence": True})]
     while client.get_stats()["commands"] < 20:  # they ask again and again
-        await face.checkpoint()
+        await api.checkpoint()
     if missing not in ("all", "zadd"):
         await until_contended(theirs.lease)
-    await face.get(theirs.release())
+    await api.get(theirs.release())
     assert [fence is not None for fence in [await job.get() for job in jobs]] == [False, True]
 
     ours = lock_of(client)
-    await face.get(ours.acquire())
-    (also,) = await face.get(client.acquire_many(["b"]))
-    job = face.start(lambda: take(lock_of(others)))
+    await api.get(ours.acquire())
+    (also,) = await api.get(client.acquire_many(["b"]))
+    job = api.start(lambda: take(lock_of(others)))
     await until_contended(ours.lease)
-    assert await face.get(ours.extend(5)) and await face.get(ours.reacquire()) and await face.get(ours.owned())
-    await face.get(ours.release())
+    assert await api.get(ours.extend(5)) and await api.get(ours.reacquire()) and await api.get(ours.owned())
+    await api.get(ours.release())
     await job.get()
     if missing in WARNED:
         (text,) = {record.getMessage() for record in caplog.records}
         assert f"refuses to {WARNED[missing]}" in text and "its user needs +evalsha +script|load" in text
 
-    batch = await face.get(client.acquire_many(["a", "c"]))
-    job = face.start(lambda: take(lock_of(others)))
+    batch = await api.get(client.acquire_many(["a", "c"]))
+    job = api.start(lambda: take(lock_of(others)))
     await until_contended(batch[0])
-    assert await face.get(client.release_many([*batch, also])) == [True] * 3
+    assert await api.get(client.release_many([*batch, also])) == [True] * 3
     await job.get()
-    await face.get(client.close())
+    await api.get(client.close())
     assert [key for key in probe.scan_iter() if not key.startswith(b"fastlock:")] == []
 
 
 @KINDS
 async def test_no_answer_is_made_up_where_a_command_is_forbidden(
-    face: Face, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
 ) -> None:
     """For each command that is forbidden: what a call returns or raises is still true."""
     commands = NEEDED[kind].split()
     for missing in commands:
         allowed = [f"+{command}" for command in commands if command != missing]
-        client = face.client(set_user("~app:*", *allowed))
+        client = api.client(set_user("~app:*", *allowed))
         probe.flushall()
         probe.script_flush()
         lock = client.lock("app:a")
         try:
-            acquired = await face.get(lock.acquire(blocking=False))
+            acquired = await api.get(lock.acquire(blocking=False))
         except redis.exceptions.ResponseError:
             assert lock.lease is None
             probe.delete("app:a")
@@ -329,9 +329,9 @@ async def test_no_answer_is_made_up_where_a_command_is_forbidden(
         assert acquired and probe.get("app:a") == lock.lease.token, missing
         for question in (lock.locked, lock.owned, lambda lock=lock: lock.extend(5), lock.reacquire):
             with contextlib.suppress(redis.exceptions.ResponseError):
-                assert await face.get(question()) is True, missing
+                assert await api.get(question()) is True, missing
         try:
-            await face.get(lock.release())
+            await api.get(lock.release())
         except redis.exceptions.ResponseError:
             assert probe.get("app:a") == lock.lease.token, (
                 f"without {missing}: the release failed, so the lock is still held"
@@ -340,75 +340,75 @@ async def test_no_answer_is_made_up_where_a_command_is_forbidden(
             assert probe.keys() == [], missing
         probe.delete("app:a", "app:b")
         with contextlib.suppress(redis.exceptions.ResponseError):
-            leases = await face.get(client.acquire_many(["app:a", "app:b"]))
+            leases = await api.get(client.acquire_many(["app:a", "app:b"]))
             assert probe.dbsize() == 2 and None not in leases, missing
-            assert await face.get(client.release_many(leases)) == [True, True], missing
+            assert await api.get(client.release_many(leases)) == [True, True], missing
             assert probe.keys() == [], missing
         probe.flushall()
 
 
 async def test_a_forbidden_name_is_refused_and_the_client_still_works(
-    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
 ) -> None:
-    client = face.client(set_user("~app:*", "+@all"))
+    client = api.client(set_user("~app:*", "+@all"))
     for call in (
         client.lock("other").acquire,
         lambda: client.acquire_many(["app:a", "other"]),
         client.lock("other").owned,
     ):
         with pytest.raises(redis.exceptions.NoPermissionError):
-            await face.get(call())
+            await api.get(call())
     lock = client.lock("app:a")
-    assert await face.get(lock.acquire(blocking=False)), "the refused batch must have released what it had"
-    await face.get(lock.release())
+    assert await api.get(lock.acquire(blocking=False)), "the refused batch must have released what it had"
+    await api.get(lock.release())
 
 
 async def test_losing_permissions_leaves_a_held_lock_held(
-    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
 ) -> None:
-    client = face.client(set_user("~*", "+@all"))
+    client = api.client(set_user("~*", "+@all"))
     lock = client.lock("a")
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     probe.execute_command("ACL", "SETUSER", "locker", "resetkeys", "~b")
     for call in (lock.release, lambda: lock.extend(5), lock.owned):
         with pytest.raises(redis.exceptions.ResponseError) as caught:
-            await face.get(call())
+            await api.get(call())
         assert not isinstance(caught.value, redis.exceptions.LockError)
     assert lock.lease is not None and probe.get("a") == lock.lease.token
     probe.execute_command("ACL", "SETUSER", "locker", "~*")
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 # ------------------------------------------------------------------------------------------------------ credentials
 
 
 async def test_wrong_credentials_are_an_authentication_error(
-    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, set_user: SetUser, no_leaks: Any
 ) -> None:
     set_user("~*", "+@all")
-    client = face.client(f"unix://locker:{WRONG}@{server.path}")
+    client = api.client(f"unix://locker:{WRONG}@{server.path}")
     for _ in range(2):
         with pytest.raises(redis.exceptions.AuthenticationError):
-            await face.get(client.lock("a").acquire())
+            await api.get(client.lock("a").acquire())
     probe.execute_command("ACL", "SETUSER", "locker", f">{WRONG}")
     lock = client.lock("a")
-    assert await face.get(lock.acquire())
-    await face.get(lock.release())
+    assert await api.get(lock.acquire())
+    await api.get(lock.release())
 
 
 @pytest.mark.parametrize("kind", list(NEEDED))
-async def test_a_server_with_a_password_requires_it(face: Face, start_server: Callable[..., Server], kind: str) -> None:
+async def test_a_server_with_a_password_requires_it(api: Api, start_server: Callable[..., Server], kind: str) -> None:
     server = start_server(kind, tcp=True, password="sp ce/ü:@#%")
     for url in (f"unix://{server.path}", f"redis://127.0.0.1:{server.port}"):
         with pytest.raises(redis.exceptions.AuthenticationError):
-            await face.get(face.client(url).lock("a").acquire())
-        lock = face.client(url, password="sp ce/ü:@#%").lock("a")
-        assert await face.get(lock.acquire())
-        await face.get(lock.release())
+            await api.get(api.client(url).lock("a").acquire())
+        lock = api.client(url, password="sp ce/ü:@#%").lock("a")
+        assert await api.get(lock.acquire())
+        await api.get(lock.release())
     for url in (server.unix_url, server.tcp_url):
-        assert await face.get(face.client(url).lock("a").locked()) is False
+        assert await api.get(api.client(url).lock("a").locked()) is False
     given = redis.UsernamePasswordCredentialProvider("default", "sp ce/ü:@#%")
-    assert await face.get(face.client(f"unix://{server.path}", credential_provider=given).lock("a").locked()) is False
+    assert await api.get(api.client(f"unix://{server.path}", credential_provider=given).lock("a").locked()) is False
 
 
 # ----------------------------------------------------------------------------------------------------------- secrets
@@ -442,15 +442,15 @@ BAD_URLS = [
 
 @pytest.mark.parametrize("url", BAD_URLS, ids=range(len(BAD_URLS)))
 async def test_a_bad_url_is_refused_without_repeating_a_password(
-    face: Face, url: str, caplog: pytest.LogCaptureFixture
+    api: Api, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises((ValueError, TypeError)) as caught:
-        face.client(url)
+        api.client(url)
     assert SECRET not in shown_text(caught.value) and SECRET not in caplog.text
 
 
 async def test_no_password_is_ever_shown(
-    face: Face, server: Server, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
@@ -461,22 +461,22 @@ async def test_no_password_is_ever_shown(
         f"unix://:{SECRET}@{server.path}nowhere",
         f"redis://:{SECRET}@127.0.0.1:1/0",
     ):
-        client = face.client(bad)
+        client = api.client(bad)
         lock = client.lock("app:a")
         with pytest.raises(redis.exceptions.ConnectionError) as caught:  # AuthenticationError is one
-            await face.get(lock.acquire())
+            await api.get(lock.acquire())
         shown += [shown_text(caught.value), repr(client), str(client), repr(lock), repr(vars(client))]
-    client = face.client(url)
+    client = api.client(url)
     lock = client.lock("app:a")
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     with pytest.raises(redis.exceptions.NoPermissionError) as refused:
-        await face.get(client.lock("other").acquire())
+        await api.get(client.lock("other").acquire())
     shown += [shown_text(refused.value), repr(client), repr(vars(client)), repr(lock), repr(lock.lease)]
-    shown.append(str(await face.get(client.server_info())))
-    await face.get(lock.release())
-    await face.get(client.close())
+    shown.append(str(await api.get(client.server_info())))
+    await api.get(lock.release())
+    await api.get(client.close())
     with pytest.raises(fastlock.ClientClosedError) as closed:
-        await face.get(lock.acquire())
+        await api.get(lock.acquire())
     shown += [shown_text(closed.value), repr(client), caplog.text]
     everything_shown = "\n".join(shown)
     assert SECRET not in everything_shown and WRONG not in everything_shown

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import redis
+from support.apis import Api
 from support.child_client import NAME, QUEUE, fired, until
-from support.faces import Face
 from support.faultproxy import FaultProxy, stall
 from support.tls import Authority, TlsFront
 
@@ -33,7 +33,7 @@ from fastlock.embedded import Server
 MARK = b"\r\nsku\r\n"
 TOKEN = b"fl:" + b"0" * 32
 pytestmark = pytest.mark.usefixtures("impl")
-threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
+threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 
@@ -58,13 +58,13 @@ def sockets() -> set[str]:
     return {each for each in found if each.startswith("socket:")}
 
 
-async def use(face: Face, url: str, **options: Any) -> None:
+async def use(api: Api, url: str, **options: Any) -> None:
     """Two clients, one of which waits for the other; both are closed at the end."""
     client, other = fastlock.Client.from_url(url, **options), fastlock.Client.from_url(url, **options)
     lock = client.lock(NAME, thread_local=False)
     lock.acquire()
-    waiting = face.start(lambda: other.lock(NAME, thread_local=False).acquire())
-    await until(face, lambda: other.get_stats()["waits"], "the other waits")
+    waiting = api.start(lambda: other.lock(NAME, thread_local=False).acquire())
+    await until(api, lambda: other.get_stats()["waits"], "the other waits")
     lock.release()
     await waiting.get()
     with pytest.raises(fastlock.LockError):
@@ -76,29 +76,29 @@ async def use(face: Face, url: str, **options: Any) -> None:
 @threads_only
 @two_servers
 async def test_no_socket_is_left_to_the_garbage_collector(
-    face: Face, server: Server, probe: redis.Redis, uncollected: None
+    api: Api, server: Server, probe: redis.Redis, uncollected: None
 ) -> None:
     before = sockets()
-    await use(face, server.unix_url)
-    await until(face, lambda: sockets() == before, "all sockets are closed")
+    await use(api, server.unix_url)
+    await until(api, lambda: sockets() == before, "all sockets are closed")
 
 
 @threads_only
 async def test_no_socket_with_tls_is_left_to_the_garbage_collector(
-    face: Face, server: Server, probe: redis.Redis, tmp_path: Path, uncollected: None
+    api: Api, server: Server, probe: redis.Redis, tmp_path: Path, uncollected: None
 ) -> None:
     """With TLS a read without data raises an error, which fastlock checks: a signal handler may have raised it."""
     authority = Authority(tmp_path, "localhost")
     with TlsFront(authority, server.path) as front:
         before = sockets()
-        await use(face, f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
+        await use(api, f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
         fastlock.Client.from_url(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file).server_info()
-        await until(face, lambda: sockets() == before, "all sockets are closed")
+        await until(api, lambda: sockets() == before, "all sockets are closed")
 
 
 @threads_only
 async def test_an_error_leaves_no_socket_to_the_garbage_collector(
-    face: Face, proxy: FaultProxy, uncollected: None
+    api: Api, proxy: FaultProxy, uncollected: None
 ) -> None:
     """An error keeps the frames in which it was raised, and the frames keep the connection that broke."""
     client = fastlock.Client.from_url(proxy.url, reply_timeout=0.1)
@@ -117,14 +117,14 @@ async def test_an_error_leaves_no_socket_to_the_garbage_collector(
 
 
 async def test_undos_that_fail_on_closing_are_logged(
-    face: Face, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+    api: Api, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = face.client(proxy.url)
-    await face.get(client.server_info())
+    client = api.client(proxy.url)
+    await api.get(client.server_info())
     client._transport.pending_undos.append(UndoDelivery(Undo([b"sku:1", b"sku:2"], [b"one", b"two"])))
     proxy.refuse()
     proxy.cut()
-    await face.get(client.close())
+    await api.get(client.close())
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "under b'sku:1', b'sku:2' stays until" in record.getMessage()
     assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "the warning names the server"
@@ -132,17 +132,17 @@ async def test_undos_that_fail_on_closing_are_logged(
 
 @two_servers
 async def test_a_connection_cut_during_closing_leaves_no_key(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """An acquire without end, whose reply is held back when the client is closed, and never comes."""
-    client = face.client(proxy.url, max_connections=1)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, max_connections=1)
+    await api.get(client.server_info())
     armed = proxy.arm(stall(), after=MARK, times=1)
-    job = face.start(lambda: client.lock(NAME, timeout=None).acquire())
-    await fired(face, armed.wait)
-    await until(face, lambda: probe.exists(NAME), "the acquire is executed")
-    closing = face.start(client.close)
-    await until(face, lambda: client.closed, "the client is being closed")
+    job = api.start(lambda: client.lock(NAME, timeout=None).acquire())
+    await fired(api, armed.wait)
+    await until(api, lambda: probe.exists(NAME), "the acquire is executed")
+    closing = api.start(client.close)
+    await until(api, lambda: client.closed, "the client is being closed")
     proxy.cut()
     await closing.get()
     with pytest.raises(fastlock.ClientClosedError):
@@ -152,10 +152,10 @@ async def test_a_connection_cut_during_closing_leaves_no_key(
 
 @threads_only
 async def test_an_undo_beside_closing_is_carried_out(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of the undo has found a live connection, and is stopped; the client is closed before it continues."""
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     client.server_info()
     probe.set(NAME, TOKEN)
     real, chosen, closed = Connection.post, threading.Event(), threading.Event()
@@ -167,7 +167,7 @@ async def test_an_undo_beside_closing_is_carried_out(
         real(connection, delivery)
 
     monkeypatch.setattr(Connection, "post", post)
-    job = face.start(lambda: client._transport.undo(Undo([NAME.encode()], [TOKEN])))
+    job = api.start(lambda: client._transport.undo(Undo([NAME.encode()], [TOKEN])))
     assert chosen.wait(20)
     client.close()
     closed.set()
@@ -177,29 +177,29 @@ async def test_an_undo_beside_closing_is_carried_out(
 
 @two_servers
 async def test_closing_retries_a_pending_undo_until_it_is_done(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The name has a waiter, so the undo takes a script, which the server has forgotten: the undo is sent again."""
-    client = face.client(server.unix_url)
-    await face.get(client.server_info())
+    client = api.client(server.unix_url)
+    await api.get(client.server_info())
     probe.set(NAME, TOKEN.replace(b":", b"+"))
     probe.script_flush()
-    (client._transport.connection if face.is_async else client._transport.connections[0]).fail(EOFError("cut"))
+    (client._transport.connection if api.is_async else client._transport.connections[0]).fail(EOFError("cut"))
     client._transport.pending_undos.append(UndoDelivery(Undo([NAME.encode()], [TOKEN])))
-    await face.get(client.close())
+    await api.get(client.close())
     assert not probe.exists(NAME) and caplog.records == []
 
 
 async def test_undos_refused_on_closing_are_logged(
-    face: Face, server: Server, probe: redis.Redis, server_config: Any, caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, probe: redis.Redis, server_config: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server has lost its replicas: nobody will retry the undo later."""
-    client = face.client(server.unix_url)
-    await face.get(client.server_info())
+    client = api.client(server.unix_url)
+    await api.get(client.server_info())
     probe.set(NAME, TOKEN)
     server_config(min_replicas_to_write="1")
     client._transport.undo(Undo([NAME.encode()], [TOKEN]))
-    await face.get(client.close())
+    await api.get(client.close())
     server_config(min_replicas_to_write="0")
     (record,) = caplog.records
     assert "under b'sku' stays until" in record.getMessage() and probe.delete(NAME) == 1
@@ -207,10 +207,10 @@ async def test_undos_refused_on_closing_are_logged(
 
 @threads_only
 async def test_two_threads_that_fail_a_connection_return_its_undo_once(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first thread is stopped in `fail`; a third thread, which sends the pending undos, must not lose the undo."""
-    client = face.client(server.unix_url, max_connections=2)
+    client = api.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
     broken = transport.connections[0]
@@ -236,11 +236,11 @@ async def test_two_threads_that_fail_a_connection_return_its_undo_once(
 
     monkeypatch.setattr(UndoDelivery, "outlived_by", stopped)
     monkeypatch.setattr(UndoDelivery, "calls", slow)
-    first = face.start(lambda: broken.fail(EOFError("first")))
+    first = api.start(lambda: broken.fail(EOFError("first")))
     assert first_in_fail.wait(20)
-    second = face.start(lambda: broken.fail(EOFError("second")))
+    second = api.start(lambda: broken.fail(EOFError("second")))
     second.finished.wait(0.2)  # without the fix it has ended by now; with it, it waits for the first
-    third = face.start(lambda: client.lock("other", thread_local=False).acquire(blocking_timeout=20))
+    third = api.start(lambda: client.lock("other", thread_local=False).acquire(blocking_timeout=20))
     third_sends.wait(0.2)
     go_on.set()
     for job in (first, second, third):
@@ -250,16 +250,16 @@ async def test_two_threads_that_fail_a_connection_return_its_undo_once(
     assert not probe.exists(NAME) and transport.pending_undos == [] and probe.delete("other") == 1
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_closing_waits_for_a_connection_that_is_being_made(face: Face, proxy: FaultProxy, no_leaks: Any) -> None:
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_closing_waits_for_a_connection_that_is_being_made(api: Api, proxy: FaultProxy, no_leaks: Any) -> None:
     """The connection's task and socket would be left to a loop that may be closed by then."""
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     await client.server_info()
     proxy.cut()
-    await until(face, lambda: client._transport.connection is None, "the connection is cut")
+    await until(api, lambda: client._transport.connection is None, "the connection is cut")
     armed = proxy.arm(stall(), new_only=True)
-    job = face.start(client.lock(NAME).acquire)
-    await fired(face, armed.wait)
+    job = api.start(client.lock(NAME).acquire)
+    await fired(api, armed.wait)
     await client.close()
     assert not [task for task in asyncio.all_tasks() if "connect" in task.get_name()]
     with pytest.raises(fastlock.ClientClosedError):
@@ -269,13 +269,11 @@ async def test_closing_waits_for_a_connection_that_is_being_made(face: Face, pro
 # ------------------------------------------------------------------------------------------------------ held locks
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_two_closings_at_once_end_as_one_does(
-    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_two_closings_at_once_end_as_one_does(api: Api, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both wait for the same waiter to leave the server's queue; when it has, neither waits for its time to be over."""
     monkeypatch.setattr(aio, "CLOSE_SECONDS", 3600.0)
-    others, client = face.client(server.unix_url), face.client(server.unix_url)
+    others, client = api.client(server.unix_url), api.client(server.unix_url)
     async with others.lock("sku", timeout=30):
         waiter = asyncio.create_task(client.lock("sku", timeout=30).acquire())
         while not client._transport.queues.by_entry:
@@ -287,9 +285,9 @@ async def test_two_closings_at_once_end_as_one_does(
 
 @threads_only
 async def test_an_interrupt_at_exit_costs_no_client_its_undos(
-    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clients = [face.client(server.unix_url) for _ in range(3)]
+    clients = [api.client(server.unix_url) for _ in range(3)]
     mine = [client._transport for client in clients]
     monkeypatch.setattr(sync, "_TRANSPORTS", mine)
     flushed: list[Any] = []
@@ -308,47 +306,47 @@ async def test_an_interrupt_at_exit_costs_no_client_its_undos(
 @two_servers
 @pytest.mark.parametrize("side", ["request", "reply"])
 async def test_a_release_under_way_on_closing_succeeds(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, side: Any
 ) -> None:
     """The request of the release, or its reply, is held back for longer than closing waits."""
-    client = face.client(proxy.url, max_connections=1)
+    client = api.client(proxy.url, max_connections=1)
     lock = client.lock(NAME, timeout=None, thread_local=False)
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     armed = proxy.arm(stall(side), after=MARK, times=1)
-    job = face.start(lock.release)
-    await fired(face, armed.wait)
-    await face.get(client.close())
+    job = api.start(lock.release)
+    await fired(api, armed.wait)
+    await api.get(client.close())
     await job.get()
     assert not probe.exists(NAME) and lock.lease is None
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
 async def test_a_cancelled_release_after_closing_is_carried_out(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The caller is cancelled while the reply stays away, for longer than close waits for the extra connection."""
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     lock = client.lock(NAME, timeout=None, thread_local=False)
     await lock.acquire()
     await client.close()
     armed = proxy.arm(stall("request"), after=MARK, times=1)
     task = asyncio.ensure_future(lock.release())
-    await fired(face, armed.wait)
+    await fired(api, armed.wait)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not probe.exists(NAME) and client._transport.pending_undos == []
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("closed", ["beside", "before"])
 @pytest.mark.parametrize("what", ["release", "with", "many"])
 async def test_a_release_to_a_remote_waiter_survives_the_loops_end(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, closed: str, what: str
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, closed: str, what: str
 ) -> None:
     """The release takes two commands. As an event loop ends, all tasks that are left are cancelled, at any moment."""
     for iterations in range(1, 12):
-        client, other = face.client(server.unix_url), face.client(server.unix_url)
+        client, other = api.client(server.unix_url), api.client(server.unix_url)
         lock, waiting = client.lock(NAME, timeout=None, thread_local=False), other.lock(NAME, thread_local=False)
         await lock.acquire()
 
@@ -358,8 +356,8 @@ async def test_a_release_to_a_remote_waiter_survives_the_loops_end(
             else:
                 await (lock.release() if what == "release" else lock.__aexit__(None, None, None))
 
-        job = face.start(lambda waiting=waiting: waiting.acquire(blocking_timeout=20))
-        await until(face, lambda: probe.zcard(QUEUE) == 1, "the other waits")
+        job = api.start(lambda waiting=waiting: waiting.acquire(blocking_timeout=20))
+        await until(api, lambda: probe.zcard(QUEUE) == 1, "the other waits")
         if closed == "before":
             await client.close()
         task = asyncio.ensure_future(release())
@@ -375,36 +373,36 @@ async def test_a_release_to_a_remote_waiter_survives_the_loops_end(
         await other.close()
 
 
-async def release_after_closing(face: Face, client: Any, server: Server, probe: redis.Redis) -> None:
+async def release_after_closing(api: Api, client: Any, server: Server, probe: redis.Redis) -> None:
     """Acquire, and close the client while another one waits; the lock is released, and the other client gets it."""
     lock = client.lock(NAME, timeout=None, thread_local=False)
-    await face.get(lock.acquire())
-    other = face.client(server.unix_url)
+    await api.get(lock.acquire())
+    other = api.client(server.unix_url)
     waiting = other.lock(NAME, thread_local=False)
-    job = face.start(lambda: waiting.acquire(blocking_timeout=20))
-    await until(face, lambda: probe.zcard(QUEUE) == 1, "the other waits")
-    await face.get(client.close())
+    job = api.start(lambda: waiting.acquire(blocking_timeout=20))
+    await until(api, lambda: probe.zcard(QUEUE) == 1, "the other waits")
+    await api.get(client.close())
     probe.script_flush()
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert await job.get() is True and lock.lease is None
-    await face.get(waiting.release())
-    await face.get(other.close())
+    await api.get(waiting.release())
+    await api.get(other.close())
 
 
 async def test_a_release_after_closing_reloads_forgotten_scripts(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    await release_after_closing(face, face.client(server.unix_url), server, probe)
+    await release_after_closing(api, api.client(server.unix_url), server, probe)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 async def test_a_release_after_closing_by_a_user_without_scripts(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The token is deleted in plain or contended form; the waiter finds out when it rechecks."""
     rights = "+set +get +delifeq +pttl +exists +command|info +client|info +client|kill +info +client|setinfo"
     probe.execute_command("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", *rights.split())
     try:
-        await release_after_closing(face, face.client(f"unix://plain:word@{server.path}"), server, probe)
+        await release_after_closing(api, api.client(f"unix://plain:word@{server.path}"), server, probe)
     finally:
         probe.execute_command("ACL", "DELUSER", "plain")

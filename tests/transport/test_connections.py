@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import redis
+from support.apis import Api
 from support.child_client import fired, until
-from support.faces import Face
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, replace, stall, swallow
 from support.raw_client import RawClient
@@ -40,7 +40,7 @@ from fastlock.embedded import Server
 NAME = "sku"
 MARK = b"\r\nsku\r\n"
 LONG_TIMEOUT, SHORT_TIMEOUT = 20.0, 1.0  # seconds: a reply_timeout that never ends, and one that does
-threads_only = pytest.mark.parametrize("face", ["threads"], indirect=True)
+threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "floor"], indirect=True)
 
 
@@ -73,21 +73,21 @@ def test_a_connection_that_ends_with_its_handshake_fails_at_once(impl: str, vers
 # -------------------------------------------------------------------------------------------------- closed while idle
 
 
-async def idle_connections(face: Face, client: Any, proxy: FaultProxy, count: int) -> None:
+async def idle_connections(api: Api, client: Any, proxy: FaultProxy, count: int) -> None:
     """Make so many idle connections: by as many callers at once, whose replies are held back until all have sent."""
     armed = proxy.arm(stall(), after=b"hold:")
-    jobs = [face.start(lambda n=n: client.lock(f"hold:{n}").locked()) for n in range(count)]
-    await fired(face, armed.wait) if face.is_async else armed.wait(count)
+    jobs = [api.start(lambda n=n: client.lock(f"hold:{n}").locked()) for n in range(count)]
+    await fired(api, armed.wait) if api.is_async else armed.wait(count)
     armed.resume()
     assert [await job.get() for job in jobs] == [False] * count
-    assert len(proxy.connections) == (1 if face.is_async else count)
+    assert len(proxy.connections) == (1 if api.is_async else count)
 
 
-async def closed_by_the_server(face: Face, client: Any, proxy: FaultProxy) -> None:
+async def closed_by_the_server(api: Api, client: Any, proxy: FaultProxy) -> None:
     """End all connections; return when the client's sockets have the end (and asyncio's callback has run)."""
     proxy.cut()
     proxy.wait_for(lambda proxy: all(connection.pumps == 0 for connection in proxy.connections))
-    while face.is_async and client._transport.connection is not None:
+    while api.is_async and client._transport.connection is not None:
         await asyncio.sleep(0)
 
 
@@ -105,41 +105,41 @@ def note_pauses(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("operation", ["acquire", "acquire with", "release", "extend", "locked", "many"])
 async def test_closed_idle_connections_are_replaced_unnoticed(
-    face: Face, proxy: FaultProxy, no_leaks: Any, operation: str, monkeypatch: pytest.MonkeyPatch
+    api: Api, proxy: FaultProxy, no_leaks: Any, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = face.client(proxy.url, max_connections=4, reply_timeout=LONG_TIMEOUT)
+    client = api.client(proxy.url, max_connections=4, reply_timeout=LONG_TIMEOUT)
     lock = client.lock(NAME, thread_local=False)
-    await idle_connections(face, client, proxy, 4)
+    await idle_connections(api, client, proxy, 4)
     if operation in ("release", "extend"):
-        assert await face.get(lock.acquire())
+        assert await api.get(lock.acquire())
     made = proxy.accepted
-    await closed_by_the_server(face, client, proxy)
+    await closed_by_the_server(api, client, proxy)
     pauses = note_pauses(client, monkeypatch)
     if operation == "acquire":
-        assert await face.get(lock.acquire()) is True
+        assert await api.get(lock.acquire()) is True
     elif operation == "acquire with":
-        assert await face.get(lock.acquire(blocking_timeout=LONG_TIMEOUT)) is True
+        assert await api.get(lock.acquire(blocking_timeout=LONG_TIMEOUT)) is True
     elif operation == "release":
-        await face.get(lock.release())
+        await api.get(lock.release())
     elif operation == "extend":
-        assert await face.get(lock.extend(5)) is True
+        assert await api.get(lock.extend(5)) is True
     elif operation == "locked":
-        assert await face.get(lock.locked()) is False
+        assert await api.get(lock.locked()) is False
     else:
-        (lease,) = await face.get(client.acquire_many([NAME]))
-        assert await face.get(client.release_many([lease])) == [True]
+        (lease,) = await api.get(client.acquire_many([NAME]))
+        assert await api.get(client.release_many([lease])) == [True]
     assert pauses == []
     assert proxy.accepted == made + 1, "one connection replaces them all"
     assert sum(MARK in connection.requests for connection in proxy.connections[:made]) <= 1, (
         "something was sent on a connection that had ended"
     )
-    if not face.is_async:
+    if not api.is_async:
         assert client._transport.connections == client._transport.idle and len(client._transport.idle) == 1
     proxy.arm(swallow(), after=b"\r\nother\r\n")
-    assert await face.get(client.lock("other").locked()) is False
+    assert await api.get(client.lock("other").locked()) is False
     assert pauses == [0.0], "a lost reply must cause a pause, else this test sees none"
     if lock.lease is not None:
-        await face.get(lock.release())
+        await api.get(lock.release())
 
 
 # ------------------------------------------------------------------------------------------------------ pending undos
@@ -147,11 +147,11 @@ async def test_closed_idle_connections_are_replaced_unnoticed(
 
 @threads_only
 def test_pending_undos_outlive_the_connection_chosen_for_them(
-    face: Face, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Another thread may break the connection, or send the undos, between the choice of the connection and its use."""
     probe.set(NAME, "abandoned")
-    client = face.client(server.unix_url, max_connections=2)
+    client = api.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
     transport.pending_undos += [UndoDelivery(Undo([name], [b"abandoned"])) for name in (b"other", NAME.encode())]
@@ -165,10 +165,10 @@ def test_pending_undos_outlive_the_connection_chosen_for_them(
 
 @threads_only
 def test_a_caller_that_loses_the_last_idle_connection_retries(
-    face: Face, impl: str, proxy: FaultProxy, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+    api: Api, impl: str, proxy: FaultProxy, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller shares a busy connection. Another thread, which needs no mutex to pop one, is faster twice."""
-    client = face.client(proxy.url, max_connections=1)
+    client = api.client(proxy.url, max_connections=1)
     client.server_info()
     lengths: list[int] = []
 
@@ -189,10 +189,10 @@ def test_a_caller_that_loses_the_last_idle_connection_retries(
 
 @threads_only
 def test_a_pending_undo_is_sent_by_one_thread(
-    face: Face, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Another thread sends undos as well, between the removal of an undo and its post, and between two undos."""
-    client = face.client(server.unix_url, max_connections=2)
+    client = api.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
     connection = transport.idle[0]
@@ -212,8 +212,8 @@ def test_a_pending_undo_is_sent_by_one_thread(
 
 
 @threads_only
-def test_an_undo_that_a_dead_connection_refuses_stays_once(face: Face, impl: str, server: Server) -> None:
-    client = face.client(server.unix_url, max_connections=2)
+def test_an_undo_that_a_dead_connection_refuses_stays_once(api: Api, impl: str, server: Server) -> None:
+    client = api.client(server.unix_url, max_connections=2)
     client.server_info()
     transport = client._transport
     transport.pending_undos += [UndoDelivery(Undo([b"%d" % number], [b"abandoned"])) for number in range(4)]
@@ -336,48 +336,48 @@ def without_ids(proxy: FaultProxy) -> Iterator[None]:
 
 @two_servers
 async def test_an_unknown_outcome_lasts_until_the_own_token_turns_up(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The first try times out unread, the second finds another holder; then the first is executed after all, as the
     broken connection could not be ended: the third try finds the caller's own token, and so the lock is the
     caller's."""
     probe.set(NAME, "another")
     with without_ids(proxy):
-        client = face.client(proxy.url, reply_timeout=SHORT_TIMEOUT, max_connections=1)
-        await face.get(client.server_info())
+        client = api.client(proxy.url, reply_timeout=SHORT_TIMEOUT, max_connections=1)
+        await api.get(client.server_info())
     lock = client.lock(NAME, timeout=3600, sleep=0.005, thread_local=False)
     first = proxy.arm(stall("request"), after=MARK, times=1)
-    waiter = face.start(lock.acquire)
-    await fired(face, first.wait)
-    await waited(face, lambda: MARK in proxy.requests)  # over another connection: the first try is held back
+    waiter = api.start(lock.acquire)
+    await fired(api, first.wait)
+    await waited(api, lambda: MARK in proxy.requests)  # over another connection: the first try is held back
     assert not killed(proxy.commands), "the id of the broken connection is unknown"
     later = proxy.arm(stall("request"), after=lambda frame: MARK in frame and b"PTTL" not in frame, times=1)
-    await fired(face, later.wait)
+    await fired(api, later.wait)
     assert not waiter.finished.is_set()
     probe.delete(NAME)
     first.resume()
-    await waited(face, lambda: probe.exists(NAME))
+    await waited(api, lambda: probe.exists(NAME))
     later.resume()
     assert await waiter.get() is True
     assert probe.get(NAME) == lock.lease.token
     left = probe.pttl(NAME) / 1000  # read first: the lease must not outlast the key
     assert 0 < lock.lease.remaining <= left + 0.001
-    await face.get(lock.release())
+    await api.get(lock.release())
     assert not probe.exists(NAME)
 
 
-async def waited(face: Face, holds: Callable[[], object]) -> None:
+async def waited(api: Api, holds: Callable[[], object]) -> None:
     """Return when it holds; AssertionError after 10 seconds."""
     end = now() + 10
     while not holds():
         assert now() < end
-        if face.is_async:
+        if api.is_async:
             await asyncio.sleep(0.0005)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["the same server", "restarted"])
 async def test_a_broken_connection_is_killed_on_its_own_server_only(
-    face: Face, start_server: Callable[..., Server], restarted: bool
+    api: Api, start_server: Callable[..., Server], restarted: bool
 ) -> None:
     """Connection ids start anew with a server, and all connections of a unix socket have one address: after a
     restart the id of the broken connection may belong to another client."""
@@ -385,18 +385,18 @@ async def test_a_broken_connection_is_killed_on_its_own_server_only(
     for _ in range(30):
         RawClient(before.unix_url).socket.close()
     with FaultProxy(before.unix_url) as proxy:
-        client = face.client(proxy.url, reply_timeout=LONG_TIMEOUT, max_connections=1)
-        await face.get(client.server_info())
+        client = api.client(proxy.url, reply_timeout=LONG_TIMEOUT, max_connections=1)
+        await api.get(client.server_info())
         proxy.upstream = after.unix_url if restarted else before.unix_url
         armed = proxy.arm(swallow(), after=MARK)
         lock = client.lock(NAME, timeout=60)
-        assert await face.get(lock.acquire(blocking=False)) is True
+        assert await api.get(lock.acquire(blocking=False)) is True
         armed.wait()
         assert len(proxy.connections) == 2
         calls = killed(proxy.connections[1].commands)
         assert (calls == []) if restarted else (len(calls) == 1 and calls[0][2] == b"ID" and calls[0][4] == b"ADDR")
-        await face.get(lock.release())
-        await face.get(client.close())
+        await api.get(lock.release())
+        await api.get(client.close())
 
 
 def session(number: int, serial: int, run: bytes = b"", *, unix: bool = False) -> handshake.Session:
@@ -442,29 +442,29 @@ def test_no_connection_kills_itself() -> None:
 @threads_only
 @pytest.mark.parametrize("operation", ["acquire", "acquire with", "locked"])
 async def test_a_connection_that_is_just_failing_is_not_used(
-    face: Face, server: Server, no_leaks: Any, operation: str
+    api: Api, server: Server, no_leaks: Any, operation: str
 ) -> None:
     """Another thread has found it broken and not yet discarded it: that thread was stopped, or interrupted, before."""
-    client = face.client(server.unix_url, max_connections=1)
+    client = api.client(server.unix_url, max_connections=1)
     lock = client.lock(NAME)
-    await face.get(lock.locked())
+    await api.get(lock.locked())
     (failing,) = client._transport.connections
     client._transport.idle.clear()
     failing.error = ConnectionError("found by another thread")
     calls = {"acquire": lock.acquire, "acquire with": lambda: lock.acquire(blocking_timeout=LONG_TIMEOUT)}
-    assert await face.get(calls.get(operation, lock.locked)()) is (operation != "locked")
+    assert await api.get(calls.get(operation, lock.locked)()) is (operation != "locked")
     assert failing not in client._transport.connections and client._transport.idle == client._transport.connections
     if lock.lease is not None:
-        await face.get(lock.release())
+        await api.get(lock.release())
 
 
 @threads_only
 @two_servers
 async def test_a_push_connection_that_ends_is_replaced(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Busy connections are told from idle ones by counting; and the next waiter receives messages again."""
-    client, holder = face.client(server.unix_url), face.client(server.unix_url).lock(NAME)
+    client, holder = api.client(server.unix_url), api.client(server.unix_url).lock(NAME)
     transport = client._transport
 
     def listening() -> set[str]:
@@ -473,22 +473,22 @@ async def test_a_push_connection_that_ends_is_replaced(
     async def cut() -> None:
         before = listening()
         probe.client_kill_filter(_type="pubsub")
-        await until(face, lambda: not before & listening(), "the cut")
+        await until(api, lambda: not before & listening(), "the cut")
 
     async def use_lock() -> None:
         lock = client.lock(NAME)
-        await face.get(lock.acquire())
-        await face.get(lock.release())
+        await api.get(lock.acquire())
+        await api.get(lock.release())
 
     # so that the push connection is not needed for other commands
     transport.idle += [transport._open_connection(object(), transport.settings.connect_timeout) for _ in range(3)]
-    await face.get(holder.acquire())
-    waiting = face.start(use_lock)
-    await until(face, listening, "a push connection")
+    await api.get(holder.acquire())
+    waiting = api.start(use_lock)
+    await until(api, listening, "a push connection")
     broken = transport.push_connection
     await cut()
-    await until(face, lambda: transport.push_connection not in (None, broken), "another push connection")
-    await face.get(holder.release())
+    await until(api, lambda: transport.push_connection not in (None, broken), "another push connection")
+    await api.get(holder.release())
     await waiting.get(LONG_TIMEOUT)
     assert transport.push_connection_lent == 1 and transport.push_connection not in transport.idle
     transport.push_connection.fail(ConnectionError("found by a waiter that leaves a queue"))
@@ -513,12 +513,12 @@ def echo(words: list[bytes]) -> bytes:
 @threads_only
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-async def test_many_threads_lose_no_command_and_no_reply(face: Face, hurried: None, limit: int, seed: int) -> None:
+async def test_many_threads_lose_no_command_and_no_reply(api: Api, hurried: None, limit: int, seed: int) -> None:
     """A command queued at any moment of another thread's send and read is sent: else its caller would time out, and
     the connection would be discarded."""
     with FakeServer(handshake={"GET": echo}) as fake:
-        client = face.client(fake.url, max_connections=limit, reply_timeout=LONG_TIMEOUT)
-        await face.get(client.server_info())
+        client = api.client(fake.url, max_connections=limit, reply_timeout=LONG_TIMEOUT)
+        await api.get(client.server_info())
 
         def work(number: int) -> int:
             rng = random.Random(f"{seed}/{number}")
@@ -527,7 +527,7 @@ async def test_many_threads_lose_no_command_and_no_reply(face: Face, hurried: No
                 assert client._transport.drive(extension.inspect(Opcode.GET, key, now)) == key
             return number
 
-        assert await face.together([lambda n=n: work(n) for n in range(8)]) == list(range(8))
+        assert await api.together([lambda n=n: work(n) for n in range(8)]) == list(range(8))
         assert fake.accepted <= limit and len(client._transport.idle) == fake.accepted
         asked = [words for words in fake.commands if words[0] == b"GET"]
         assert len(asked) == 8 * 500, "a command was not sent exactly once"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.redispy import ending, module
 
 from fastlock._protocol.undo import Undo
@@ -56,8 +56,8 @@ def locker(probe: redis.Redis) -> Iterator[None]:
     probe.execute_command("ACL", "DELUSER", USER)
 
 
-def provider(face: Face, *errors: BaseException | None) -> Any:
-    return (AsyncProvider if face.is_async else Provider)(*errors)
+def provider(api: Api, *errors: BaseException | None) -> Any:
+    return (AsyncProvider if api.is_async else Provider)(*errors)
 
 
 def cut(probe: redis.Redis) -> None:
@@ -66,44 +66,44 @@ def cut(probe: redis.Redis) -> None:
 
 
 async def test_a_providers_stop_iteration_ends_no_operation(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """A StopIteration of the provider must not end the generator that carries out an operation."""
-    client = face.client(server.unix_url, credential_provider=provider(face, None, *[StopIteration()] * 4))
+    client = api.client(server.unix_url, credential_provider=provider(api, None, *[StopIteration()] * 4))
     lock = client.lock("a")
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     for call in (lock.locked, lock.owned, client.lock("b").acquire):
         cut(probe)
         with pytest.raises((StopIteration, RuntimeError)):
-            await face.get(call())
+            await api.get(call())
     probe.delete("a", "b")
 
 
 @pytest.mark.parametrize("noticed", [False, True])
 async def test_a_client_closes_though_its_provider_fails(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture, noticed: bool
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture, noticed: bool
 ) -> None:
     """The client's pending undo needs a new connection. noticed: whether it knows before the close that it has none."""
-    client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
-    await face.get(client.server_info())
+    client = api.client(server.unix_url, credential_provider=provider(api, None, *[ValueError("sealed")] * 4))
+    await api.get(client.server_info())
     cut(probe)
-    while noticed and face.is_async and client._transport.connection is not None:
+    while noticed and api.is_async and client._transport.connection is not None:
         await asyncio.sleep(0.001)
-    if noticed and not face.is_async:
+    if noticed and not api.is_async:
         client._transport.idle[0].fail(EOFError("gone"))
     client._transport.defer(UndoDelivery(Undo([b"a"], [b"fl:" + b"0" * 32])))
-    await face.get(client.close())
+    await api.get(client.close())
     assert client.closed
     assert "b'a'" in caplog.text, "the warning names the key that may stay"
 
 
-@pytest.mark.parametrize("face", ["threads"], indirect=True)
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
 async def test_a_providers_error_replaces_no_other_exception(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """A caller that was interrupted flushes pending undos, which needs a new connection."""
-    client = face.client(server.unix_url, credential_provider=provider(face, None, *[ValueError("sealed")] * 4))
-    await face.get(client.server_info())
+    client = api.client(server.unix_url, credential_provider=provider(api, None, *[ValueError("sealed")] * 4))
+    await api.get(client.server_info())
     cut(probe)
     transport = client._transport
     transport.idle[0].fail(EOFError("gone"))
@@ -113,41 +113,41 @@ async def test_a_providers_error_replaces_no_other_exception(
 
 
 async def test_each_new_connection_calls_the_provider(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """By `get_credentials_async` in asyncio, also where redis-py's client was given the provider."""
-    credentials = provider(face)
-    client = face.client(server.unix_url, credential_provider=credentials)
+    credentials = provider(api)
+    client = api.client(server.unix_url, credential_provider=credentials)
     for count in (1, 2, 3):
         lock = client.lock("a")
-        assert await face.get(lock.acquire())
+        assert await api.get(lock.acquire())
         assert credentials.calls == count and USER in [each["user"] for each in probe.client_list()]
-        await face.get(lock.release())
+        await api.get(lock.release())
         cut(probe)
-    again = provider(face)
-    async with ending(face, module(face).Redis(port=server.port, credential_provider=again)) as theirs:
-        async_with = face.module.Lock(theirs, "a", timeout=5)
-        await face.enter(async_with)
-        await face.leave(async_with)
+    again = provider(api)
+    async with ending(api, module(api).Redis(port=server.port, credential_provider=again)) as theirs:
+        async_with = api.module.Lock(theirs, "a", timeout=5)
+        await api.enter(async_with)
+        await api.leave(async_with)
         assert again.calls == 1
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_asyncio_accepts_a_blocking_provider(face: Face, server: Server, no_leaks: Any) -> None:
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_asyncio_accepts_a_blocking_provider(api: Api, server: Server, no_leaks: Any) -> None:
     credentials = Provider()
-    lock = face.client(server.unix_url, credential_provider=credentials).lock("a")
+    lock = api.client(server.unix_url, credential_provider=credentials).lock("a")
     assert await lock.acquire() and credentials.calls == 1
     await lock.release()
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-async def test_a_slow_provider_does_not_count_for_connect_timeout(face: Face, server: Server, no_leaks: Any) -> None:
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_a_slow_provider_does_not_count_for_connect_timeout(api: Api, server: Server, no_leaks: Any) -> None:
     class Slow(AsyncProvider):
         async def get_credentials_async(self) -> tuple[str, ...]:
             await asyncio.sleep(0.3)
             return await super().get_credentials_async()
 
-    lock = face.client(server.unix_url, credential_provider=Slow(), connect_timeout=0.2).lock("a")
+    lock = api.client(server.unix_url, credential_provider=Slow(), connect_timeout=0.2).lock("a")
     assert await lock.acquire()
     await lock.release()
 
@@ -157,43 +157,43 @@ STRANGERS = [ValueError, OSError, TimeoutError, EOFError, ConnectionResetError, 
 
 @pytest.mark.parametrize("kind", STRANGERS, ids=lambda kind: kind.__name__)
 async def test_a_providers_error_reaches_the_caller_unchanged(
-    face: Face, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
 ) -> None:
     """At the first connection and at later ones, at once, and once: the next call tries again."""
     cause = KeyError("the vault")
     errors = [kind("of the provider") for _ in range(3)]
     for error in errors:
         error.__cause__ = cause
-    credentials = provider(face, errors[0], None, errors[1], errors[2])
-    client = face.client(server.unix_url, credential_provider=credentials)
+    credentials = provider(api, errors[0], None, errors[1], errors[2])
+    client = api.client(server.unix_url, credential_provider=credentials)
     lock = client.lock("a")
     for number, error in enumerate(errors):
         with pytest.raises(kind) as caught:
-            await face.get(client.server_info() if number == 2 else lock.acquire())
+            await api.get(client.server_info() if number == 2 else lock.acquire())
         assert caught.value is error
         assert error.__cause__ is cause, "the error's cause was changed"
         if number == 0:
-            assert await face.get(lock.acquire())
-            await face.get(lock.release())
+            assert await api.get(lock.acquire())
+            await api.get(lock.release())
             cut(probe)
     assert credentials.calls == 4
-    assert await face.get(lock.acquire())
-    await face.get(lock.release())
+    assert await api.get(lock.acquire())
+    await api.get(lock.release())
 
 
-async def test_a_providers_error_ends_a_wait(face: Face, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_a_providers_error_ends_a_wait(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     """The error ends a wait, although a wait survives a cut connection."""
     no_leaks.allow("a")
     error = OSError("of the provider")
-    credentials = provider(face, None, error)
-    client = face.client(server.unix_url, credential_provider=credentials)
-    await face.get(client.server_info())
+    credentials = provider(api, None, error)
+    client = api.client(server.unix_url, credential_provider=credentials)
+    await api.get(client.server_info())
     probe.set("a", "somebody else's", px=60_000)
-    job = face.start(lambda: client.lock("a", sleep=0.01).acquire(blocking_timeout=20))
+    job = api.start(lambda: client.lock("a", sleep=0.01).acquire(blocking_timeout=20))
     while not job.finished.is_set():
         cut(probe)
-        await face.checkpoint()
-        if face.is_async:
+        await api.checkpoint()
+        if api.is_async:
             await asyncio.sleep(0.001)
     with pytest.raises(OSError) as caught:
         await job.get()
@@ -202,26 +202,26 @@ async def test_a_providers_error_ends_a_wait(face: Face, server: Server, probe: 
 
 @pytest.mark.parametrize("kind", [redis.exceptions.ConnectionError, redis.exceptions.TimeoutError])
 async def test_redis_pys_own_errors_are_retried_as_an_outage(
-    face: Face, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
+    api: Api, server: Server, probe: redis.Redis, kind: type[Exception], no_leaks: Any
 ) -> None:
-    credentials = provider(face, kind("at first"), None, kind("later"), kind("again"))
-    client = face.client(server.unix_url, credential_provider=credentials)
+    credentials = provider(api, kind("at first"), None, kind("later"), kind("again"))
+    client = api.client(server.unix_url, credential_provider=credentials)
     lock = client.lock("a")
     with pytest.raises(kind, match="at first"):
-        await face.get(lock.acquire())
-    assert await face.get(lock.acquire())
-    await face.get(lock.release())
+        await api.get(lock.acquire())
+    assert await api.get(lock.acquire())
+    await api.get(lock.release())
     cut(probe)
-    assert await face.get(lock.acquire()), "the outage ended in time"
+    assert await api.get(lock.acquire()), "the outage ended in time"
     assert credentials.calls == 5
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 @pytest.mark.parametrize("found", [None, (), ("a", "b", "c"), 5])
-async def test_invalid_credentials_raise(face: Face, server: Server, found: Any, no_leaks: Any) -> None:
+async def test_invalid_credentials_raise(api: Api, server: Server, found: Any, no_leaks: Any) -> None:
     class Odd(Provider):
         def get_credentials(self) -> Any:
             return found
 
     with pytest.raises((TypeError, ValueError)):
-        await face.get(face.client(server.unix_url, credential_provider=Odd()).lock("a").acquire())
+        await api.get(api.client(server.unix_url, credential_provider=Odd()).lock("a").acquire())

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import redis
 from redis import exceptions
-from support.faces import Face
+from support.apis import Api
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, replace, stall
 from support.listener import Listener
@@ -47,31 +47,31 @@ def own(server: Server, start_server: Callable[..., Server]) -> Iterator[Own]:
         yield start
 
 
-async def assert_in_step(face: Face, client: Any) -> None:
+async def assert_in_step(api: Api, client: Any) -> None:
     """Use locks with tokens of their own in turn; each reply must be the lock's own."""
     locks = [client.lock(f"step:{number}", timeout=30) for number in range(4)]
     for number, lock in enumerate(locks):
-        assert await face.get(lock.acquire(blocking=False, token=f"token {number}"))
+        assert await api.get(lock.acquire(blocking=False, token=f"token {number}"))
     for lock in locks * 2:
-        assert await face.get(lock.owned()) and not await face.get(client.lock("step:nobody's").locked())
+        assert await api.get(lock.owned()) and not await api.get(client.lock("step:nobody's").locked())
     for lock in locks:
-        await face.get(lock.release())
+        await api.get(lock.release())
 
 
-async def one_among_many(face: Face, client: Any, bad: str, good: int = 12) -> list[Any]:
+async def one_among_many(api: Api, client: Any, bad: str, good: int = 12) -> list[Any]:
     """Acquire `bad` and some good names at once on one connection; all outcomes but that of `bad` must be True."""
 
     async def acquire(name: str) -> bool:
         lock = client.lock(name)
-        acquired: bool = await face.get(lock.acquire(blocking=False))
+        acquired: bool = await api.get(lock.acquire(blocking=False))
         if acquired:
-            assert await face.get(lock.owned())
-            await face.get(lock.release())
+            assert await api.get(lock.owned())
+            await api.get(lock.release())
         return acquired
 
     names = [f"good:{number}" for number in range(good)]
     names.insert(good // 2, bad)
-    outcomes = await face.together([lambda name=name: acquire(name) for name in names])
+    outcomes = await api.together([lambda name=name: acquire(name) for name in names])
     error = outcomes.pop(good // 2)
     assert outcomes == [True] * good
     return [error]
@@ -82,134 +82,134 @@ async def one_among_many(face: Face, client: Any, bad: str, good: int = 12) -> l
 
 @pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
 async def test_wrong_type_reaches_its_caller_alone(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any, fence: bool
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, fence: bool
 ) -> None:
     no_leaks.allow("list", "fastlock:fence:*")
-    client = face.client(server.unix_url, max_connections=1)
+    client = api.client(server.unix_url, max_connections=1)
     probe.rpush("list", "x")
-    (error,) = await one_among_many(face, client, "list")
+    (error,) = await one_among_many(api, client, "list")
     assert type(error) is exceptions.ResponseError and "WRONGTYPE" in str(error)
     with pytest.raises(exceptions.ResponseError, match="WRONGTYPE"):
-        await face.get(client.lock("list", fence=fence).acquire(blocking_timeout=30))
-    await assert_in_step(face, client)
+        await api.get(client.lock("list", fence=fence).acquire(blocking_timeout=30))
+    await assert_in_step(api, client)
 
 
-async def test_forbidden_name_reaches_its_caller_alone(face: Face, own: Own) -> None:
+async def test_forbidden_name_reaches_its_caller_alone(api: Api, own: Own) -> None:
     server, probe = own()
     probe.acl_setuser("shop", enabled=True, nopass=True, categories=["+@all"], keys=["good:*", "step:*"])
-    client = face.client(server.url, username="shop", password="", max_connections=1)
-    (error,) = await one_among_many(face, client, "bad")
+    client = api.client(server.url, username="shop", password="", max_connections=1)
+    (error,) = await one_among_many(api, client, "bad")
     assert isinstance(error, (exceptions.NoPermissionError, exceptions.ResponseError)) and "ermission" in repr(error)
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
 
 
-async def test_forbidden_command_falls_back_to_the_script(face: Face, own: Own) -> None:
+async def test_forbidden_command_falls_back_to_the_script(api: Api, own: Own) -> None:
     server, probe = own()
     extra = ["-delifeq"] if server.kind == "valkey" else []
     probe.execute_command("ACL", "SETUSER", "shop", "on", "nopass", "+@all", "~*", *extra)
-    client = face.client(server.url, username="shop", password="", max_connections=1)
+    client = api.client(server.url, username="shop", password="", max_connections=1)
     for _ in range(2):
         lock = client.lock("sku")
-        assert await face.get(lock.acquire(blocking=False))
-        await face.get(lock.release())
-    leases = await face.get(client.acquire_many(["a", "b"]))
-    assert await face.get(client.release_many(leases)) == [True, True]
+        assert await api.get(lock.acquire(blocking=False))
+        await api.get(lock.release())
+    leases = await api.get(client.acquire_many(["a", "b"]))
+    assert await api.get(client.release_many(leases)) == [True, True]
     assert not probe.dbsize()
 
 
-async def test_nothing_allowed_is_a_permission_error(face: Face, own: Own) -> None:
+async def test_nothing_allowed_is_a_permission_error(api: Api, own: Own) -> None:
     server, probe = own()
     probe.execute_command("ACL", "SETUSER", "shop", "on", ">secret-word", "~*", "+hello", "+select", "+client")
-    client = face.client(server.url, username="shop", password="secret-word")
+    client = api.client(server.url, username="shop", password="secret-word")
     with pytest.raises(exceptions.NoPermissionError) as caught:
-        await face.get(client.lock("sku").acquire())
+        await api.get(client.lock("sku").acquire())
     assert "secret-word" not in str(caught.value)
     with pytest.raises(exceptions.AuthenticationError) as wrong:
-        await face.get(face.client(server.url, username="shop", password="wrong-word").lock("sku").acquire())
+        await api.get(api.client(server.url, username="shop", password="wrong-word").lock("sku").acquire())
     assert "wrong-word" not in str(wrong.value)
 
 
-async def test_a_missing_password_is_reported(face: Face, own: Own) -> None:
+async def test_a_missing_password_is_reported(api: Api, own: Own) -> None:
     """The server's own text explains the HELLO command, which is the library's business."""
     server, probe = own()
     probe.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret-word")
     with pytest.raises(exceptions.AuthenticationError, match="asks for a password, and none was given"):
-        await face.get(face.client(server.url).lock("sku").acquire())
+        await api.get(api.client(server.url).lock("sku").acquire())
     probe.execute_command("ACL", "SETUSER", "default", "nopass")
 
 
-async def test_full_server_still_releases_and_extends(face: Face, own: Own) -> None:
+async def test_full_server_still_releases_and_extends(api: Api, own: Own) -> None:
     server, probe = own()
-    client = face.client(server.url, max_connections=1)
+    client = api.client(server.url, max_connections=1)
     held = client.lock("held", timeout=5)
-    batch = await face.get(client.acquire_many(["a", "b"]))
-    assert await face.get(held.acquire())
+    batch = await api.get(client.acquire_many(["a", "b"]))
+    assert await api.get(held.acquire())
     probe.config_set("maxmemory", "1")
     with pytest.raises(exceptions.OutOfMemoryError):
-        await face.get(client.lock("sku").acquire())
+        await api.get(client.lock("sku").acquire())
     with pytest.raises(exceptions.OutOfMemoryError):
-        await face.get(client.acquire_many(["c", "d"]))
-    assert await face.get(held.extend(20, replace_ttl=True)) and 15_000 < probe.pttl("held") <= 20_000
-    assert await face.get(held.owned())
-    await face.get(held.release())
-    assert await face.get(client.release_many(batch)) == [True, True]
+        await api.get(client.acquire_many(["c", "d"]))
+    assert await api.get(held.extend(20, replace_ttl=True)) and 15_000 < probe.pttl("held") <= 20_000
+    assert await api.get(held.owned())
+    await api.get(held.release())
+    assert await api.get(client.release_many(batch)) == [True, True]
     assert not probe.dbsize()
     probe.config_set("maxmemory", "0")
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
 
 
-async def test_replica_raises_read_only(face: Face, own: Own) -> None:
+async def test_replica_raises_read_only(api: Api, own: Own) -> None:
     server, probe = own()
-    client = face.client(server.url, max_connections=1)
+    client = api.client(server.url, max_connections=1)
     held = client.lock("held")
-    await face.get(held.acquire())
+    await api.get(held.acquire())
     probe.replicaof("127.0.0.1", 1)
     for _ in range(2):
         with pytest.raises(exceptions.ReadOnlyError):
-            await face.get(client.lock("sku").acquire())
+            await api.get(client.lock("sku").acquire())
     with pytest.raises(exceptions.ReadOnlyError):
-        await face.get(held.release())
-    assert await face.get(held.owned()), "a refused release leaves the lock with its holder"
+        await api.get(held.release())
+    assert await api.get(held.owned()), "a refused release leaves the lock with its holder"
     probe.config_set("replica-serve-stale-data", "no")
-    timed_out = face.client(server.url, reply_timeout=0.05, connect_timeout=5)
+    timed_out = api.client(server.url, reply_timeout=0.05, connect_timeout=5)
     with pytest.raises(exceptions.MasterDownError):
-        await face.get(timed_out.lock("sku").locked())
-    answered = face.start(client.lock("sku").locked)
+        await api.get(timed_out.lock("sku").locked())
+    answered = api.start(client.lock("sku").locked)
     probe.replicaof("NO", "ONE")
     assert await answered.get() is False
-    await face.get(held.release())
-    await assert_in_step(face, client)
+    await api.get(held.release())
+    await assert_in_step(api, client)
 
 
-async def test_too_few_replicas(face: Face, own: Own) -> None:
+async def test_too_few_replicas(api: Api, own: Own) -> None:
     server, probe = own()
-    client = face.client(server.url, max_connections=1)
+    client = api.client(server.url, max_connections=1)
     probe.config_set("min-replicas-to-write", "1")
     with pytest.raises(exceptions.ResponseError, match="NOREPLICAS"):
-        await face.get(client.lock("sku").acquire())
+        await api.get(client.lock("sku").acquire())
     probe.config_set("min-replicas-to-write", "0")
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
 
 
-async def test_server_that_cannot_save(face: Face, own: Own) -> None:
+async def test_server_that_cannot_save(api: Api, own: Own) -> None:
     server, probe = own("--dbfilename", "taken")
     os.makedirs(os.path.join(os.path.dirname(server.path), "taken", "by-a-folder"))
-    client = face.client(server.url, max_connections=1)
-    await face.get(client.server_info())
+    client = api.client(server.url, max_connections=1)
+    await api.get(client.server_info())
     probe.config_set("save", "3600 1000000")
     probe.bgsave()
     while probe.info("persistence")["rdb_bgsave_in_progress"]:
         pass
     with pytest.raises(exceptions.ResponseError, match="MISCONF"):
-        await face.get(client.lock("sku").acquire())
+        await api.get(client.lock("sku").acquire())
     probe.config_set("stop-writes-on-bgsave-error", "no")
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
 
 
-async def test_server_busy_with_a_script(face: Face, own: Own) -> None:
+async def test_server_busy_with_a_script(api: Api, own: Own) -> None:
     server, probe = own("--lua-time-limit", "1")
-    client = face.client(server.url, max_connections=1, reply_timeout=2)  # seconds for which it retries
-    await face.get(client.server_info())
+    client = api.client(server.url, max_connections=1, reply_timeout=2)  # seconds for which it retries
+    await api.get(client.server_info())
 
     def hog() -> None:
         with (
@@ -228,20 +228,20 @@ async def test_server_busy_with_a_script(face: Face, own: Own) -> None:
                 assert "BUSY" in str(error)
                 break
         with pytest.raises(exceptions.ResponseError, match="BUSY"):
-            await face.get(client.lock("sku").acquire())
+            await api.get(client.lock("sku").acquire())
     finally:
         probe.script_kill()
         thread.join(10)
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
     assert not probe.exists("sku")
 
 
-async def test_server_that_loads_its_data(face: Face, own: Own) -> None:
+async def test_server_that_loads_its_data(api: Api, own: Own) -> None:
     server, probe = own()
     if server.kind == "valkey" or server.version >= "7":
         server, probe = own("--enable-debug-command", "yes")
-    client = face.client(server.url, max_connections=1)
-    await face.get(client.server_info())
+    client = api.client(server.url, max_connections=1)
+    await api.get(client.server_info())
     for number in range(30):
         # while it loads, a server serves its clients after every 2 MiB
         probe.set(f"filler:{number}", os.urandom(1 << 20))
@@ -258,27 +258,27 @@ async def test_server_that_loads_its_data(face: Face, own: Own) -> None:
         with contextlib.suppress(exceptions.BusyLoadingError):
             loading = bool(probe.info("persistence")["loading"])
     lock = client.lock("sku")
-    assert await face.get(lock.acquire()), "the acquire must wait for the server"
-    await face.get(lock.release())
+    assert await api.get(lock.acquire()), "the acquire must wait for the server"
+    await api.get(lock.release())
     thread.join(20)
     assert loading and not probe.exists("sku")
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
 
 
-async def test_no_room_for_another_client(face: Face, own: Own) -> None:
+async def test_no_room_for_another_client(api: Api, own: Own) -> None:
     server, probe = own()
     probe.config_set("maxclients", "1")
-    client = face.client(server.url)
+    client = api.client(server.url)
     with pytest.raises(exceptions.ConnectionError, match="max number of clients"):
-        await face.get(client.lock("sku").acquire())
+        await api.get(client.lock("sku").acquire())
     probe.config_set("maxclients", "100")
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
 
 
-@pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+@pytest.mark.parametrize("api", ["asyncio", "asyncio+uvloop"], indirect=True)
 @pytest.mark.parametrize("ticks", [0, 3])
 async def test_max_clients_is_reported_though_the_server_closed_first(
-    face: Face, own: Own, ticks: int, monkeypatch: pytest.MonkeyPatch
+    api: Api, own: Own, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event loop is busy between the connect and the first write; the server's error was read by then, or not."""
     server, probe = own()
@@ -295,50 +295,46 @@ async def test_max_clients_is_reported_though_the_server_closed_first(
 
     monkeypatch.setattr(aio_connection.AsyncConnection, "do_handshake", late)
     with pytest.raises(exceptions.ConnectionError, match="max number of clients"):
-        await face.client(server.url).lock("sku").acquire()
+        await api.client(server.url).lock("sku").acquire()
 
 
 # ---------------------------------------------------------------------------------------------- forgotten scripts
 
 
-async def everything(face: Face, client: Any, number: int, step: Callable[[], object] = lambda: None) -> None:
+async def everything(api: Api, client: Any, number: int, step: Callable[[], object] = lambda: None) -> None:
     """Carry out each operation once, and call `step` after each."""
     lock = client.lock(f"all:{number}", fence=bool(number % 2))
     for operation in (lambda: lock.acquire(blocking=False), lambda: lock.extend(5), lock.reacquire, lock.owned):
-        assert await face.get(operation())
+        assert await api.get(operation())
         step()
-    await face.get(lock.release())
+    await api.get(lock.release())
     step()
     names = [f"all:{number}:{each}" for each in range(3)]
-    leases = await face.get(client.acquire_many(names))
+    leases = await api.get(client.acquire_many(names))
     assert all(lease is not None and lease.valid for lease in leases)
     step()
-    assert await face.get(client.release_many(leases)) == [True] * 3
+    assert await api.get(client.release_many(leases)) == [True] * 3
     step()
 
 
-async def test_scripts_flushed_between_operations(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
-) -> None:
+async def test_scripts_flushed_between_operations(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     no_leaks.allow("fastlock:fence:*")
-    client = face.client(server.unix_url)
+    client = api.client(server.unix_url)
     for number in range(10):
         probe.script_flush()
-        await everything(face, client, number)
+        await everything(api, client, number)
     lock = client.lock("sku", fence=True)
     for operation in (lock.acquire, lambda: lock.extend(5), lock.reacquire, lock.release):
         probe.script_flush()
-        await face.get(operation())
+        await api.get(operation())
 
 
-async def test_scripts_flushed_under_many_callers(
-    face: Face, server: Server, probe: redis.Redis, no_leaks: Any
-) -> None:
+async def test_scripts_flushed_under_many_callers(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     """Flush as soon as every worker has ended an operation since the last flush. By the clock, no worker would get
     through on a slow machine: scripts that do not stay are not reloaded for ever."""
     no_leaks.allow("fastlock:fence:*")
-    client = face.client(server.unix_url, max_connections=2)
-    await face.get(client.server_info())
+    client = api.client(server.unix_url, max_connections=2)
+    await api.get(client.server_info())
     moved, over, flushes = threading.Condition(), set[int](), 0
     ended: set[int] = set()  # workers that have ended an operation since the last flush
 
@@ -360,28 +356,28 @@ async def test_scripts_flushed_under_many_callers(
     async def work(worker: int) -> None:
         try:
             for number in range(worker * 100, worker * 100 + 25):
-                await everything(face, client, number, lambda: step(worker))
+                await everything(api, client, number, lambda: step(worker))
         finally:
             step(worker, over)
 
     flusher = threading.Thread(target=flush)
     flusher.start()
-    outcomes = await face.together([lambda worker=worker: work(worker) for worker in range(5)])
+    outcomes = await api.together([lambda worker=worker: work(worker) for worker in range(5)])
     flusher.join(10)
     assert outcomes == [None] * 5 and not flusher.is_alive() and flushes > 20
 
 
-async def test_extend_by_script_after_a_flush_adds_once(face: Face, server: Server, probe: redis.Redis) -> None:
-    client = face.client(server.unix_url)
+async def test_extend_by_script_after_a_flush_adds_once(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.unix_url)
     lock = client.lock("sku", timeout=10)
-    await face.get(lock.acquire())
+    await api.get(lock.acquire())
     for number in range(1, 4):
         probe.script_flush()
-        await face.get(lock.extend(5))
+        await api.get(lock.extend(5))
         assert (number + 1) * 5_000 < probe.pttl("sku") <= 10_000 + number * 5_000
         left = probe.pttl("sku") / 1000  # read first: the lease must not outlast the key
         assert lock.lease.remaining <= left + 0.001
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 # ---------------------------------------------------------------------------------- capabilities that a server lacks
@@ -389,17 +385,17 @@ async def test_extend_by_script_after_a_flush_adds_once(face: Face, server: Serv
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
 async def test_an_announced_command_may_be_unknown(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Behind a proxy, or where an older server has been promoted: the script is used instead."""
     proxy.arm(replace(ANNOUNCED), command="COMMAND", times=float("inf"))
-    client = face.client(proxy.url, max_connections=1)
-    assert "delifeq" in (await face.get(client.server_info()))["capabilities"]
+    client = api.client(proxy.url, max_connections=1)
+    assert "delifeq" in (await api.get(client.server_info()))["capabilities"]
     for number in range(0, 6, 2):
-        await everything(face, client, number)
+        await everything(api, client, number)
     lock = client.lock("sku", thread_local=False)
-    assert await face.get(lock.acquire(blocking=False))
-    await face.get(lock.release())
+    assert await api.get(lock.acquire(blocking=False))
+    await api.get(lock.release())
     assert [b"DELIFEQ", b"sku", lock_token(proxy)] in proxy.commands
     assert not any(words[:1] == [b"DELEX"] and len(words) < 4 for words in proxy.commands)
 
@@ -410,15 +406,15 @@ def lock_token(proxy: FaultProxy) -> bytes:
 
 @pytest.mark.parametrize("server", ["redis", "floor"], indirect=True)
 async def test_an_acquire_is_undone_without_the_announced_command(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     proxy.arm(replace(ANNOUNCED), command="COMMAND", times=float("inf"))
-    client = face.client(proxy.url, max_connections=1)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, max_connections=1)
+    await api.get(client.server_info())
     armed = proxy.arm(stall(), after=b"\r\nsku\r\n", times=1)
-    assert await face.get(client.lock("sku").acquire(blocking_timeout=0.02)) is False
+    assert await api.get(client.lock("sku").acquire(blocking_timeout=0.02)) is False
     armed.resume()
-    await assert_in_step(face, client)
+    await assert_in_step(api, client)
     assert not probe.exists("sku")
 
 
@@ -451,57 +447,57 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("hello", HELLOS)
-async def test_odd_hello_is_accepted_or_refused_clearly(face: Face, hello: str) -> None:
+async def test_odd_hello_is_accepted_or_refused_clearly(api: Api, hello: str) -> None:
     with FakeServer([b"_\r\n", b":1\r\n"], handshake={"HELLO": HELLOS[hello]}) as fake:
-        client = face.client(fake.url, connect_timeout=5, reply_timeout=5)
+        client = api.client(fake.url, connect_timeout=5, reply_timeout=5)
         lock = client.lock("sku")
         try:
-            assert await face.get(lock.acquire(blocking=False)) is True
-            assert set(await face.get(client.server_info())) >= {"server", "version"}
+            assert await api.get(lock.acquire(blocking=False)) is True
+            assert set(await api.get(client.server_info())) >= {"server", "version"}
         except exceptions.RedisError as error:
             assert type(error) is not exceptions.TimeoutError and str(error)
 
 
 @pytest.mark.parametrize("key", ["COMMAND INFO", "CONFIG GET", "CLIENT INFO", "CLIENT SETINFO", "INFO", "SCRIPT LOAD"])
 @pytest.mark.parametrize("answer", [*HELLOS, "error"])
-async def test_odd_optional_handshake_replies_are_ignored(face: Face, key: str, answer: str) -> None:
+async def test_odd_optional_handshake_replies_are_ignored(api: Api, key: str, answer: str) -> None:
     """Optional replies may be missing, forbidden or nonsense; what cannot be parsed ends the connection."""
     reply = b"-ERR no\r\n" if answer == "error" else HELLOS[answer]
     with FakeServer([b"_\r\n", b":1\r\n"], version="6.2.0", handshake={key: reply}) as fake:
-        client = face.client(fake.url)
+        client = api.client(fake.url)
         try:
-            assert await face.get(client.lock("sku").acquire(blocking=False)) is True
+            assert await api.get(client.lock("sku").acquire(blocking=False)) is True
         except exceptions.RedisError as error:
             assert answer in ("deep", "list as key", "set of maps") and str(error)
 
 
 @pytest.mark.parametrize("greeting", GREETINGS)
-async def test_servers_of_other_protocols_are_reported(face: Face, greeting: str) -> None:
+async def test_servers_of_other_protocols_are_reported(api: Api, greeting: str) -> None:
     """Another kind of server listens there: a clear exception, at once or after the connect timeout."""
     with Babbler([GREETINGS[greeting]]) as babbler:
-        client = face.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
+        client = api.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
         with pytest.raises(exceptions.RedisError) as caught:
-            await face.get(client.lock("sku").acquire())
+            await api.get(client.lock("sku").acquire())
         assert str(caught.value) and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("endless", [b"+" + b"a" * 65536, b"*1\r\n" * 4096, b"$9000000000\r\n" + b"a" * 65536])
-async def test_endless_reply_ends_the_connection(face: Face, endless: bytes) -> None:
+async def test_endless_reply_ends_the_connection(api: Api, endless: bytes) -> None:
     with Babbler([endless], again=b"a" * 65536) as babbler:
-        client = face.client(babbler.url, connect_timeout=20, reply_timeout=20)
+        client = api.client(babbler.url, connect_timeout=20, reply_timeout=20)
         with at_most(8 << 20), pytest.raises(exceptions.InvalidResponse):
-            await face.get(client.lock("sku").acquire())
+            await api.get(client.lock("sku").acquire())
         babbler.ended.wait(10)
         assert babbler.sent < 16 << 20
 
 
 @pytest.mark.parametrize("kind", [b"*", b"%", b"~", b">"])
-async def test_announced_size_reserves_nothing(face: Face, kind: bytes) -> None:
+async def test_announced_size_reserves_nothing(api: Api, kind: bytes) -> None:
     """A few bytes that promise ten million elements: memory is allocated for what came, not for what was announced."""
     with Babbler([kind + b"10000000\r\n"]) as babbler:
-        client = face.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
+        client = api.client(babbler.url, connect_timeout=0.3, reply_timeout=0.3)
         with at_most(16 << 20), pytest.raises(exceptions.RedisError):
-            await face.get(client.lock("sku").acquire())
+            await api.get(client.lock("sku").acquire())
 
 
 @contextlib.contextmanager
@@ -516,23 +512,23 @@ def at_most(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [300, 60_000, 1 << 20])
-async def test_long_error_text_is_shortened_and_harmless(face: Face, size: int) -> None:
+async def test_long_error_text_is_shortened_and_harmless(api: Api, size: int) -> None:
     text = b"-ERR \x1b[2J\x1b]0;owned\x07 " + b"A" * size + b"\r\n"
     with FakeServer([text] * 8) as fake:
-        client = face.client(fake.url)
+        client = api.client(fake.url)
         with pytest.raises((exceptions.ResponseError, exceptions.InvalidResponse)) as caught:
-            await face.get(client.lock("sku").acquire(blocking=False))
+            await api.get(client.lock("sku").acquire(blocking=False))
         assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("reply", [b"+OK\r\n:1\r\n", b"*1\r\n_\r\n", b",1.5\r\n", b"%0\r\n", b"(12\r\n"])
-async def test_an_invalid_reply_to_a_release_is_no_release(face: Face, reply: bytes) -> None:
+async def test_an_invalid_reply_to_a_release_is_no_release(api: Api, reply: bytes) -> None:
     with FakeServer([b"_\r\n", reply, reply, reply]) as fake:
-        client = face.client(fake.url, reply_timeout=1)
+        client = api.client(fake.url, reply_timeout=1)
         lock = client.lock("sku")
-        assert await face.get(lock.acquire(blocking=False))
+        assert await api.get(lock.acquire(blocking=False))
         with pytest.raises(exceptions.RedisError) as caught:
-            await face.get(lock.release())
+            await api.get(lock.release())
         assert not isinstance(caught.value, fastlock.LockError) and lock.lease is not None
 
 

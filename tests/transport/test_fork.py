@@ -29,8 +29,8 @@ from typing import Any
 
 import pytest
 import redis
+from support.apis import Api
 from support.child_client import fired
-from support.faces import Face
 from support.faultproxy import FaultProxy, stall
 
 import fastlock
@@ -140,15 +140,15 @@ def _report(write: int, work: Callable[[], Any]) -> None:
         os._exit(status)
 
 
-async def in_child(face: Face, work: Callable[[], Any]) -> Any:
+async def in_child(api: Api, work: Callable[[], Any]) -> Any:
     """Fork, run `work` in the child (a coroutine in a loop of its own), return its report. The parent's loop goes
     on."""
-    child = Child((lambda: asyncio.run(work())) if face.is_async else lambda: _driven(work()))
-    return await asyncio.to_thread(child.result) if face.is_async else child.result()
+    child = Child((lambda: asyncio.run(work())) if api.is_async else lambda: _driven(work()))
+    return await asyncio.to_thread(child.result) if api.is_async else child.result()
 
 
 def _driven(body: Awaitable[Any]) -> Any:
-    from support.faces import drive
+    from support.apis import drive
 
     return drive(body)  # type: ignore[arg-type]
 
@@ -162,12 +162,10 @@ def traffic(proxy: FaultProxy) -> list[tuple[int, int, bool]]:
 
 
 @pytest.mark.usefixtures("by")
-async def test_child_owns_no_lock_of_its_parent(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
-) -> None:
-    client = face.client(proxy.url)
+async def test_child_owns_no_lock_of_its_parent(api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    client = api.client(proxy.url)
     lock = client.lock(NAME, thread_local=False)
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     lease = lock.lease
     before = traffic(proxy)
 
@@ -175,69 +173,69 @@ async def test_child_owns_no_lock_of_its_parent(
         refused = []
         for operation in (lock.release, lambda: lock.extend(5), lock.reacquire):
             with contextlib.suppress(fastlock.LockError):
-                await face.get(operation())
+                await api.get(operation())
                 continue
             refused.append(True)
         quiet = len(proxy.connections) == len(before)
-        return [lease.valid, lease.remaining, refused, quiet, await face.get(lock.owned())]
+        return [lease.valid, lease.remaining, refused, quiet, await api.get(lock.owned())]
 
-    assert await in_child(face, work) == [False, 0.0, [True] * 3, True, False]
+    assert await in_child(api, work) == [False, 0.0, [True] * 3, True, False]
     assert traffic(proxy)[: len(before)] == before, "the child used or ended the parent's connection"
-    assert lock.lease is lease and lease.valid and await face.get(lock.owned())
+    assert lock.lease is lease and lease.valid and await api.get(lock.owned())
     assert probe.get(NAME) == lease.token
-    await face.get(lock.release())
+    await api.get(lock.release())
 
 
 @pytest.mark.usefixtures("by")
 async def test_leaving_a_with_in_the_child_frees_nothing(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    lock = face.client(proxy.url).lock(NAME, thread_local=False)
-    lease = await face.enter(lock)
+    lock = api.client(proxy.url).lock(NAME, thread_local=False)
+    lease = await api.enter(lock)
 
     async def work() -> str:
         try:
-            await face.leave(lock)
+            await api.leave(lock)
         except fastlock.LockError as error:
             return str(error)
         return ""
 
-    assert "fork" in await in_child(face, work)
+    assert "fork" in await in_child(api, work)
     assert probe.get(NAME) == lease.token
-    await face.leave(lock)
+    await api.leave(lock)
 
 
 @pytest.mark.usefixtures("by")
 async def test_child_cannot_release_its_parents_batch(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url)
-    leases = await face.get(client.acquire_many(["a", "b"]))
+    client = api.client(proxy.url)
+    leases = await api.get(client.acquire_many(["a", "b"]))
 
     async def work() -> Any:
-        return await face.get(client.release_many(leases))
+        return await api.get(client.release_many(leases))
 
-    assert await in_child(face, work) == [False, False]
+    assert await in_child(api, work) == [False, False]
     assert probe.exists("a", "b") == 2
-    assert await face.get(client.release_many(leases)) == [True, True]
+    assert await api.get(client.release_many(leases)) == [True, True]
 
 
 @pytest.mark.usefixtures("by")
 async def test_child_and_parent_exclude_each_other(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     lock = client.lock(NAME, thread_local=False)
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
 
     async def work() -> list[bool]:
-        same = await face.get(lock.acquire(blocking=False))
-        other = await face.get(client.lock(NAME).acquire(blocking=False))
-        return [same, other, await face.get(client.lock(NAME).locked())]
+        same = await api.get(lock.acquire(blocking=False))
+        other = await api.get(client.lock(NAME).acquire(blocking=False))
+        return [same, other, await api.get(client.lock(NAME).locked())]
 
-    assert await in_child(face, work) == [False, False, True]
-    assert await face.get(lock.owned())
-    await face.get(lock.release())
+    assert await in_child(api, work) == [False, False, True]
+    assert await api.get(lock.owned())
+    await api.get(lock.release())
 
 
 # -------------------------------------------------------------------------------------------------------- connections
@@ -246,51 +244,51 @@ async def test_child_and_parent_exclude_each_other(
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "fresh"])
 async def test_child_uses_the_same_client_over_connections_of_its_own(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, warm: bool
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, warm: bool
 ) -> None:
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     if warm:
-        await face.get(client.server_info())
+        await api.get(client.server_info())
     before = traffic(proxy)
 
     async def work() -> list[Any]:
         done = []
         for number in range(3):
             lock = client.lock(f"child:{number}")
-            done.append(await face.get(lock.acquire(blocking=False)) and await face.get(lock.owned()))
-            await face.get(lock.release())
-        await face.get(client.close())
+            done.append(await api.get(lock.acquire(blocking=False)) and await api.get(lock.owned()))
+            await api.get(lock.release())
+        await api.get(client.close())
         return done
 
-    assert await in_child(face, work) == [True] * 3
+    assert await in_child(api, work) == [True] * 3
     assert len(proxy.connections) > len(before) and traffic(proxy)[: len(before)] == before
     lock = client.lock(NAME)
-    assert await face.get(lock.acquire(blocking=False)) and await face.get(lock.owned())
-    await face.get(lock.release())
+    assert await api.get(lock.acquire(blocking=False)) and await api.get(lock.owned())
+    await api.get(lock.release())
 
 
 @pytest.mark.parametrize("by", ["python"], indirect=True)  # a fork by C may hang where threads want the GIL
 async def test_many_children_and_their_parent_at_once(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, by: None
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, by: None
 ) -> None:
     """All processes count under one lock; tokens are all different, no reply reaches another caller."""
-    client = face.client(proxy.url)
-    await face.get(client.server_info())
+    client = api.client(proxy.url)
+    await api.get(client.server_info())
 
     async def work() -> list[str]:
         tokens = []
         for _ in range(10):
             lock = client.lock(NAME, sleep=0.001)
-            assert await face.get(lock.acquire())
+            assert await api.get(lock.acquire())
             assert token_matches(probe_of(proxy).get(NAME), lock.lease.token)
             tokens.append(lock.lease.token.decode())
-            await face.get(lock.release())
+            await api.get(lock.release())
         return tokens
 
-    children = [Child((lambda: asyncio.run(work())) if face.is_async else lambda: _driven(work())) for _ in range(3)]
+    children = [Child((lambda: asyncio.run(work())) if api.is_async else lambda: _driven(work())) for _ in range(3)]
     tokens = await work()
     for child in children:
-        tokens += await asyncio.to_thread(child.result) if face.is_async else child.result()
+        tokens += await asyncio.to_thread(child.result) if api.is_async else child.result()
     assert len(set(tokens)) == len(tokens) == 40
 
 
@@ -300,63 +298,63 @@ def probe_of(proxy: FaultProxy) -> redis.Redis:
 
 
 @pytest.mark.usefixtures("by")
-async def test_fork_with_a_command_in_flight(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+async def test_fork_with_a_command_in_flight(api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
     """The reply that comes later belongs to the parent; the child neither waits for it nor undoes the command."""
-    client = face.client(proxy.url, reply_timeout=LIMIT, max_connections=1)
-    await face.get(client.server_info())
+    client = api.client(proxy.url, reply_timeout=LIMIT, max_connections=1)
+    await api.get(client.server_info())
     lock = client.lock(NAME, thread_local=False)
     armed = proxy.arm(stall(), after=MARK, times=1)
-    waiter = face.start(lambda: lock.acquire(blocking=False))
+    waiter = api.start(lambda: lock.acquire(blocking=False))
     (connection,) = proxy.connections
-    await fired(face, lambda: proxy.wait_for(lambda proxy: connection.held and MARK in connection.requests))
+    await fired(api, lambda: proxy.wait_for(lambda proxy: connection.held and MARK in connection.requests))
     before = traffic(proxy)
 
     async def work() -> list[Any]:
         other = client.lock("child")
-        acquired = await face.get(other.acquire(blocking=False))
-        await face.get(other.release())
-        return [acquired, await face.get(client.lock(NAME).acquire(blocking=False)), lock.lease is None]
+        acquired = await api.get(other.acquire(blocking=False))
+        await api.get(other.release())
+        return [acquired, await api.get(client.lock(NAME).acquire(blocking=False)), lock.lease is None]
 
-    assert await in_child(face, work) == [True, False, True]
+    assert await in_child(api, work) == [True, False, True]
     assert traffic(proxy)[: len(before)] == before
     armed.resume()
-    assert await waiter.get() is True and await face.get(lock.owned())
-    await face.get(lock.release())
+    assert await waiter.get() is True and await api.get(lock.owned())
+    await api.get(lock.release())
 
 
 @pytest.mark.parametrize("by", ["python"], indirect=True)  # a fork by C may hang where threads want the GIL
 async def test_fork_while_others_wait_for_a_lock(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, by: None
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, by: None
 ) -> None:
-    client = face.client(proxy.url, max_connections=1)
+    client = api.client(proxy.url, max_connections=1)
     held = client.lock(NAME, thread_local=False)
-    assert await face.get(held.acquire())
+    assert await api.get(held.acquire())
     waiting = [client.lock(NAME, sleep=0.001, thread_local=False) for _ in range(3)]
 
     async def wait(lock: Any) -> bool:
-        assert await face.get(lock.acquire())
-        await face.get(lock.release())
+        assert await api.get(lock.acquire())
+        await api.get(lock.release())
         return True
 
-    jobs = [face.start(lambda lock=lock: wait(lock)) for lock in waiting]
+    jobs = [api.start(lambda lock=lock: wait(lock)) for lock in waiting]
 
     async def work() -> bool:
         other = client.lock("child")
         for _ in range(20):
-            assert await face.get(other.acquire(blocking=False))
-            await face.get(other.release())
+            assert await api.get(other.acquire(blocking=False))
+            await api.get(other.release())
         return True
 
     for _ in range(3):
-        assert await in_child(face, work) is True
-    await face.get(held.release())
+        assert await in_child(api, work) is True
+    await api.get(held.release())
     assert [await job.get() for job in jobs] == [True] * 3
 
 
-@pytest.mark.parametrize("face", ["threads"], indirect=True)
-def test_fork_at_any_moment_of_busy_threads(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+def test_fork_at_any_moment_of_busy_threads(api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
     """A mutex that another thread holds at the fork must not stop the child."""
-    client = face.client(proxy.url, max_connections=2)
+    client = api.client(proxy.url, max_connections=2)
     over = threading.Event()
     errors: list[BaseException] = []
 
@@ -425,46 +423,46 @@ def test_multiprocessing(server: Any, probe: redis.Redis, no_leaks: Any, method:
 
 
 @pytest.mark.usefixtures("by")
-async def test_child_of_a_child(face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
-    client = face.client(proxy.url)
+async def test_child_of_a_child(api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any) -> None:
+    client = api.client(proxy.url)
     lock = client.lock(NAME, thread_local=False)
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
 
     async def grandchild() -> list[bool]:
         mine = client.lock("mine")
-        return [bool(lock.lease and lock.lease.valid), await face.get(mine.acquire(blocking=False))]
+        return [bool(lock.lease and lock.lease.valid), await api.get(mine.acquire(blocking=False))]
 
     async def work() -> Any:
         own = client.lock("own", thread_local=False)
-        assert await face.get(own.acquire(blocking=False))
-        found = await in_child(face, grandchild)
-        assert await face.get(own.owned())
-        await face.get(own.release())
+        assert await api.get(own.acquire(blocking=False))
+        found = await in_child(api, grandchild)
+        assert await api.get(own.owned())
+        await api.get(own.release())
         return found
 
-    assert await in_child(face, work) == [False, True]
+    assert await in_child(api, work) == [False, True]
     probe.delete("mine")
-    assert await face.get(lock.owned())
-    await face.get(lock.release())
+    assert await api.get(lock.owned())
+    await api.get(lock.release())
 
 
-@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
 async def test_child_with_a_client_and_a_loop_of_its_own(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The parent's loop, its timers and waiters go on while the child runs and after it has ended."""
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     await client.server_info()
     probe.set(NAME, "another")
     waiting = client.lock(NAME, sleep=0.001, thread_local=False)
-    waiter = face.start(waiting.acquire)
+    waiter = api.start(waiting.acquire)
 
     async def work() -> bool:
         async with fastlock.asyncio.Client.from_url(proxy.url) as own, own.lock("child") as lease:
             return lease.valid
 
     for _ in range(3):
-        assert await in_child(face, work) is True
+        assert await in_child(api, work) is True
     assert not waiter.finished.is_set()
     probe.delete(NAME)
     assert await waiter.get() is True and await waiting.owned()
@@ -497,25 +495,25 @@ class Witness:
 @pytest.mark.parametrize("used", [True, False], ids=["used", "made"])
 @pytest.mark.usefixtures("undisturbed")
 def test_one_holder_among_processes_forked_by_c(
-    face: Face, server: Any, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, fork: str, used: bool
+    api: Api, server: Any, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch, fork: str, used: bool
 ) -> None:
     """Like a server that loads the application once, and then forks its workers in C."""
     monkeypatch.setattr(Child, "fork", staticmethod(FORKS[fork.removesuffix(" in a thread")]))
-    client, witness = face.module.Client.from_url(server.unix_url), Witness()
+    client, witness = api.module.Client.from_url(server.unix_url), Witness()
 
     async def hammer(rounds: int) -> int:
         violations = 0
         for _ in range(rounds):
             lock = client.lock(NAME, timeout=20)
-            await face.enter(lock)
+            await api.enter(lock)
             violations += witness.enter()
-            await asyncio.sleep(0) if face.is_async else os.sched_yield()
+            await asyncio.sleep(0) if api.is_async else os.sched_yield()
             violations += witness.leave()
-            await face.leave(lock)
+            await api.leave(lock)
         return violations
 
     def run(rounds: int) -> int:
-        return int(asyncio.run(hammer(rounds)) if face.is_async else _driven(hammer(rounds)))
+        return int(asyncio.run(hammer(rounds)) if api.is_async else _driven(hammer(rounds)))
 
     if used:
         run(1)
@@ -529,30 +527,30 @@ def test_one_holder_among_processes_forked_by_c(
 
 @pytest.mark.usefixtures("by")
 async def test_stats_and_closing_in_the_child_are_its_own(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Also where the child did nothing else before: to close or drop a client sends nothing to the parent's server."""
-    client = face.client(proxy.url)
+    client = api.client(proxy.url)
     lock = client.lock(NAME, thread_local=False)
-    assert await face.get(lock.acquire())
+    assert await api.get(lock.acquire())
     before = traffic(proxy)
 
     async def count() -> int:
         return int(client.get_stats()["acquires"])
 
     async def close() -> int:
-        await face.get(client.close())
+        await api.get(client.close())
         return len(proxy.connections)
 
     async def drop() -> int:
         client.__del__()
         return len(proxy.connections)
 
-    assert await in_child(face, count) == 0
-    assert await in_child(face, close) == await in_child(face, drop) == len(before)
+    assert await in_child(api, count) == 0
+    assert await in_child(api, close) == await in_child(api, drop) == len(before)
     assert traffic(proxy) == before and client.get_stats()["acquires"] == 1
-    assert await face.get(lock.owned())
-    await face.get(lock.release())
+    assert await api.get(lock.owned())
+    await api.get(lock.release())
 
 
 HOOKS = """

@@ -103,7 +103,7 @@ def test_an_interpreter_that_was_not_tried_gets_the_plain_way(server: Server, im
 def test_tasks_behave_the_same_in_the_plain_way(impl: str) -> None:
     """A closed loop's transport then closes its socket as it is collected, and says so."""
     session = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::ResourceWarning"]
-    chosen = ["--servers=valkey", "--faces=asyncio", "--only-impl", "-k", CHOSEN]
+    chosen = ["--servers=valkey", "--apis=asyncio", "--only-impl", "-k", CHOSEN]
     done = subprocess.run(
         [*session, *chosen, *FILES], cwd=ROOT, env={**os.environ, VARIABLE: "0"}, capture_output=True, text=True
     )

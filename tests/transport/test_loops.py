@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from support.faces import Face, drive
+from support.apis import Api, drive
 from support.faultproxy import FaultProxy, stall
 
 import fastlock
@@ -33,19 +33,19 @@ NAME_IN_COMMAND = b"\r\nsku\r\n"
 LIMIT = 20
 
 pytestmark = pytest.mark.usefixtures("impl")
-LOOPS = pytest.mark.parametrize("face", ["asyncio", "asyncio+uvloop"], indirect=True)
+LOOPS = pytest.mark.parametrize("api", ["asyncio", "asyncio+uvloop"], indirect=True)
 
 
 @contextmanager
-def a_loop(face: Face) -> Iterator[asyncio.AbstractEventLoop]:
+def a_loop(api: Api) -> Iterator[asyncio.AbstractEventLoop]:
     """A loop that runs only when the test runs it."""
-    loop = new_loop(face)
+    loop = new_loop(api)
     yield loop
     loop.close()
 
 
-def new_loop(face: Face) -> asyncio.AbstractEventLoop:
-    if not face.uvloop:
+def new_loop(api: Api) -> asyncio.AbstractEventLoop:
+    if not api.uvloop:
         return asyncio.new_event_loop()
     import uvloop
 
@@ -56,7 +56,7 @@ def new_loop(face: Face) -> asyncio.AbstractEventLoop:
 
 
 @LOOPS
-def test_client_goes_on_in_the_next_loop(face: Face, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
+def test_client_goes_on_in_the_next_loop(api: Api, server: Any, probe: redis.Redis, no_leaks: Any) -> None:
     """As with asyncio.run twice, TestClient twice, async_to_sync: the leases of the previous loop remain valid."""
     client = fastlock.asyncio.Client.from_url(server.unix_url)
     mine, shared = client.lock("mine"), client.lock("shared", thread_local=False)
@@ -76,17 +76,17 @@ def test_client_goes_on_in_the_next_loop(face: Face, server: Any, probe: redis.R
                 await lock.release()
 
     for first in (True, False):
-        face.run(use(first))
+        api.run(use(first))
     stats = client.get_stats()
     assert stats["acquires"] == 46 and stats["reconnects"] == 0, "the counters belong to the client, not to a loop"
-    face.run(client.close())
+    api.run(client.close())
     with pytest.raises(fastlock.ClientClosedError):
-        face.run(client.lock(NAME).acquire())
+        api.run(client.lock(NAME).acquire())
 
 
 @LOOPS
 def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The acquire of a lock without timeout was given up as the server answered: its key would stay for ever."""
     client = fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=LIMIT)
@@ -101,7 +101,7 @@ def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
         task.cancel()
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
 
-    face.run(give_up())
+    api.run(give_up())
     assert probe.exists(NAME)
 
     async def go_on() -> None:
@@ -109,21 +109,21 @@ def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
             pass
         await client.close()
 
-    face.run(go_on())
+    api.run(go_on())
     assert not probe.exists(NAME)
 
 
 @LOOPS
 @pytest.mark.filterwarnings("ignore:unclosed")  # uvloop does not close its own resources after an error
 def test_loop_closed_under_tasks_that_wait_or_have_requests(
-    face: Face, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tasks end when they are garbage-collected, while another loop runs, and hold nothing afterwards."""
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     client = fastlock.asyncio.Client.from_url(proxy.url)
     probe.set("held", "another")
-    old = new_loop(face)
+    old = new_loop(api)
     old.set_exception_handler(lambda loop, context: None)  # the loop logs that each task was destroyed
 
     async def begin() -> list[Any]:
@@ -156,15 +156,15 @@ def test_loop_closed_under_tasks_that_wait_or_have_requests(
         async with client.lock("busy"):
             pass
 
-    face.run(go_on())
-    face.run(client.close())
+    api.run(go_on())
+    api.run(client.close())
     assert not unraisable, unraisable
     probe.delete("held", "free")
 
 
 @LOOPS
 def test_collected_waiter_leaves_the_queue_in_any_collection_order(
-    face: Face, server: Any, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Any, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """The generator of the steps is closed before the coroutine that runs them; the collector guarantees no order."""
 
@@ -187,13 +187,13 @@ def test_collected_waiter_leaves_the_queue_in_any_collection_order(
             await asyncio.gather(task, return_exceptions=True)
             probe.delete("held")
 
-    face.run(work())
+    api.run(work())
 
 
 @LOOPS
-def test_two_loops_at_once_after_a_closed_one(face: Face, server: Any, no_leaks: Any) -> None:
+def test_two_loops_at_once_after_a_closed_one(api: Api, server: Any, no_leaks: Any) -> None:
     client = fastlock.asyncio.Client.from_url(server.unix_url)
-    face.run(client.server_info())
+    api.run(client.server_info())
     both = threading.Barrier(2)
     outcomes: list[str] = []
 
@@ -206,13 +206,13 @@ def test_two_loops_at_once_after_a_closed_one(face: Face, server: Any, no_leaks:
             outcomes.append("refused" if "another event loop" in str(error) else repr(error))
         await asyncio.to_thread(both.wait, LIMIT)
 
-    threads = [threading.Thread(target=lambda: face.run(one())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: api.run(one())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT)
     assert sorted(outcomes) == ["got it", "refused"]
-    face.run(client.close())
+    api.run(client.close())
 
 
 # ---------------------------------------------------------------------------------------------------- two loops at once
@@ -220,7 +220,7 @@ def test_two_loops_at_once_after_a_closed_one(face: Face, server: Any, no_leaks:
 
 @LOOPS
 def test_another_loop_is_refused_at_once_while_a_client_is_in_use(
-    face: Face, server: Any, probe: redis.Redis, no_leaks: Any
+    api: Api, server: Any, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Also if the name has waiters: the refused call does not join them, and no lease can be handed over to it."""
     client = fastlock.asyncio.Client.from_url(server.unix_url)
@@ -247,7 +247,7 @@ def test_another_loop_is_refused_at_once_while_a_client_is_in_use(
                 await asyncio.wait_for(call(), LIMIT)
             assert "another event loop" in str(caught.value)
 
-    with a_loop(face) as first, a_loop(face) as second:
+    with a_loop(api) as first, a_loop(api) as second:
         first.run_until_complete(held.acquire())
         waiter = first.create_task(client.lock(NAME, timeout=30, thread_local=False).acquire())
         while not client._transport.queues.by_key[NAME.encode()].waiters if client._transport.queues.by_key else True:
@@ -273,22 +273,22 @@ def test_error_without_asyncio_names_an_alternative() -> None:
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
-@pytest.mark.parametrize("face", ["threads", "asyncio"], indirect=True)
+@pytest.mark.parametrize("api", ["threads", "asyncio"], indirect=True)
 async def test_clients_and_locks_are_not_copied(
-    face: Face, server: Any, probe: redis.Redis, no_leaks: Any, how: Callable[[Any], Any]
+    api: Api, server: Any, probe: redis.Redis, no_leaks: Any, how: Callable[[Any], Any]
 ) -> None:
-    client = face.client(server.unix_url)
-    other = (redis.asyncio if face.is_async else redis).Redis.from_url(server.unix_url)
-    dropin = face.module.Lock(other, NAME, timeout=10)
+    client = api.client(server.unix_url)
+    other = (redis.asyncio if api.is_async else redis).Redis.from_url(server.unix_url)
+    dropin = api.module.Lock(other, NAME, timeout=10)
     for original, named in ((client, "Client"), (client.lock(NAME), "ClientLock"), (dropin, "Lock")):
-        with pytest.raises(TypeError, match=rf"a {face.module.__name__}\.{named} cannot be copied or pickled"):
+        with pytest.raises(TypeError, match=rf"a {api.module.__name__}\.{named} cannot be copied or pickled"):
             how(original)
     gc.collect()  # collect what a refused copy has left
     lock = client.lock(NAME)
-    lease = await face.enter(lock)
+    lease = await api.enter(lock)
     assert pickle.loads(pickle.dumps(lease)).token == copy.copy(lease).token == lease.token
-    await face.leave(lock)
-    await face.get(other.aclose() if face.is_async else other.close())
+    await api.leave(lock)
+    await api.get(other.aclose() if api.is_async else other.close())
 
 
 BOTH = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.faces import Face
+from support.apis import Api
 from support.tls import Authority, TlsFront
 
 from fastlock.embedded import Server
@@ -25,76 +25,76 @@ def front(request: pytest.FixtureRequest, authority: Authority, server: Server) 
         yield front
 
 
-async def test_locks_work_over_tls(face: Face, front: TlsFront, authority: Authority, no_leaks: object) -> None:
-    client = face.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
+async def test_locks_work_over_tls(api: Api, front: TlsFront, authority: Authority, no_leaks: object) -> None:
+    client = api.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
     for _ in range(20):
         lock = client.lock("a", timeout=10)
-        lease = await face.enter(lock)
-        assert lease.valid and await face.get(lock.owned())
-        await face.get(lock.extend(10))
-        assert not await face.get(client.lock("a").acquire(blocking=False))
-        await face.leave(lock)
+        lease = await api.enter(lock)
+        assert lease.valid and await api.get(lock.owned())
+        await api.get(lock.extend(10))
+        assert not await api.get(client.lock("a").acquire(blocking=False))
+        await api.leave(lock)
     names = [f"name:{number}" for number in range(300)]
-    leases = await face.get(client.acquire_many(names))
+    leases = await api.get(client.acquire_many(names))
     assert all(leases)
-    assert await face.get(client.release_many(leases)) == [True] * 300
+    assert await api.get(client.release_many(leases)) == [True] * 300
 
 
 async def test_threads_and_tasks_share_connections_over_tls(
-    face: Face, front: TlsFront, authority: Authority, no_leaks: object
+    api: Api, front: TlsFront, authority: Authority, no_leaks: object
 ) -> None:
-    limit = {} if face.is_async else {"max_connections": 2}
-    client = face.client(f"rediss://127.0.0.1:{front.port}/0", ssl_ca_certs=authority.file, **limit)
+    limit = {} if api.is_async else {"max_connections": 2}
+    client = api.client(f"rediss://127.0.0.1:{front.port}/0", ssl_ca_certs=authority.file, **limit)
 
     def worker(number: int) -> object:
         async def work() -> int:
             for repeat in range(20):
                 lock = client.lock(f"lock:{number}:{repeat % 3}", timeout=10)
-                lease = await face.enter(lock)
+                lease = await api.enter(lock)
                 assert lease.valid, lease
-                await face.leave(lock)
+                await api.leave(lock)
             return number
 
         return work
 
-    assert await face.together([worker(number) for number in range(8)]) == list(range(8))
+    assert await api.together([worker(number) for number in range(8)]) == list(range(8))
 
 
-async def test_certificate_of_an_unknown_authority_is_refused(face: Face, authority: Authority, server: Server) -> None:
+async def test_certificate_of_an_unknown_authority_is_refused(api: Api, authority: Authority, server: Server) -> None:
     with TlsFront(authority, server.path) as front:
-        client = face.client(f"rediss://localhost:{front.port}/0")
+        client = api.client(f"rediss://localhost:{front.port}/0")
         with pytest.raises(redis.exceptions.ConnectionError, match=r"(?i)certificate"):
-            await face.get(client.lock("a").acquire())
+            await api.get(client.lock("a").acquire())
 
 
-async def test_certificate_of_another_host_is_refused(face: Face, tmp_path: Path, server: Server) -> None:
+async def test_certificate_of_another_host_is_refused(api: Api, tmp_path: Path, server: Server) -> None:
     elsewhere = Authority(tmp_path, "elsewhere.example")
     with TlsFront(elsewhere, server.path) as front:
-        client = face.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=elsewhere.file)
+        client = api.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=elsewhere.file)
         with pytest.raises(redis.exceptions.ConnectionError, match=r"(?i)certificate|hostname"):
-            await face.get(client.lock("a").acquire())
-        trusting = face.client(
+            await api.get(client.lock("a").acquire())
+        trusting = api.client(
             f"rediss://localhost:{front.port}/0", ssl_ca_certs=elsewhere.file, ssl_check_hostname=False
         )
-        assert await face.get(trusting.lock("a").acquire())
+        assert await api.get(trusting.lock("a").acquire())
 
 
-async def test_tls_to_a_server_without_tls_raises_a_connection_error(face: Face, server: Server) -> None:
+async def test_tls_to_a_server_without_tls_raises_a_connection_error(api: Api, server: Server) -> None:
     port = server.tcp_url.rpartition(":")[2].partition("/")[0]
-    client = face.client(f"rediss://127.0.0.1:{port}/0", ssl_cert_reqs="none", connect_timeout=0.5)
+    client = api.client(f"rediss://127.0.0.1:{port}/0", ssl_cert_reqs="none", connect_timeout=0.5)
     with pytest.raises((redis.exceptions.ConnectionError, redis.exceptions.TimeoutError), match=r"127.0.0.1:\d+: \w"):
-        await face.get(client.lock("a").acquire())
+        await api.get(client.lock("a").acquire())
 
 
-async def test_minimum_tls_version_is_honoured(face: Face, tmp_path: Path, server: Server) -> None:
+async def test_minimum_tls_version_is_honoured(api: Api, tmp_path: Path, server: Server) -> None:
     """771 in a URL means TLS 1.2; 772 means 1.3, which this server does not support."""
     authority = Authority(tmp_path, "localhost")
     authority.context.maximum_version = ssl.TLSVersion.TLSv1_2
     with TlsFront(authority, server.path) as front:
         url = f"rediss://localhost:{front.port}/0?ssl_min_version="
-        client = face.client(f"{url}771", ssl_ca_certs=authority.file)
+        client = api.client(f"{url}771", ssl_ca_certs=authority.file)
         lock = client.lock("a")
-        assert await face.get(lock.acquire())
-        await face.get(lock.release())
+        assert await api.get(lock.acquire())
+        await api.get(lock.release())
         with pytest.raises(redis.exceptions.ConnectionError, match=r"(?i)version|alert|eof|reset|closed"):
-            await face.get(face.client(f"{url}772", ssl_ca_certs=authority.file).lock("a").acquire())
+            await api.get(api.client(f"{url}772", ssl_ca_certs=authority.file).lock("a").acquire())

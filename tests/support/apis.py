@@ -1,11 +1,11 @@
 """One test body for both APIs: a plain value of the threads API and an awaitable of the asyncio API look the same here.
 
-A test is an `async def` that takes `face`, one of the two APIs. With asyncio it runs in an event loop; with threads it
+A test is an `async def` that takes `api`, one of the two APIs. With asyncio it runs in an event loop; with threads it
 is driven by hand, without any loop, and must never suspend: `get`, `together`, `start` see to that.
 
-    async def test_two(face, server):
-        client = face.client(server.url)
-        assert await face.get(client.lock("a").acquire(blocking=False))
+    async def test_two(api, server):
+        client = api.client(server.url)
+        assert await api.get(client.lock("a").acquire(blocking=False))
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _WAIT = 30.0
 
 
 class Job:
-    """Something started by `Face.start` that runs beside the test's body."""
+    """Something started by `Api.start` that runs beside the test's body."""
 
-    def __init__(self, face: Face, call: Callable[[], Any]) -> None:
-        self._face = face
+    def __init__(self, api: Api, call: Callable[[], Any]) -> None:
+        self._api = api
         self.finished = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
-        if face.is_async:
+        if api.is_async:
             self.task = asyncio.get_running_loop().create_task(self._run_in_loop(call))
         else:
             context = contextvars.copy_context()
@@ -55,20 +55,20 @@ class Job:
 
     async def _run_in_loop(self, call: Callable[[], Any]) -> None:
         try:
-            self.result = await self._face.get(call())
+            self.result = await self._api.get(call())
         except (Exception, asyncio.CancelledError) as error:
             self.error = error
         self.finished.set()
 
     def _run_in_thread(self, call: Callable[[], Any]) -> None:
         try:
-            self.result = drive(self._face.get(call()))
+            self.result = drive(self._api.get(call()))
         except BaseException as error:
             self.error = error
         self.finished.set()
 
 
-class Face:
+class Api:
     """One API under test, "threads" or "asyncio"; uvloop: which event loop."""
 
     def __init__(self, name: str, *, uvloop: bool = False) -> None:
@@ -77,7 +77,7 @@ class Face:
         self._clients: list[Any] = []
 
     def __repr__(self) -> str:
-        return f"<Face {self.name}{'+uvloop' if self.uvloop else ''}>"
+        return f"<Api {self.name}{'+uvloop' if self.uvloop else ''}>"
 
     @property
     def module(self) -> Any:
