@@ -6,7 +6,7 @@ The public names of the API for threads; nothing else lives here.
 from __future__ import annotations
 
 from fastlock import _implementation
-from fastlock._errors import ClientClosedError, LockError, LockNotOwnedError
+from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotOwnedError
 from fastlock._locks.client import Client
 from fastlock._locks.lock import ClientLock
 from fastlock._locks.redis_py import Lock
@@ -21,6 +21,7 @@ __all__ = [
     "Lease",
     "Lock",
     "LockError",
+    "LockLostError",
     "LockNotOwnedError",
     "__version__",
 ]

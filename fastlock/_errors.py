@@ -119,6 +119,13 @@ class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):
     __module__ = "fastlock"
 
 
+class LockLostError(LockNotOwnedError):
+    """The lease of a lock was lost while its holder was at work, which was cancelled for that. `lock_name` names the
+    lock."""
+
+    __module__ = "fastlock"
+
+
 class ClientClosedError(exceptions.ConnectionError):
     """The client was closed, before this call or while it waited."""
 

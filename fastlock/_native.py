@@ -20,7 +20,7 @@ from fastlock._stream_errors import by_handler
 if TYPE_CHECKING:
     from _thread import LockType
 
-__all__ = ["Changes", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket"]
+__all__ = ["Changes", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket", "start_new_thread"]
 
 GEVENT, EVENTLET = "gevent", "eventlet"
 _WAY = {
@@ -43,6 +43,7 @@ def _original(module: str, name: str) -> Any:
 
 allocate_lock = _original("_thread", "allocate_lock")
 RLock = _original("_thread", "RLock")
+start_new_thread = _original("_thread", "start_new_thread")
 poll = _original("select", "poll")
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from fastlock._errors import ClientClosedError, LockError, LockNotOwnedError
+from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotOwnedError
 from fastlock._locks.aio_client import Client
 from fastlock._locks.aio_lock import ClientLock
 from fastlock._locks.redis_py import AsyncioLock as Lock
 from fastlock._protocol.lease import Lease
 
-__all__ = ["Client", "ClientClosedError", "ClientLock", "Lease", "Lock", "LockError", "LockNotOwnedError"]
+__all__ = [
+    "Client",
+    "ClientClosedError",
+    "ClientLock",
+    "Lease",
+    "Lock",
+    "LockError",
+    "LockLostError",
+    "LockNotOwnedError",
+]
 
 for _public in (Client, ClientLock, Lock):
     _public.__module__ = __name__  # the module from which users import it, for messages

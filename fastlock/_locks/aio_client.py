@@ -12,12 +12,13 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 from fastlock import _implementation
 from fastlock._fork import check
-from fastlock._locks.aio_lock import ClientLock
+from fastlock._locks.aio_lock import ClientLock, GuardedLock
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import name_maker
-from fastlock._protocol import arguments, base_lock, batch, handshake
+from fastlock._protocol import arguments, base_lock, batch, handshake, losses
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.lease import Lease, new_token, now
+from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
 from fastlock._protocol.retry import get_session
 from fastlock._transport.aio import AsyncTransport
 from fastlock._transport.settings import settings_from_options, settings_from_url
@@ -67,7 +68,7 @@ class Client(Uncopyable):
     def lock(
         self,
         name: arguments.Name,
-        timeout: float | None = 10,
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
         sleep: float = base_lock.DEFAULT_SLEEP,
         blocking: bool = True,
         blocking_timeout: float | None = None,
@@ -76,6 +77,10 @@ class Client(Uncopyable):
         fence: bool = False,
         fair: bool = False,
         queue: bool | None = None,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+        cancel_on_loss: bool = False,
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
@@ -87,10 +92,18 @@ class Client(Uncopyable):
         queue: whether to wait in the queue; False tries every `sleep` seconds instead, as redis-py does (None: the
         client's setting).
 
+        auto_renew: renew each lease (of 30 seconds, unless `timeout` is given) until it is released, so that a long job
+        keeps the lock; should it be lost, `lease.lost` is set before anybody else can have the lock. max_hold: seconds
+        after which it is not renewed any more; nor is it once the task that acquired it has ended, or nobody refers to
+        the lock any more. on_lost: called with a lease that was lost; it may be a coroutine function. cancel_on_loss:
+        cancel the body of the `async with` then; leaving it raises LockLostError.
+
         Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
-        queue = self._queue if queue is None else queue
-        return ClientLock(
+        if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
+            timeout = LEASE_SECONDS
+        kind = GuardedLock if cancel_on_loss else ClientLock
+        return kind(
             self,
             name,
             timeout,
@@ -101,7 +114,8 @@ class Client(Uncopyable):
             raise_on_release_error,
             fence,
             fair,
-            queue,
+            self._queue if queue is None else queue,
+            renewal=settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss),
         )
 
     async def acquire_many(self, names: Iterable[arguments.Name], timeout: float | None = 10) -> list[Lease | None]:
@@ -129,7 +143,7 @@ class Client(Uncopyable):
             mine = batch.owned(leases, given)
             self._transport.begin()
             await self._transport.drive(release_many(mine, self._transport.queues, now, released))
-            outcome = batch.merge(given, mine, self._transport.stats.released(base_lock.warn_of_losses(mine, released)))
+            outcome = batch.merge(given, mine, self._transport.stats.released(losses.warn_of_losses(mine, released)))
         except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             if isinstance(error, asyncio.CancelledError):
@@ -140,7 +154,7 @@ class Client(Uncopyable):
         return outcome
 
     def locked(
-        self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any
+        self, name: str | Callable[..., Any], timeout: float | None = base_lock.DEFAULT_TIMEOUT, **lock_options: Any
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorator: run the function under a lock.
 

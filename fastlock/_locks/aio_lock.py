@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal
 
+from fastlock._errors import LockError
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import tasks
 from fastlock._locks.settings import MutableSettings
@@ -14,6 +16,7 @@ from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._transport.internals import coroutine_function, running_loop
 from fastlock._transport.owners import task_owner
+from fastlock._transport.renewing import Body
 
 _WRONG_API = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
@@ -131,3 +134,31 @@ class ClientLock(MutableSettings, AsyncLock):
 
     else:
         __aenter__ = tasks.aio_enter_lease
+
+
+class GuardedLock(ClientLock):
+    """A lock with cancel_on_loss: if its lease is lost, the body of the `async with` is cancelled, and leaving it
+    raises LockLostError."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self):
+            lease = await ClientLock.__aenter__(self)
+            lease._renewal.body = Body(asyncio.current_task())
+            return lease
+
+        async def __aexit__(self, kind, error, trace):
+            lease, lost = self.lease, False
+            body = None if lease is None or lease._renewal is None else lease._renewal.body
+            if body is not None:
+                lease._renewal.body = None
+                lost = await body.was_cancelled(error)
+            try:
+                await ClientLock.__aexit__(self, kind, error, trace)
+            except LockError:
+                if not lost:
+                    raise
+            if lost:
+                raise self._lost_in_body() from error

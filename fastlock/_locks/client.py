@@ -14,9 +14,10 @@ from fastlock._fork import check
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import name_maker
 from fastlock._locks.lock import ClientLock
-from fastlock._protocol import arguments, base_lock, batch, handshake
+from fastlock._protocol import arguments, base_lock, batch, handshake, losses
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.lease import Lease, new_token, now
+from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
 from fastlock._protocol.retry import get_session
 from fastlock._transport.settings import settings_from_options, settings_from_url
 from fastlock._transport.sync import SyncTransport
@@ -64,7 +65,7 @@ class Client(Uncopyable):
     def lock(
         self,
         name: arguments.Name,
-        timeout: float | None = 10,
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
         sleep: float = base_lock.DEFAULT_SLEEP,
         blocking: bool = True,
         blocking_timeout: float | None = None,
@@ -73,6 +74,9 @@ class Client(Uncopyable):
         fence: bool = False,
         fair: bool = False,
         queue: bool | None = None,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
@@ -84,9 +88,15 @@ class Client(Uncopyable):
         queue: whether to wait in the queue; False tries every `sleep` seconds instead, as redis-py does (None: the
         client's setting).
 
+        auto_renew: renew each lease (of 30 seconds, unless `timeout` is given) until it is released, so that a long job
+        keeps the lock; should it be lost, `lease.lost` is set before anybody else can have the lock. max_hold: seconds
+        after which it is not renewed any more; nor is it once the thread that acquired it has ended, or nobody refers
+        to the lock any more. on_lost: called with a lease that was lost, by the thread that finds out.
+
         Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
-        queue = self._queue if queue is None else queue
+        if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
+            timeout = LEASE_SECONDS
         return ClientLock(
             self,
             name,
@@ -98,7 +108,8 @@ class Client(Uncopyable):
             raise_on_release_error,
             fence,
             fair,
-            queue,
+            self._queue if queue is None else queue,
+            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
         )
 
     def acquire_many(self, names: Iterable[arguments.Name], timeout: float | None = 10) -> list[Lease | None]:
@@ -126,14 +137,14 @@ class Client(Uncopyable):
             mine = batch.owned(leases, given)
             self._transport.begin()
             self._transport.drive(release_many(mine, self._transport.queues, now, released))
-            outcome = batch.merge(given, mine, self._transport.stats.released(base_lock.warn_of_losses(mine, released)))
+            outcome = batch.merge(given, mine, self._transport.stats.released(losses.warn_of_losses(mine, released)))
         except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             raise
         return outcome
 
     def locked(
-        self, name: str | Callable[..., Any], timeout: float | None = 10, **lock_options: Any
+        self, name: str | Callable[..., Any], timeout: float | None = base_lock.DEFAULT_TIMEOUT, **lock_options: Any
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorator: run the function under a lock.
 
@@ -163,7 +174,8 @@ class Client(Uncopyable):
         handed over within the client, without a command. remote_handovers: leases that the server granted to a waiter.
         late_grants: leases that ended before the reply came (undone). timeouts: acquires that waited and
         got nothing. recovered: acquires and releases whose reply was lost, and whose outcome was found out. losses:
-        leases found ended, or the name somebody else's, at a release or an extension. reconnects: connections opened in
+        leases found ended, or the name somebody else's, at a release, an extension or a renewal. renewals: leases
+        that were given a new end by renewal. reconnects: connections opened in
         place of broken ones. commands, flushes: their quotient is the number of commands in one write.
         """
         check()

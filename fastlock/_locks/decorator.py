@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastlock._protocol.arguments import as_name
-from fastlock._protocol.base_lock import abbreviated
+from fastlock._protocol.losses import abbreviated
 from fastlock._stream_errors import by_handler
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.base_lock import BaseLock
+from fastlock._protocol.renewal import check_timeout
 
 
 def mutable_setting(name: str, changed: Callable[[Any, Any], Any]) -> Any:
@@ -33,7 +34,9 @@ def _set_name(lock: Any, value: object) -> Any:
     return value
 
 
-def _set_timeout(lock: Any, value: object) -> Any:
+def _set_timeout(lock: Any, value: Any) -> Any:
+    if lock._renewal is not None:
+        check_timeout(value)
     lock._ms = 0 if value is None else as_ms(value)
     return value
 

@@ -14,7 +14,7 @@ cdef Py_ssize_t _MAX_LEASES
 cdef class BaseLock:
     cdef public object name, timeout, sleep, blocking_timeout
     cdef public flag blocking, thread_local, raise_on_release_error, fence, fair, queue
-    cdef public object _client, _transport
+    cdef public object _client, _transport, _renewal
     cdef public bytes _key
     cdef public long long _ms
     cdef public dict _leases

@@ -8,32 +8,31 @@ waiting.
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any, Literal
 
-from fastlock._errors import LockError, LockNotOwnedError
+from fastlock._errors import LockError, LockLostError, LockNotOwnedError
 from fastlock._protocol import arguments, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.lease import ENDED, Lease, new_token, now
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.losses import LOG, abbreviated, warn_of_loss
 from fastlock._protocol.release import Release
+from fastlock._protocol.renewal import RenewalSettings
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Clock, Steps
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import by_handler
 
+DEFAULT_TIMEOUT = 10.0  # seconds of a lease; LEASE_SECONDS if it is renewed
 DEFAULT_SLEEP = 0.1  # seconds between two tries of a name that is held, where it is polled
-SHOWN = 200  # characters of a name that messages repeat
 MAX_LEASES = 64  # leases that one lock keeps: beyond, ended ones are forgotten, whose owners never released them
 _MAX_LEASES: int = MAX_LEASES  # typed, where this is compiled
 _LOCAL: int = ReleaseRoute.LOCAL
 _NOT_HELD: int = ReleaseRoute.NOT_HELD
-_LOG = logging.getLogger("fastlock")
 
 NOT_HELD = {"release": "not owned or already unlocked", "extend": "unlocked", "reacquire": "unlocked"}
-DONE = {"release": "released", "extend": "extended", "reacquire": "reacquired"}
 
 
 class BaseLock:
@@ -53,10 +52,12 @@ class BaseLock:
         fair: bool = False,
         queue: bool = True,
         encoding: str = "utf-8",
+        renewal: RenewalSettings | None = None,
     ) -> None:
         self._client = client  # kept alive: a client that nobody refers to closes its connections
         self._transport = client._transport
         self._encoding = encoding
+        self._renewal = renewal  # how its leases are renewed; None: they are not
         self.name = name
         self.timeout = timeout
         self._key = as_name(name, encoding)
@@ -103,6 +104,8 @@ class BaseLock:
 
     def _keep(self, owner: object, lease: Lease) -> None:
         self._leases[owner] = lease
+        if self._renewal is not None:
+            self._transport.renew(lease, self._ms, self._renewal, owner)
         if len(self._leases) > _MAX_LEASES:
             for other, kept in list(self._leases.items()):
                 if kept is not lease and not kept._time_left():
@@ -135,6 +138,8 @@ class BaseLock:
         if self._leases.get(owner) is lease:
             self._leases.pop(owner, None)
         lease._deadline = ENDED
+        if lease._renewal is not None:
+            lease._renewal.end()
 
     def _released_locally(self, owner: object, lease: Lease, route: int) -> bool:
         """Whether a release is done, by the ReleaseRoute that the local queue chose; else the server is to be asked.
@@ -167,6 +172,8 @@ class BaseLock:
 
     def _drop_lease(self, lease: Lease) -> None:
         """Keep a lease no longer, whoever acquired it."""
+        if lease._renewal is not None:
+            lease._renewal.end()
         for owner, kept in list(self._leases.items()):
             if kept is lease:
                 self._leases.pop(owner, None)
@@ -282,6 +289,11 @@ class BaseLock:
             warn_of_loss(self.name, action)
         return LockNotOwnedError(self._cannot(action, "it is no longer owned"), lock_name=self._text)
 
+    def _lost_in_body(self) -> LockLostError:
+        """The error of a body that was cancelled, as its lease was lost."""
+        why = "it could not be renewed in time, or its key was deleted or taken"
+        return LockLostError(f"Lock {abbreviated(self.name)} was lost while it was held: {why}", lock_name=self._text)
+
     def _report_release_error(self, error: BaseException | None, problem: Exception) -> None:
         """A release failed on leaving a `with`: attach it to the exception that ended the body, log it, or raise it."""
         if by_handler(problem):
@@ -291,33 +303,12 @@ class BaseLock:
             error.add_note(f"fastlock: then the release of {abbreviated(self.name)} failed: {failed}")
         elif isinstance(problem, LockError) and not self.raise_on_release_error:
             if not isinstance(problem, LockNotOwnedError):  # a loss was logged where it was found
-                _LOG.warning("lock %s was unlocked before its with statement ended", abbreviated(self.name))
+                LOG.warning("lock %s was unlocked before its with statement ended", abbreviated(self.name))
         else:
             raise problem
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
-
-
-def abbreviated(name: object) -> str:
-    """A lock's name for messages, cut off after SHOWN characters: a name can have 64 KiB."""
-    text = repr(bytes(name) if isinstance(name, bytearray | memoryview) else name)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def warn_of_loss(name: object, action: str) -> None:
-    """Log the loss of a lease, once for each lease that its holder finds lost."""
-    why = "its lease had ended, or its key was deleted or taken"
-    _LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[action], why)
-
-
-def warn_of_losses(leases: list[Lease], released: list[Any]) -> list[Any]:
-    """Log the losses of a batch: where `released` has False. (None: another thread released the lease meanwhile.)"""
-    if False in released:
-        for lease, was_mine in zip(leases, released, strict=True):
-            if was_mine is False:
-                warn_of_loss(lease.name, "release")
-    return released
 
 
 class LockAcquire(Acquire):
@@ -381,6 +372,8 @@ class LockRelease(Release):
         was_mine = yield from super().continue_from(answer, clock)
         lock = self.lock
         known = self.lease._deadline == ENDED  # released by somebody else meanwhile, or reported as lost before
+        if not (was_mine or known):
+            self.lease._found_lost()
         lock._drop_lease(self.lease)
         self.lease._deadline = ENDED
         lock._transport.stats.recovered += was_mine and self.lease._release_unknown

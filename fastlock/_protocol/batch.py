@@ -119,6 +119,8 @@ def ended(leases: list[Any], replies: list[Any], at: list[int], released: list[b
         if type(reply) is int and reply:
             released[at[i]] = True
             lease._deadline = _ENDED
+            if lease._renewal is not None:
+                lease._renewal.end()
         else:
             odd.append(at[i])
     return odd

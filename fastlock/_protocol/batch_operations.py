@@ -200,4 +200,6 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: C
             again.hand_over()
             released[i] = yield from again.continue_from((yield again.request), clock)
         released[i] = released[i] or (None if known else False)
-        lease._deadline = ENDED
+        if released[i] is False:
+            lease._found_lost()
+        lease._end()

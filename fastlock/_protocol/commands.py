@@ -88,6 +88,7 @@ FENCED_LUA = Script("acquire_fenced")
 RELEASE_LUA = Script("release")
 RELEASE_MANY_LUA = Script("release_many")
 EXTEND_LUA = Script("tokens", "extend")
+RENEW_MANY_LUA = Script("tokens", "renew_many")
 ENTER_LUA = Script("tokens", "grant", "enter")
 LEAVE_LUA = Script("tokens", "grant", "leave")
 HAND_OVER_LUA = Script("tokens", "grant", "hand_over")
@@ -154,6 +155,11 @@ def rights_needed(call: tuple[bytes, ...]) -> str:
 def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
     """The call that releases several locks in one script."""
     return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)
+
+
+def renew_many(names: list[bytes], tokens: list[bytes], ms: list[int]) -> tuple[bytes, ...]:
+    """The call that gives several locks a new lease each, in one script."""
+    return (b"EVALSHA", RENEW_MANY_LUA.sha, b"%d" % len(names), *names, *tokens, *(b"%d" % each for each in ms))
 
 
 def enter(name: bytes, channel: bytes, fenced: bool, entry: bytes | int = TOKEN, ms: bytes | int = MS) -> Any:

@@ -12,7 +12,6 @@ import math
 from typing import Any
 
 from fastlock import _errors as errors
-from fastlock._fork import at_fork
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease
@@ -30,34 +29,29 @@ class Outcome(enum.Enum):
     ENDLESS = enum.auto()  # the lease has no end, and is left so
 
 
-class _Extension:
-    """An extension that is under way. Of two at once nobody knows which one the server executes last. Meanwhile the
-    lease is not handed over locally: the extension would be executed for the next holder."""
+class Move:
+    """A move of a lease's end that is under way. Of two at once nobody knows which one the server executes last.
+    Meanwhile the lease is not handed over locally: the move would be executed for the next holder."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        self.alone = True
-        lease._extensions += 1  # before anybody checks whether the lease was released
-        _UNDER_WAY.append(self)  # before the loop: of two that begin at once one sees the other
-        for other in tuple(_UNDER_WAY):
-            if other.lease is lease and other is not self:
-                self.alone = other.alone = False
+        # Before anybody checks whether the lease was released; no call, in which another thread could begin a move
+        lease._extensions += 1
+        lease._extensions_begun += 1
+        self.number = lease._extensions_begun
+        self.alone = lease._extensions == 1
 
     def to(self, end: float) -> None:
-        """Set the lease's end; if another extension was under way, only to an earlier time. A released lease stays so:
-        no call, in which another thread could release it, is made between the check and the change."""
-        lease, alone = self.lease, self.alone
+        """Set the lease's end; if another move was under way, only to an earlier time. A released lease stays so: no
+        call, in which another thread could release it, is made between the check and the change."""
+        lease = self.lease
+        alone = self.alone and lease._extensions_begun == self.number
         if lease._deadline != ENDED and (alone or end < lease._deadline):
             lease._deadline = end
 
     def end(self) -> None:
-        """Note that this extension is not under way any more."""
-        _UNDER_WAY.remove(self)
+        """Note that this move is not under way any more."""
         self.lease._extensions -= 1
-
-
-_UNDER_WAY: list[_Extension] = []  # few: one for each thread or task that extends a lease now
-at_fork(_UNDER_WAY.clear)
 
 
 def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps[float | None]:
@@ -126,7 +120,7 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
     A move by `ms` is sent as an end too, counted from the lease as this process knows it, so that sending it again
     after a lost reply does not add twice. Until the server replied, the earlier of the two ends holds.
     """
-    move = _Extension(lease)
+    move = Move(lease)
     try:
         if not anew:
             left = yield from _left(lease, replace, clock)
@@ -140,7 +134,7 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
         move.end()
 
 
-def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps[Outcome]:
+def _moved(lease: Lease, ms: int, clock: Clock, move: Move) -> Steps[Outcome]:
     # Until the server replied, the lease may still be without end: it may not be handed over to a waiter that wants one
     if lease._deadline == math.inf:
         lease._token_read = True
@@ -155,7 +149,7 @@ def _moved(lease: Lease, ms: int, clock: Clock, move: _Extension) -> Steps[Outco
         if lease._releasing or lease._deadline == ENDED:
             lease._shorten(clock())  # it is not counted as lost here: the release reports what it finds
             return Outcome.GONE
-        lease._deadline = ENDED
+        lease._found_lost()
         return Outcome.LOST
     move.to(sent + ms / 1000)
     if lease._deadline == ENDED:  # it was released meanwhile

@@ -12,11 +12,12 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from fastlock._errors import LockError
 from fastlock._fork import at_fork, check, generation
 
-__all__ = ["Lease", "new_token", "now"]
+__all__ = ["Lease", "Lost", "new_token", "now"]
 
 # CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease goes on.
 # (On macOS CLOCK_MONOTONIC goes on too, and there is no other.)
@@ -24,6 +25,17 @@ _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 now: Callable[[], float] = time.monotonic if _BOOTTIME is None else functools.partial(time.clock_gettime, _BOOTTIME)
 
 ENDED = -math.inf  # the deadline of a lease that is known to be released, handed over or lost
+
+
+class Lost(Protocol):
+    """Whether a renewed lease was lost: an event, as those of `threading` and `asyncio`."""
+
+    def is_set(self) -> bool:
+        """Whether the lease was lost."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the lease is lost or released, or `timeout` seconds have passed; in asyncio, await it. Returns
+        whether it was lost."""
 
 
 class Lease:
@@ -34,8 +46,8 @@ class Lease:
 
     __slots__ = (
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
-        *("_release_unknown", "_stale_sessions", "_extensions", "_releasing", "_unreported", "_generation"),
-        "__weakref__",
+        *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
+        *("_generation", "_renewal", "__weakref__"),
     )
 
     def __init__(self, name: object, key: bytes, token: bytes, deadline: float, fence: int | None = None) -> None:
@@ -48,11 +60,13 @@ class Lease:
         self._token_read = False  # whether its token was read: it may be known elsewhere, where it would stay valid
         self._expiry_unknown = False  # whether only the server knows when it ends, as it was acquired elsewhere
         self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
+        self._extensions_begun = 0  # extensions so far
         self._releasing = False  # whether a release of it was begun
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
         self._stale_sessions: tuple[Any, ...] = ()  # sessions that broke with an extension in flight, not ended yet
         self._generation = generation()  # a forked child owns nothing that its parent acquired
+        self._renewal: Any = None  # what renews it, of a lock with auto_renew
 
     @property
     def name(self) -> Any:
@@ -86,6 +100,30 @@ class Lease:
         False also once a release was interrupted, or its reply lost: it may have been carried out, or will be."""
         return not self._release_unknown and self._time_left() > 0
 
+    @property
+    def lost(self) -> Lost:
+        """The event of a renewed lease that was lost: `is_set()`, and `wait(timeout)`, to be awaited in asyncio.
+
+        It is set before the server lets anybody else have the name. Raises LockError for a lease of a lock without
+        auto_renew, whose end is known from the beginning.
+        """
+        if self._renewal is None:
+            raise LockError("the lease is not renewed, so it ends when `remaining` says: auto_renew=True of its lock")
+        event: Lost = self._renewal.get_event()
+        return event
+
+    def _end(self) -> None:
+        """Note that the lease was released."""
+        self._deadline = ENDED
+        if self._renewal is not None:
+            self._renewal.end()
+
+    def _found_lost(self) -> None:
+        """Note that the name is not the holder's any more, and tell so, if the lease was renewed."""
+        self._deadline = ENDED
+        if self._renewal is not None:
+            self._renewal.found_lost()
+
     def _time_left(self) -> float:
         """Seconds until the lease ends by itself."""
         return 0.0 if is_inherited(self) else max(0.0, self._deadline - now())
@@ -117,7 +155,8 @@ class Lease:
         self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended = state[:6]
         self._release_unknown, self._expiry_unknown, self._stale_sessions, ownerless, booted, end = state[6:]
         self._generation = -1 if ownerless else generation()
-        self._token_read, self._unreported, self._releasing, self._extensions = True, False, False, 0
+        self._token_read, self._unreported, self._releasing = True, False, False
+        self._extensions, self._extensions_begun, self._renewal = 0, 0, None
         if math.isfinite(self._deadline):
             self._came_from(booted, end)
 

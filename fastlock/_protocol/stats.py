@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 COUNTED = (
     *("acquires", "waits", "local_handovers", "remote_handovers", "late_grants", "timeouts", "recovered", "losses"),
-    *("reconnects", "commands", "flushes"),
+    *("renewals", "reconnects", "commands", "flushes"),
 )
 
 
@@ -33,7 +33,8 @@ class Stats:
         self.late_grants = 0  # leases that ended before the reply came: undone, and tried again
         self.timeouts = 0  # acquires that waited and got nothing
         self.recovered = 0  # acquires and releases whose reply was lost, and whose outcome was found out
-        self.losses = 0  # leases found ended, or the name somebody else's, at a release or an extension
+        self.losses = 0  # leases found ended, or the name somebody else's, at a release, an extension or a renewal
+        self.renewals = 0  # leases that were given a new end because they are renewed
         self.reconnects = 0  # connections opened in place of broken ones
         self.commands = 0  # commands sent over connections that are gone; `as_dict` adds those of the others
         self.flushes = 0  # writes in which these were sent

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
 from fastlock._protocol.release import HandOver, PlainRelease
+from fastlock._protocol.renewal import Renewal, Renewals
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
     Answer,
@@ -44,6 +45,7 @@ from fastlock._stream_errors import Broken, NoReply, broken, by_handler
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.base import Transport
 from fastlock._transport.internals import Wakeup, running_loop
+from fastlock._transport.renewing import AsyncLost, RenewalTimer, task_ends
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import tune_socket
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -83,6 +85,8 @@ class AsyncTransport(Transport):
         self._broken = False  # whether a connection broke that no new one has replaced yet
         self._failures = 0  # failed attempts to connect, in a row
         self.stats = Stats()
+        self.renewals = Renewals(self.stats)
+        self._renewal_timer = RenewalTimer(self)
         self.queues = LocalQueues(self.impl.Mutex(), self.stats)  # tasks need no mutex; a dummy would be slower
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
         self.shared_timeouts: dict[float, Any] = {}  # of the compiled fast path, by seconds; negative: of a local wait
@@ -118,10 +122,12 @@ class AsyncTransport(Transport):
             self._loop_end = _at_end(weakref.ref(self))
             with contextlib.suppress(StopIteration):
                 self._loop_end.asend(None).send(None)  # to its `yield`, where it waits for the loop's end
+            self._renewal_timer.restart()
 
     async def leave_loop(self) -> None:
         """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
         self._loop_end = None
+        self._renewal_timer.stop()
         try:
             await self._flush_undos()
         finally:
@@ -132,6 +138,7 @@ class AsyncTransport(Transport):
         """The loop was closed: drop its waiters and its connection. Leases and pending undos stay."""
         self._stop_watching_loop()
         self._undelay()
+        self._renewal_timer.stop()
         connection, self.connection, self.open_stream = self.connection, None, None
         if connection is not None:
             connection.fail(EOFError("its event loop has ended"))
@@ -418,6 +425,18 @@ class AsyncTransport(Transport):
             timer.cancel()
             self._sleeping.discard(wakeup)
 
+    def wake_renewal(self, time: float) -> None:
+        self._renewal_timer.ensure(time)
+
+    def new_event(self, renewal: Renewal) -> AsyncLost:
+        return AsyncLost(renewal)
+
+    def ends_of(self, owner: Any) -> Callable[[], bool]:
+        return task_ends(owner)
+
+    def tell_lost(self, renewal: Renewal) -> None:
+        self._renewal_timer.tell_lost(renewal)
+
     # the connection
 
     async def _connected(self, until: float | None = None) -> AsyncConnection:
@@ -562,6 +581,7 @@ class AsyncTransport(Transport):
         self.closed = True
         self.open_stream = None
         self._stop_watching_loop()
+        self._renewal_timer.stop()
         connection = self.connection
         connecting = self._connecting
         if connecting is not None:
@@ -577,6 +597,7 @@ class AsyncTransport(Transport):
             await asyncio.sleep(0)  # as in `_end_connection`
         if connection is not None:
             await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
+        await self._renewal_timer.join(CLOSE_SECONDS)
         self.cancel_shared_timeouts()
 
     async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:

@@ -13,5 +13,5 @@ cdef class Transport:
     cdef public dict queued_keys, shared_timeouts
     cdef public list pending_undos, connections, idle
     cdef public int push_connection_lent
-    cdef public object push_connection, open_stream, sweep_timer
+    cdef public object push_connection, open_stream, sweep_timer, renewals
     cdef public Parking parking

@@ -6,7 +6,7 @@ Never here: how to wait, decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastlock import _errors as errors
@@ -14,8 +14,9 @@ from fastlock._errors import is_own
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
-from fastlock._protocol.lease import Lease, is_inherited, now
+from fastlock._protocol.lease import Lease, Lost, is_inherited, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.renewal import Renewal, Renewals, RenewalSettings
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Abandonable, ConnectionLost, ProtocolViolation
 from fastlock._protocol.undo import Undo
@@ -30,11 +31,13 @@ class Transport:
 
     __slots__ = (
         *("closed", "endpoint", "ever_connected", "queued_keys", "pending_undos", "queues", "settings", "stats"),
+        "renewals",
         *("push_connection_lent", "connections", "push_connection", "idle", "parking"),  # of threads
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
 
     closed: bool
+    renewals: Renewals
     queues: LocalQueues
     queued_keys: dict[bytes, Any]  # names for which callers of this client wait, or among whom a lease circulates
     stats: Stats
@@ -60,6 +63,28 @@ class Transport:
     def enqueue(self, waiter: Waiter) -> None:
         """Put the waiter at the end of this client's local queue for its name."""
         self.queues.enqueue(waiter, now())
+
+    def renew(self, lease: Lease, ms: int, settings: RenewalSettings, owner: object) -> None:
+        """Renew a lease from now on, until it is released or lost, or its owner is gone (None: all share it)."""
+        lease._renewal = renewal = Renewal(lease, ms, settings, self.ends_of(owner), self, now())
+        self.renewals.add(renewal)
+        self.wake_renewal(renewal.next_time(lease, now()))
+
+    def ends_of(self, owner: object) -> Callable[[], bool]:
+        """A function that says whether this thread or task has ended."""
+        raise NotImplementedError
+
+    def new_event(self, renewal: Renewal) -> Lost:
+        """What `lease.lost` is."""
+        raise NotImplementedError
+
+    def tell_lost(self, renewal: Renewal) -> None:
+        """Tell the holder of a lease that it is lost."""
+        raise NotImplementedError
+
+    def wake_renewal(self, time: float) -> None:
+        """See to it that what is due then is renewed."""
+        raise NotImplementedError
 
     def flush_pending_undos(self) -> None:
         """Send the pending undos now, where nothing else would send them."""

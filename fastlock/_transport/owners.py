@@ -6,6 +6,7 @@ Compiled from this same text where there is a compiler. Never here: the leases.
 from __future__ import annotations
 
 import threading
+import weakref
 from asyncio import current_task
 from threading import get_ident
 from typing import Any
@@ -16,12 +17,32 @@ from fastlock._transport.internals import running_task
 _thread = threading.local()
 
 
+class _Sentinel:
+    """What a thread keeps as long as it lives."""
+
+    __slots__ = ("__weakref__",)
+
+
+class ThreadOwner:
+    """Stands for one thread, as the owner of leases. It may outlive the thread."""
+
+    __slots__ = ("sentinel",)
+
+    def __init__(self, sentinel: _Sentinel) -> None:
+        self.sentinel = weakref.ref(sentinel)
+
+    def ended(self) -> bool:
+        """Whether the thread has ended."""
+        return self.sentinel() is None
+
+
 def thread_owner() -> Any:
     """An object that stands for the calling thread. Its number would not do: a later thread may get it again."""
     try:
         return _thread.owner
     except AttributeError:
-        _thread.owner = owner = object()
+        _thread.sentinel = sentinel = _Sentinel()
+        _thread.owner = owner = ThreadOwner(sentinel)
         return owner
 
 

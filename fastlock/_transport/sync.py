@@ -1,7 +1,8 @@
 """The transport for threads: a small set of connections to one server, shared by the threads of a process.
 
 A caller gets an idle connection, or a new one, for itself; when all are busy it shares one of them
-(`sync_connection.py`). There is no background thread. Never here: decisions about locks, the content of frames.
+(`sync_connection.py`). A thread in the
+background is there only to renew leases (`renewing.py`). Never here: decisions about locks, the content of frames.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
 from fastlock._protocol.lease import now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.renewal import Renewal, Renewals
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
     Answer,
@@ -41,6 +43,7 @@ from fastlock._stream_errors import Broken, NoReply, by_handler
 from fastlock._transport import waiting
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parking
+from fastlock._transport.renewing import RenewalThread, SyncLost, call_on_lost, never
 from fastlock._transport.settings import Settings
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -80,6 +83,8 @@ class SyncTransport(Transport):
         self._closing = native.allocate_lock()  # held until the client is closed
         self._closing.acquire()
         self.stats = Stats()
+        self.renewals = Renewals(self.stats)
+        self._renewal_thread = RenewalThread(self)
         self._queue_mutex: Any = self.impl.Mutex()
         self.queues = LocalQueues(self._queue_mutex, self.stats)
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
@@ -437,6 +442,24 @@ class SyncTransport(Transport):
             if connection.error is not None:
                 return
 
+    def renew_due(self) -> None:
+        """Renew the leases that are due, for the thread that does so."""
+        while due := self.renewals.take_due(now()):
+            self.drive(self.renewals.renew(due, self.renewals.first_end(now()), now))
+
+    def wake_renewal(self, time: float) -> None:
+        self._renewal_thread.ensure(time)
+
+    def new_event(self, renewal: Renewal) -> SyncLost:
+        return SyncLost(renewal)
+
+    def ends_of(self, owner: Any) -> Callable[[], bool]:
+        ended: Callable[[], bool] = never if owner is None else owner.ended
+        return ended
+
+    def tell_lost(self, renewal: Renewal) -> None:
+        call_on_lost(renewal)
+
     def close(self) -> None:
         """End all connections, after what is in flight was answered (1 second at most), and send the pending undos (1
         or 2 seconds more, where the server does not answer). Waiters get ClientClosedError."""
@@ -448,6 +471,7 @@ class SyncTransport(Transport):
                 self._end_connections()
             finally:
                 self._ended = True
+                self._renewal_thread.wake()  # to end
             self.flush_after_close()
 
     def flush_after_close(self) -> None:

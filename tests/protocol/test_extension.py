@@ -49,7 +49,7 @@ def test_of_concurrent_extensions_the_earliest_end_holds(clock: Clock, lengths: 
         assert lease._deadline == start + SHORT / 1000
     alone = Extension(clock, lease, LONGER)
     assert alone.answer() is True and lease._deadline == start + LONGER / 1000, "the other extensions have ended"
-    assert extension._UNDER_WAY == []
+    assert lease._extensions == 0
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["interrupted first", "answered first"])
@@ -60,7 +60,7 @@ def test_an_interrupted_extension_limits_the_other(clock: Clock, first: bool) ->
     for each in (short.interrupt, longer.answer) if first else (longer.answer, short.interrupt):
         each()
         assert lease._deadline == start + SHORT / 1000
-    assert extension._UNDER_WAY == []
+    assert lease._extensions == 0
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -68,14 +68,14 @@ def test_a_lease_released_as_the_answer_comes_stays_released(
     clock: Clock, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread releases at the last moment: the next holder may hold by the same token."""
-    lease, to = lease_of(clock, 10), extension._Extension.to
+    lease, to = lease_of(clock, 10), extension.Move.to
     sent = [Extension(clock, lease, LONGER) for _ in range(1 if alone else 2)]
 
     def release(move: Any, end: float) -> None:
         lease._deadline = ENDED
         to(move, end)
 
-    monkeypatch.setattr(extension._Extension, "to", release)
+    monkeypatch.setattr(extension.Move, "to", release)
     assert sent[0].answer() is False and (lease._deadline, lease.valid) == (ENDED, False)
 
 

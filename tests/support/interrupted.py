@@ -152,6 +152,7 @@ MODES = {
     "connect": Mode(pair),  # a new client each time
     "fair": Mode(within, held=0.5, fair=True),
     "fence": Mode(within, held=0.5, fence=True),
+    "renewed": Mode(within, held=0.5, auto_renew=True),
     "limited": Mode(within, held=0.5, blocking_timeout=LEASE),
     "polls": Mode(within, held=0.5, queue=False),
     "token": Mode(with_own_token, held=0.5),
@@ -278,6 +279,10 @@ class Run:
         queues = [*transport.queued_keys.values(), *transport.queues.by_entry.values()]
         if not self.inside and any(queue.key == lock._key for queue in queues):
             self.wrong.append("a waiter stays in a local queue")
+        renewed = [*list(transport.renewals.added), *(each for _, _, each in list(transport.renewals.heap))]
+        held = [lease for each in renewed if not each.over and (lease := each.lease()) is not None]
+        if not self.inside and not all(lease._releasing for lease in held if lease.name == name):
+            self.wrong.append("a lease is renewed that nobody holds")
         missing = (
             len(transport.connections) + bool(transport._opening) - len(transport.idle) - transport.push_connection_lent
         )

@@ -17,7 +17,7 @@ APIS: dict[str, Callable[[str, Clock, Any], RealClient]] = {"asyncio": TaskClien
 
 
 class RealWalk(Walk):
-    """A walk with the real clients of a api: "threads" or "asyncio"; `clock` is the one that fastlock reads."""
+    """A walk with the real clients of an API: "threads" or "asyncio"; `clock` is the one that fastlock reads."""
 
     def __init__(self, path: str, seed: int, length: int, api: str, clock: Any) -> None:
         def factory(path: str, capabilities: frozenset[str], kinds: Kinds) -> RealClient:

@@ -5,6 +5,7 @@ README and docs name the permissions that a user needs: the tests try them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -17,7 +18,7 @@ import redis
 from support.apis import Api
 
 import fastlock
-from fastlock._protocol import commands, local_queue
+from fastlock._protocol import commands, local_queue, renewal
 from fastlock._transport import aio, aio_connection, sync_connection, waiting
 from fastlock.embedded import Server
 
@@ -31,6 +32,7 @@ NEEDED = {
     "redis": "set get del pttl exists pexpire evalsha script|load",
     "floor": "set get del pttl exists pexpire evalsha script|load",
 }
+RENEWED = "evalsha script|load pexpire"
 FENCED = ["+evalsha", "+script|load", "+time"]
 QUEUED = "evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
 USEFUL = {"client", "config", "command", "info", "pubsub"}  # and not needed
@@ -87,6 +89,33 @@ async def test_a_user_needs_these_permissions_and_no_more(
     fenced = api.client(set_user("~app:*", "~fastlock:fence:*", *allowed, *FENCED)).lock("app:a", fence=True)
     assert await api.get(fenced.acquire()) and fenced.lease.fence
     await api.get(fenced.release())
+
+
+@KINDS
+@pytest.mark.parametrize("scripts", [True, False], ids=["by script", "by single commands"])
+async def test_a_user_needs_these_permissions_to_renew(
+    api: Api,
+    server: Server,
+    kind: str,
+    probe: redis.Redis,
+    set_user: SetUser,
+    scripts: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not scripts and kind != "valkey":
+        pytest.skip("its other commands are scripts as well")
+    monkeypatch.setattr(renewal, "DUE_PART", 0.01)
+    allowed = [f"+{command}" for command in [*NEEDED[kind].split(), *(RENEWED.split() if scripts else [])]]
+    client = api.client(set_user("~app:*", *allowed))
+    locks = [client.lock(f"app:{i}", 5, auto_renew=True) for i in range(2)]
+    leases = [await api.enter(lock) for lock in locks]
+    end = time.monotonic() + 10
+    while client.get_stats()["renewals"] < 6:
+        assert time.monotonic() < end, "never renewed"
+        await asyncio.sleep(0.001) if api.is_async else time.sleep(0.001)
+    assert not any(lease.lost.is_set() for lease in leases)
+    for lock in locks:
+        await api.leave(lock)
 
 
 @KINDS

@@ -1,0 +1,33 @@
+"""How the loss of a lease is logged, and how messages name a lock. Never here: how a loss is found out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastlock._protocol.lease import Lease
+
+SHOWN = 200  # characters of a name that messages repeat
+DONE = {"release": "released", "extend": "extended", "reacquire": "reacquired", "renew": "renewed"}
+LOG = logging.getLogger("fastlock")
+
+
+def abbreviated(name: object) -> str:
+    """A lock's name for messages, cut off after SHOWN characters: a name can have 64 KiB."""
+    text = repr(bytes(name) if isinstance(name, bytearray | memoryview) else name)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def warn_of_loss(name: object, action: str) -> None:
+    """Log the loss of a lease, once for each lease that its holder finds lost."""
+    why = "its lease had ended, or its key was deleted or taken"
+    LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[action], why)
+
+
+def warn_of_losses(leases: list[Lease], released: list[Any]) -> list[Any]:
+    """Log the losses of a batch: where `released` has False. (None: another thread released the lease meanwhile.)"""
+    if False in released:
+        for lease, was_mine in zip(leases, released, strict=True):
+            if was_mine is False:
+                warn_of_loss(lease.name, "release")
+    return released

@@ -1,0 +1,270 @@
+"""Who renews leases, and how their holders learn that one is lost: in threads by a thread of the client, in asyncio by
+a timer of its loop.
+
+Never here: which lease is due, what a reply means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from fastlock import _native as native
+from fastlock._protocol.arguments import as_wait
+from fastlock._protocol.lease import now
+from fastlock._protocol.losses import LOG, abbreviated
+from fastlock._protocol.renewal import Renewal
+from fastlock._stream_errors import by_handler
+
+if TYPE_CHECKING:
+    from fastlock._transport.aio import AsyncTransport
+    from fastlock._transport.sync import SyncTransport
+
+LONGEST_SLEEP = 1e6  # seconds: the system's functions take no infinite ones
+PAUSE = 1.0  # seconds after an error that nobody expected
+
+
+class SyncLost:
+    """The event `lease.lost` of a lease that is renewed, for threads."""
+
+    def __init__(self, renewal: Renewal) -> None:
+        self._renewal = renewal
+        self._changes = native.Changes()
+
+    def is_set(self) -> bool:
+        """Whether the lease was lost."""
+        return self._renewal.is_lost()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost or released, or `timeout` seconds have passed. Returns whether it was lost."""
+        until = math.inf if timeout is None else now() + as_wait(timeout, "timeout")
+        native.refuse_greenlet("the lease is held")
+        while True:
+            wake = self._changes.expect()
+            seconds = min(self._renewal.lost_from(), until) - now()
+            self._changes.wait(wake, min(seconds, LONGEST_SLEEP))
+            if seconds <= 0:
+                return self._renewal.is_lost()
+
+    def wake(self) -> None:
+        """Wake who waits: the lease is lost, or was released."""
+        self._changes.tell()
+
+
+class AsyncLost:
+    """The event `lease.lost` of a lease that is renewed, for asyncio."""
+
+    def __init__(self, renewal: Renewal) -> None:
+        self._renewal = renewal
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def is_set(self) -> bool:
+        """Whether the lease was lost."""
+        return self._renewal.is_lost()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost or released, or `timeout` seconds have passed. Returns whether it was lost."""
+        until = math.inf if timeout is None else now() + as_wait(timeout, "timeout")
+        while True:
+            seconds = min(self._renewal.lost_from(), until) - now()
+            if seconds <= 0:
+                return self._renewal.is_lost()
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await asyncio.wait([future], timeout=min(seconds, LONGEST_SLEEP))
+            finally:
+                self._waiting.discard(future)
+
+    def wake(self) -> None:
+        """Wake who waits: the lease is lost, or was released."""
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_result(None)
+
+
+def call_on_lost(renewal: Renewal) -> Any:
+    """Call what the lock's user wants to be called when a lease is lost. Returns what that returns, or None; an error
+    is logged, as there is nobody to raise it for."""
+    lease, on_lost = renewal.lease(), renewal.settings.on_lost
+    if lease is None or on_lost is None:
+        return None
+    try:
+        return on_lost(lease)
+    except Exception as error:
+        if by_handler(error):
+            raise
+        LOG.exception("on_lost of lock %s failed", abbreviated(lease.name))
+        return None
+
+
+async def await_on_lost(pending: Any, name: object) -> None:
+    """Await what `on_lost` returned, if that is a coroutine function's; an error is logged."""
+    try:
+        await pending
+    except Exception as error:
+        if by_handler(error):
+            raise
+        LOG.exception("on_lost of lock %s failed", abbreviated(name))
+
+
+def never() -> bool:
+    """Says of an owner that may be anybody that it has not ended."""
+    return False
+
+
+def task_ends(owner: Any) -> Callable[[], bool]:
+    """A function that says whether a task has ended (None: it may be any). A task that does nothing but acquire, as
+    `wait_for` makes one until Python 3.12, is not the one that holds the lease."""
+    coroutine = None if owner is None else owner.get_coro()
+    if owner is None or getattr(coroutine, "__qualname__", "").endswith(".acquire"):
+        return never
+    ended: Callable[[], bool] = owner.done
+    return ended
+
+
+class RenewalThread:
+    """The thread that renews the leases of one client for threads; started when the first is to be renewed. It ends
+    with the client. It keeps no client alive."""
+
+    def __init__(self, transport: SyncTransport) -> None:
+        self._transport = weakref.ref(transport, lambda _: self.wake())
+        self._mutex = native.RLock()
+        self._started = False
+        self._sleep = native.allocate_lock()  # held while there is nothing to do
+        self._sleep.acquire()
+        self.wake_time = -math.inf  # until when it sleeps; -inf: it does not sleep, or is about to look again
+
+    def ensure(self, time: float) -> None:
+        """See to it that the thread runs, and looks by then for leases to renew."""
+        if not self._started:
+            with self._mutex:
+                if not self._started:
+                    native.start_new_thread(self._run, ())
+                    self._started = True
+        if time < self.wake_time:
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the thread look for what is to be done."""
+        try:
+            self._sleep.release()
+        except RuntimeError as error:  # it was woken before
+            if by_handler(error):
+                raise
+
+    def _run(self) -> None:
+        while (transport := self._transport()) is not None and not transport.closed:
+            try:
+                transport.renew_due()
+                self.wake_time = transport.renewals.wake_time()
+                if transport.renewals.added:  # since `renew_due` looked; later ones wake this thread
+                    self.wake_time = -math.inf
+                    continue
+            except Exception:  # whatever it is, it must not end all renewals
+                LOG.exception("leases could not be renewed; trying again")
+                self.wake_time = now() + PAUSE
+                time.sleep(PAUSE)
+            del transport
+            self._sleep.acquire(timeout=max(0.0, min(self.wake_time - now(), LONGEST_SLEEP)))
+            self.wake_time = -math.inf
+
+
+class RenewalTimer:
+    """The timer that renews the leases of one client for asyncio. It keeps no client alive."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = weakref.ref(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._time = math.inf  # when it ends
+        self._tasks: set[asyncio.Task[None]] = set()  # that renew now, or run what a user's `on_lost` returned
+
+    def ensure(self, time: float) -> None:
+        """See to it that leases to renew are looked for by then."""
+        transport = self._transport()
+        if time < self._time and transport is not None and transport.loop is not None and not transport.closed:
+            self.stop()
+            self._time = time
+            self._timer = transport.loop.call_later(max(0.0, min(time - now(), LONGEST_SLEEP)), self._run)
+
+    def stop(self) -> None:
+        """Renew nothing more, until `ensure`."""
+        timer, self._timer, self._time = self._timer, None, math.inf
+        if timer is not None:
+            timer.cancel()
+
+    async def join(self, seconds: float) -> None:
+        """Wait until what was begun has ended, for so many seconds at most."""
+        if tasks := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    def restart(self) -> None:
+        """Go on with the leases that are held, in another loop."""
+        if (transport := self._transport()) is not None and (transport.renewals.heap or transport.renewals.added):
+            self.ensure(now())
+
+    def _run(self) -> None:
+        self._timer, self._time = None, math.inf
+        transport = self._transport()
+        if transport is None or transport.closed or transport.loop is None:
+            return
+        renewals = transport.renewals
+        if due := renewals.take_due(now()):
+            self._start(transport.loop, transport.drive(renewals.renew(due, renewals.end_of(due), now)))
+        self.ensure(renewals.wake_time())
+
+    def _start(self, loop: asyncio.AbstractEventLoop, steps: Coroutine[Any, Any, None]) -> None:
+        task = loop.create_task(steps, name="fastlock: renew")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        transport = self._transport()
+        if transport is not None:
+            self.ensure(transport.renewals.wake_time())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("leases could not be renewed; trying again", exc_info=error)
+
+    def tell_lost(self, renewal: Renewal) -> None:
+        """Tell the holder of a lease that it is lost."""
+        if renewal.body is not None:
+            renewal.body.cancel()
+        lease, returned = renewal.lease(), call_on_lost(renewal)
+        if lease is not None and inspect.isawaitable(returned):
+            self._start(asyncio.get_running_loop(), await_on_lost(returned, lease.name))
+
+
+class Body:
+    """The body of an `async with` whose task is cancelled if the lease is lost, as `asyncio.timeout` does it."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """The lease is lost: cancel the body."""
+        self._cancelled = True
+        self._task.cancel()
+
+    async def was_cancelled(self, error: BaseException | None) -> bool:
+        """Whether the body ended by `error`, or without, because the lease was lost. Raises CancelledError: it was
+        cancelled by others as well."""
+        if not self._cancelled:
+            return False
+        arrived = isinstance(error, asyncio.CancelledError)
+        if error is None:  # the cancellation comes where the task waits next
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                arrived = True
+        others = self._task.uncancel() > self._cancelling
+        if others and arrived and error is None:
+            raise asyncio.CancelledError
+        return not others and arrived

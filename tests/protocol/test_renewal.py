@@ -1,0 +1,300 @@
+"""Which leases are renewed and when, what the replies mean, and when a lease is told lost; by canned replies."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.run_steps import CONNECTION, Clock, error, lost
+
+from fastlock._protocol import extension, renewal
+from fastlock._protocol.lease import ENDED, Lease
+from fastlock._protocol.renewal import Renewal, Renewals, RenewalSettings, settings_for
+from fastlock._protocol.stats import Stats
+from fastlock._protocol.steps import Answer, RawCommands, Sleep
+
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
+TOKEN = b"fl:" + b"t" * 32
+
+
+class Client:
+    """The transport of a client, as renewals know it, and its leases by hand."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.renewals = Renewals(Stats())
+        self.told: list[Renewal] = []
+
+    def tell_lost(self, renewal: Renewal) -> None:
+        self.told.append(renewal)
+
+    def new_event(self, renewal: Renewal) -> Any:
+        raise NotImplementedError
+
+    def lease(
+        self, name: str = "a", seconds: float = 30, gone: Callable[[], bool] | None = None, **settings: Any
+    ) -> Lease:
+        lease = Lease(name, name.encode(), TOKEN, self.clock() + seconds)
+        ends = gone or (lambda: False)
+        lease._renewal = Renewal(lease, int(seconds * 1000), RenewalSettings(**settings), ends, self, self.clock())
+        lease._renewal.part = renewal.DUE_PART  # without jitter
+        self.renewals.add(lease._renewal)
+        return lease
+
+    def due(self) -> list[Any]:
+        return [each.lease().name for each in self.take()]
+
+    def take(self) -> list[Renewal]:
+        self.taken = self.renewals.take_due(self.clock())
+        return self.taken
+
+    def start(self) -> Any:
+        """The steps of a renewal of what was taken, and its request."""
+        steps = self.renewals.renew(self.taken, math.inf, self.clock)
+        request = next(steps)
+        assert isinstance(request, RawCommands)
+        request.sent, request.connection = self.clock(), CONNECTION
+        return steps, request
+
+    def renew(self, *replies: Any) -> None:
+        """Renew what was taken; the server replies so."""
+        steps, _ = self.start()
+        with pytest.raises(StopIteration):
+            steps.send(list(replies))
+
+
+@pytest.fixture
+def client(clock: Clock) -> Client:
+    return Client(clock)
+
+
+def test_a_lease_is_due_after_a_third_of_its_time(client: Client, clock: Clock) -> None:
+    lease = client.lease()
+    assert client.due() == [] and client.renewals.wake_time() == pytest.approx(clock() + 10)
+    clock.go(9.99)
+    assert client.due() == []
+    clock.go(0.01)
+    assert client.due() == ["a"]
+    clock.go(0.5)
+    client.renew([1])
+    assert lease.remaining == pytest.approx(30) and lease._extensions == 0
+    assert clock() + 10 - 1.01 <= client.renewals.wake_time() + 0.5 and client.renewals.stats.renewals == 1
+
+
+def test_leases_that_are_due_soon_are_renewed_along(client: Client, clock: Clock) -> None:
+    leases = [client.lease("a")]
+    for name, pause in (("b", 0.9), ("c", 0.2)):
+        clock.go(pause)
+        leases.append(client.lease(name))
+    clock.go(10 - 1.1)
+    assert client.due() == ["a", "b"]
+    client.renew([1, 1])
+    clock.go(1.1)
+    assert client.due() == ["c"]
+
+
+def test_many_leases_are_renewed_by_scripts_of_a_hundred(client: Client, clock: Clock) -> None:
+    leases = [client.lease(f"n{i}") for i in range(250)]
+    clock.go(10)
+    assert len(client.take()) == 250
+    steps, request = client.start()
+    assert [int(call[2]) for call in request.calls] == [100, 100, 50]
+    assert {len(call) for call in request.calls} == {3 + 300, 3 + 150}
+    with pytest.raises(StopIteration):
+        steps.send([[1] * 100, [1] * 99 + [0], [2] * 50])
+    (gone,) = client.told
+    assert gone.lease().name == "n199" and gone.lost
+    assert {lease._contended for lease in leases[200:]} == {True} and not any(
+        lease._contended for lease in leases[:200]
+    )
+    assert client.renewals.stats.renewals == 249 and client.renewals.stats.losses == 1
+
+
+def test_a_lease_is_lost_when_it_ends_before_a_renewal_is_answered(client: Client, clock: Clock) -> None:
+    lease = client.lease()
+    clock.go(10)
+    client.take()
+    steps, _ = client.start()
+    assert client.renewals.wake_time() == lease._deadline
+    clock.go(20)
+    assert client.due() == [] and client.told == [lease._renewal] and not lease.valid
+    with pytest.raises(StopIteration):
+        steps.send([[1]])
+    assert not lease.valid, "it has been told lost, and does not come back"
+    assert client.due() == [] and client.renewals.wake_time() == math.inf and len(client.told) == 1
+
+
+def test_what_was_not_answered_is_sent_again_until_the_lease_ends(client: Client, clock: Clock) -> None:
+    lease, tries = client.lease(), 0
+    while not client.told:
+        clock.go(max(0.0, client.renewals.wake_time() - clock()) if tries else 10)
+        if client.due():
+            tries += 1
+            steps, _ = client.start()
+            with pytest.raises(StopIteration):
+                steps.send(Answer.DEADLINE_EXCEEDED)
+            assert lease._token_read, "a late renewal must not hit the next holder"
+    assert tries > 15 and clock() == pytest.approx(lease._deadline) and lease._renewal.lost
+
+
+def test_a_broken_connection_is_no_loss(client: Client, clock: Clock) -> None:
+    lease = client.lease()
+    clock.go(10)
+    client.take()
+    steps, request = client.start()
+    session = object()
+    assert isinstance(steps.send(lost(session=session)), Sleep)
+    assert steps.send(None) is request and request.stale == (session,), "the broken session is ended first"
+    clock.go(1)
+    request.sent = clock()
+    with pytest.raises(StopIteration):
+        steps.send([[1]])
+    assert lease.remaining == pytest.approx(30) and not client.told
+
+
+def test_a_server_that_cannot_write_now_is_asked_again(client: Client, clock: Clock) -> None:
+    lease = client.lease()
+    clock.go(10)
+    client.take()
+    client.renew(error("READONLY You can't write against a read only replica."))
+    assert not client.told and lease.valid and client.renewals.wake_time() < clock() + 0.05
+
+
+@pytest.mark.parametrize("how", ["releasing", "released", "dropped", "collected"])
+def test_a_lease_that_is_not_held_is_not_renewed(client: Client, clock: Clock, how: str) -> None:
+    lease: Any = client.lease()
+    assert client.due() == []
+    if how == "releasing":
+        lease._releasing = True
+    elif how == "released":
+        lease._end()
+    elif how == "dropped":
+        lease._renewal.end()
+    else:
+        del lease
+        gc.collect()
+    clock.go(31)
+    assert client.due() == [] and not client.told and client.renewals.wake_time() == math.inf
+
+
+def test_a_lease_released_before_anybody_looked_is_forgotten(client: Client) -> None:
+    for _ in range(100):
+        client.lease()._end()
+    assert not client.renewals.added and not client.renewals.heap
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_lease_released_as_its_renewal_begins_is_left_alone(client: Client, clock: Clock, when: str) -> None:
+    """Its token may be the next holder's, to whom it was handed over."""
+    lease = client.lease()
+    clock.go(10)
+    client.take()
+    if when == "before":
+        lease._deadline = ENDED
+        with pytest.raises(StopIteration):
+            next(client.renewals.renew(client.taken, math.inf, clock))
+    else:
+        steps, _ = client.start()
+        assert lease._extensions == 1, "so long it is not handed over"
+        lease._deadline, lease._releasing = ENDED, True
+        with pytest.raises(StopIteration):
+            steps.send([[0]])
+    assert lease._deadline == ENDED and not client.told and lease._extensions == 0
+
+
+def test_max_hold_ends_renewal(client: Client, clock: Clock) -> None:
+    lease, renewed = client.lease(max_hold=25), 0
+    while not client.told:
+        clock.go(client.renewals.wake_time() - clock() if renewed else 10)
+        if client.due():
+            renewed += 1
+            client.renew([1])
+    assert renewed == 2 and not lease.valid and 48 < clock() - 1000 < 51
+
+
+def test_an_owner_that_has_ended_ends_renewal(client: Client, clock: Clock) -> None:
+    ended: list[bool] = []
+    lease = client.lease(gone=lambda: bool(ended))
+    clock.go(10)
+    assert client.due() == ["a"]
+    client.renew([1])
+    ended.append(True)
+    clock.go(10)
+    assert client.due() == [] and lease.valid
+    clock.go(20)
+    assert client.due() == [] and client.told == [lease._renewal]
+
+
+def test_an_extension_by_the_caller_puts_off_the_renewal(client: Client, clock: Clock) -> None:
+    lease = client.lease()
+    lease._deadline = clock() + 100
+    clock.go(10)
+    assert client.due() == [] and client.renewals.wake_time() == pytest.approx(clock() + 90 - 20)
+
+
+def test_of_a_renewal_and_an_extension_at_once_the_earlier_end_holds(client: Client, clock: Clock) -> None:
+    lease = client.lease()
+    clock.go(10)
+    client.take()
+    steps, _ = client.start()
+    extending = extension.extend(lease, 100_000, True, clock)
+    request = next(extending)
+    request.sent = clock()
+    with pytest.raises(StopIteration):
+        extending.send(b"OK")
+    with pytest.raises(StopIteration):
+        steps.send([[1]])
+    assert lease.remaining == pytest.approx(20), "nobody knows which was executed last"
+
+
+def test_a_user_that_may_not_run_the_script_renews_by_single_commands(client: Client, clock: Clock) -> None:
+    leases = [client.lease("a"), client.lease("b")]
+    clock.go(10)
+    client.take()
+    steps, _ = client.start()
+    extend = steps.send([error("NOPERM User u has no permissions to run the 'evalsha' command")])
+    for last, lease in enumerate(leases):
+        assert (extend.key, extend.token, extend.ms) == (lease._key, TOKEN, 30_000)
+        extend.sent = clock()
+        if not last:
+            extend = steps.send(b"OK")
+    with pytest.raises(StopIteration):
+        steps.send(b"OK")
+    assert [lease.remaining for lease in leases] == pytest.approx([30, 30])
+
+
+def test_a_signal_handlers_error_is_raised_and_the_lease_goes_on(client: Client, clock: Clock) -> None:
+    lease = client.lease()
+    clock.go(10)
+    client.take()
+    steps, _ = client.start()
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt())
+    assert lease._extensions == 0 and client.renewals.wake_time() <= clock() + 0.001
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"timeout": None},
+        {"timeout": 0.099},
+        {"timeout": True},
+        {"timeout": math.nan},
+        {"max_hold": 0},
+        {"max_hold": -1},
+        {"max_hold": "1"},
+        {"on_lost": "print"},
+        {"auto_renew": False, "max_hold": 5},
+        {"auto_renew": False, "on_lost": print},
+        {"auto_renew": False, "cancel_on_loss": True},
+    ],
+    ids=repr,
+)
+def test_settings_that_make_no_sense_are_named(keywords: dict[str, Any]) -> None:
+    given = {"auto_renew": True, "timeout": 30, "max_hold": None, "on_lost": None, "cancel_on_loss": False, **keywords}
+    name = next(iter(name for name in keywords if name != "auto_renew"))
+    with pytest.raises((ValueError, TypeError), match=f"^{name} "):
+        settings_for(*given.values())
