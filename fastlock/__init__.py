@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastlock import _implementation
 from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotOwnedError
 from fastlock._locks.client import Client
-from fastlock._locks.lock import ClientLock
+from fastlock._locks.lock import ClientLock, ReentrantLock
 from fastlock._locks.redis_py import Lock
 from fastlock._protocol.lease import Lease
 from fastlock._version import __version__
@@ -23,10 +23,11 @@ __all__ = [
     "LockError",
     "LockLostError",
     "LockNotOwnedError",
+    "ReentrantLock",
     "__version__",
 ]
 
-for _public in (Client, ClientLock, Lock):
+for _public in (Client, ClientLock, Lock, ReentrantLock):
     _public.__module__ = __name__  # the module from which users import it, for messages
 
 IMPLEMENTATION: str = _implementation.default.IMPLEMENTATION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotOwnedError
 from fastlock._locks.aio_client import Client
-from fastlock._locks.aio_lock import ClientLock
+from fastlock._locks.aio_lock import ClientLock, ReentrantLock
 from fastlock._locks.redis_py import AsyncioLock as Lock
 from fastlock._protocol.lease import Lease
 
@@ -17,7 +17,8 @@ __all__ = [
     "LockError",
     "LockLostError",
     "LockNotOwnedError",
+    "ReentrantLock",
 ]
 
-for _public in (Client, ClientLock, Lock):
+for _public in (Client, ClientLock, Lock, ReentrantLock):
     _public.__module__ = __name__  # the module from which users import it, for messages

@@ -70,6 +70,8 @@ def enter_lock(self: Any) -> Any:
 def exit_lock(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
+    if self._owners is not None and self._leave_inner(self._leases.get(thread_owner())):
+        return  # before the `try`: what is raised from here on must not release what the outer `with` holds
     try:
         release(self)
     except BaseException as problem:
@@ -79,6 +81,8 @@ def exit_lock(self: Any, kind: object, error: BaseException | None, trace: objec
 def acquire(lock: BaseLock, required: bool) -> Any:
     """Acquire with the lock's own settings, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
     check()
+    if lock._owners is not None and (held := lock._reenter()) is not None:
+        return held
     transport, sent = lock._transport, clock()
     waiter: Waiter | None = None
     if transport.queued_keys:
@@ -237,6 +241,8 @@ def _sent_enter(op: LockAcquire, waiter: Waiter, connection: Connection, sent: f
 
 def release(lock: BaseLock) -> None:
     """Release the lease of the calling thread. Errors are those of `BaseLock._new_release`."""
+    if lock._owners is not None and lock._leave_inner(lock._leases.get(thread_owner())):
+        return
     transport, op = lock._transport, None
     lease: Lease | None = None
     try:

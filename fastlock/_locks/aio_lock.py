@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlock._errors import LockError
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import tasks
+from fastlock._locks.reentrant import fixed_name, refuse_token
 from fastlock._locks.settings import MutableSettings
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock
@@ -162,3 +163,44 @@ class GuardedLock(ClientLock):
                     raise
             if lost:
                 raise self._lost_in_body() from error
+
+
+class ReentrantLock(ClientLock):
+    """A lock that its holder may acquire again, made by `Client.reentrant_lock()`. The holder is a task: all reentrant
+    locks of the client on one name are one lock to it. Entered again, it takes no command, and it is released as often
+    as it was acquired. On the server it is a lock like any other."""
+
+    __slots__ = ()
+
+    def __init__(self, client: Any, *settings: Any, **more: Any) -> None:
+        super().__init__(client, *settings, **more)
+        self._owners = client._owners.of(self._key)
+        self._leases = self._owners.leases
+
+    async def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+        sleep: float | None = None,
+    ) -> bool:
+        """As `ClientLock.acquire`; True at once if the running task holds the lock.
+
+        Raises LockNotOwnedError if it does, and its lease has ended: release it first.
+        """
+        refuse_token(token)
+        return self._reenter() is not None or await super().acquire(blocking, blocking_timeout, None, sleep)
+
+    async def _release(self, owner: object, lease: Lease | None) -> None:
+        if not self._leave_inner(lease):
+            await super()._release(owner, lease)
+
+    if not TYPE_CHECKING:
+        name = fixed_name()
+
+        async def __aenter__(self):
+            return self._reenter() or await ClientLock.__aenter__(self)
+
+        async def __aexit__(self, kind, error, trace):
+            if not self._leave_inner(self._leases.get(self._owner())):
+                await ClientLock.__aexit__(self, kind, error, trace)

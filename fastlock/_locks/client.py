@@ -13,7 +13,8 @@ from fastlock import _implementation
 from fastlock._fork import check
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import name_maker
-from fastlock._locks.lock import ClientLock
+from fastlock._locks.lock import ClientLock, ReentrantLock
+from fastlock._locks.reentrant import OwnersByName
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.lease import Lease, new_token, now
@@ -53,6 +54,7 @@ class Client(Uncopyable):
         self._queue = queue
         self._settings = settings
         self._transport = SyncTransport(settings, _implementation.default)
+        self._owners = OwnersByName(lambda: self._transport._mutex)
 
     @classmethod
     def from_url(cls, url: str, *, queue: bool = True, **options: object) -> Self:
@@ -105,6 +107,45 @@ class Client(Uncopyable):
             blocking,
             blocking_timeout,
             thread_local,
+            raise_on_release_error,
+            fence,
+            fair,
+            self._queue if queue is None else queue,
+            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
+        )
+
+    def reentrant_lock(
+        self,
+        name: arguments.Name,
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
+        sleep: float = base_lock.DEFAULT_SLEEP,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        raise_on_release_error: bool = True,
+        fence: bool = False,
+        fair: bool = False,
+        queue: bool | None = None,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> ReentrantLock:
+        """A lock that its holder, a thread, may acquire again, by this lock or another reentrant one of this client.
+
+        Each acquire takes a release; only the first and the last take a command. `lease.depth` counts. The lease is
+        that of the first acquire, with its timeout; it is renewed if one of the acquires wants that. On the server this
+        is a lock like any other, which excludes plain locks of that name, also those of the same thread. The arguments
+        are those of `lock`, and so are the errors.
+        """
+        if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
+            timeout = LEASE_SECONDS
+        return ReentrantLock(
+            self,
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            True,
             raise_on_release_error,
             fence,
             fair,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlock._errors import RedisError
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import threads
+from fastlock._locks.reentrant import fixed_name, refuse_token
 from fastlock._locks.settings import MutableSettings
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock
@@ -119,3 +120,33 @@ class ClientLock(MutableSettings, SyncLock):
 
     else:
         __enter__ = threads.enter_lease
+
+
+class ReentrantLock(ClientLock):
+    """A lock that its holder may acquire again, made by `Client.reentrant_lock()`. The holder is a thread of a client:
+    all reentrant locks of the client on one name are one lock to it. Entered again, it takes no command, and it is
+    released as often as it was acquired. On the server it is a lock like any other."""
+
+    __slots__ = ()
+
+    def __init__(self, client: Any, *settings: Any, **more: Any) -> None:
+        super().__init__(client, *settings, **more)
+        self._owners = client._owners.of(self._key)
+        self._leases = self._owners.leases
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """As `ClientLock.acquire`; True at once if the calling thread holds the lock.
+
+        Raises LockNotOwnedError if it does, and its lease has ended: release it first.
+        """
+        refuse_token(token)
+        return self._reenter() is not None or super().acquire(sleep, blocking, blocking_timeout)
+
+    if not TYPE_CHECKING:
+        name = fixed_name()

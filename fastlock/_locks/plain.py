@@ -13,6 +13,8 @@ from fastlock._protocol.lease import Lease
 
 def acquire(lock: BaseLock, required: bool) -> Any:
     """Acquire with the lock's own settings, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
+    if lock._owners is not None and (held := lock._reenter()) is not None:
+        return held
     return lock._transport.run(lock._new_acquire(None, required))
 
 
@@ -29,12 +31,15 @@ def enter_lock(self: Any) -> Any:
 
 def release(lock: BaseLock) -> None:
     """Release the lease of the calling thread. Errors are those of `BaseLock._new_release`."""
-    lock._transport.run(lock._new_release())
+    if not (lock._owners is not None and lock._leave_inner(lock._leases.get(lock._owner()))):
+        lock._transport.run(lock._new_release())
 
 
 def exit_lock(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
     """Release. An error of the release is put where `BaseLock._report_release_error` says, beside the error that ended
     the body of the `with`."""
+    if self._owners is not None and self._leave_inner(self._leases.get(self._owner())):
+        return  # before the `try`: what is raised from here on must not release what the outer `with` holds
     try:
         release(self)
     except BaseException as problem:

@@ -1,7 +1,7 @@
 # The types of base_lock.py where it is compiled.
 
 from fastlock._protocol.arguments cimport as_ms, as_name, as_wait
-from fastlock._protocol.lease cimport Lease, flag
+from fastlock._protocol.lease cimport Lease, flag, is_inherited
 from fastlock._protocol.local_queue cimport LocalQueues, Waiter
 from fastlock._protocol.stats cimport Stats
 
@@ -14,7 +14,7 @@ cdef Py_ssize_t _MAX_LEASES
 cdef class BaseLock:
     cdef public object name, timeout, sleep, blocking_timeout
     cdef public flag blocking, thread_local, raise_on_release_error, fence, fair, queue
-    cdef public object _client, _transport, _renewal
+    cdef public object _client, _transport, _renewal, _owners
     cdef public bytes _key
     cdef public long long _ms
     cdef public dict _leases
@@ -32,3 +32,7 @@ cdef class BaseLock:
     cdef bint _released_locally(self, owner, Lease lease, int route) except -1
     cdef Waiter _waits_locally(self, answer, token, dict queued)
     cdef bint _needs_slow_path(self) except -1
+
+    @cython.locals(lease=Lease)
+    cpdef Lease _reenter(self)
+    cpdef bint _leave_inner(self, Lease lease) except -1

@@ -15,7 +15,7 @@ from fastlock._errors import LockError, LockLostError, LockNotOwnedError
 from fastlock._protocol import arguments, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
-from fastlock._protocol.lease import ENDED, Lease, new_token, now
+from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute, Waiter
 from fastlock._protocol.losses import LOG, abbreviated, warn_of_loss
 from fastlock._protocol.release import Release
@@ -58,6 +58,7 @@ class BaseLock:
         self._transport = client._transport
         self._encoding = encoding
         self._renewal = renewal  # how its leases are renewed; None: they are not
+        self._owners: Any = None  # of a reentrant lock: what all such locks of the client on this name share
         self.name = name
         self.timeout = timeout
         self._key = as_name(name, encoding)
@@ -132,6 +133,30 @@ class BaseLock:
         queues.stats.acquires += 1
         self._keep(owner, lease)
         return lease
+
+    def _reenter(self) -> Lease | None:
+        """Acquire a reentrant lock once more, if the caller holds it; None: it does not. Raises LockNotOwnedError: its
+        lease has ended, or is being released. LockError: the lease has no fence, and this lock wants one."""
+        owner = self._owner()
+        lease = self._leases.get(owner)
+        if lease is None or is_inherited(lease):
+            self._owners.keep()
+            return None
+        if lease._releasing or not lease._time_left():
+            raise self._lost("acquire")
+        if self.fence and lease._fence is None:
+            raise LockError(self._cannot("acquire", "it is held without a fence"), lock_name=self._text)
+        if self._renewal is not None and lease._renewal is None:
+            self._transport.renew(lease, self._ms, self._renewal, owner)
+        lease._depth += 1  # last: no call, in which a signal handler could raise, comes after it
+        return lease
+
+    def _leave_inner(self, lease: Lease | None) -> bool:
+        """Take back one acquire of a reentrant lock, if that was not its first. False: the lock is to be released."""
+        if lease is None or lease._depth < 2:
+            return False
+        lease._depth -= 1
+        return True
 
     def _released(self, owner: object, lease: Lease) -> None:
         """Note that the owner's lease has ended: the server released it, or the next waiter has it."""

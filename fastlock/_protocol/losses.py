@@ -8,7 +8,13 @@ from typing import Any
 from fastlock._protocol.lease import Lease
 
 SHOWN = 200  # characters of a name that messages repeat
-DONE = {"release": "released", "extend": "extended", "reacquire": "reacquired", "renew": "renewed"}
+DONE = {
+    "acquire": "acquired again",
+    "release": "released",
+    "extend": "extended",
+    "reacquire": "reacquired",
+    "renew": "renewed",
+}
 LOG = logging.getLogger("fastlock")
 
 

@@ -1,9 +1,9 @@
 """Renewal: held leases that are given a new end again and again, and what happens when one is lost.
 
 A lease is due when a third of its time has passed, and those that are due soon are renewed along with it, by scripts of
-up to 100 names. What is not answered is sent again until the lease ends by this process's clock, which is before the
-server lets anybody else have the name: then the lease is lost, and its holder is told. A name whose lease was lost is
-never acquired again in its place. Never here: sockets, asyncio, threads, sleep.
+up to 100 names. What is not answered is sent again until shortly before the lease ends by this process's clock, which
+is before the server lets anybody else have the name: then the lease is lost, and its holder is told. A name whose lease
+was lost is never acquired again in its place. Never here: sockets, asyncio, threads, sleep.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ SHORTEST_SECONDS = 0.1  # of a renewed lease: a shorter one would end while its 
 DUE_PART = 1 / 3  # of a lease's time, after which it is renewed
 JITTER = 0.1  # part of that by which it varies: many clients that began together do not go on together
 EARLY_PART = 1 / 30  # of a lease's time, by which it may be renewed early, along with another
+LOST_PART = 1 / 30  # of a lease's time, by which its loss is told before it ends: time to stop, and for slow machines
 CHUNK = 100  # names renewed by one script: the server does nothing else meanwhile
 ATTEMPT_SECONDS = 1.0  # after which a renewal that was not answered is sent again: leases added meanwhile are waiting
 
@@ -93,7 +94,21 @@ class Renewal:
     can release any more is not renewed for ever."""
 
     __slots__ = (
-        *("_untold", "added", "body", "event", "failures", "host", "lease", "lost", "ms", "over", "owner_gone", "part"),
+        *(
+            "_untold",
+            "added",
+            "body",
+            "event",
+            "failures",
+            "host",
+            "lease",
+            "lost",
+            "margin",
+            "ms",
+            "over",
+            "owner_gone",
+            "part",
+        ),
         *("retry_at", "settings", "time", "under_way", "until"),
     )
 
@@ -108,6 +123,7 @@ class Renewal:
     ) -> None:
         self.lease = weakref.ref(lease)
         self.ms = ms
+        self.margin = ms / 1000 * LOST_PART  # seconds before its end from which the lease counts as lost
         self.settings = settings
         self.owner_gone = owner_gone  # whether the thread or task that acquired it has ended
         self.host = host
@@ -127,14 +143,15 @@ class Renewal:
     def is_lost(self) -> bool:
         """Whether the lease was lost; by this process's clock, if nobody has found out yet."""
         lease = self.lease()
-        if lease is not None and not self.over and not lease._releasing and not lease._time_left():
+        if lease is not None and not self.over and not lease._releasing and lease._time_left() <= self.margin:
+            lease._shorten(lease._deadline - self.margin)
             self.found_lost()
         return self.lost
 
     def lost_from(self) -> float:
-        """When the lease ends, if it is not renewed before; in the past, if it was lost, or released."""
+        """When the lease counts as lost, if it is not renewed before; in the past, if it was lost, or released."""
         lease = self.lease()
-        return -math.inf if lease is None or self.over or self.lost else lease._deadline
+        return -math.inf if lease is None or self.over or self.lost else lease._deadline - self.margin
 
     def found_lost(self) -> None:
         """Note that the lease was lost, and tell so, once."""
@@ -164,10 +181,11 @@ class Renewal:
 
     def next_time(self, lease: Lease, time: float) -> float:
         """When there is something to do for the lease: to renew it, or to say that it is lost."""
+        lost_from = lease._deadline - self.margin
         if self.under_way or time >= self.until or self.owner_gone():
-            return lease._deadline
+            return lost_from
         if self.failures:
-            return min(lease._deadline, self.retry_at)
+            return min(lost_from, self.retry_at)
         return lease._deadline - self.ms / 1000 * (1 - self.part)
 
 
@@ -209,7 +227,8 @@ class Renewals:
             lease = renewal.lease()
             if at != renewal.time or lease is None or renewal.over or lease._releasing or lease._deadline == ENDED:
                 continue
-            if lease._deadline <= time:
+            if lease._deadline - renewal.margin <= time:
+                lease._shorten(time)
                 self._lost(renewal, lease)
             elif renewal.next_time(lease, time) > time + early:  # its end was moved, or it is not renewed any more
                 self.schedule(renewal, time)
@@ -232,14 +251,13 @@ class Renewals:
         return self.heap[0][0] if self.heap else math.inf
 
     def first_end(self, time: float) -> float:
-        """When the first of all leases ends, at most ATTEMPT_SECONDS from now: so long may a renewal take before
-        somebody has to look again."""
-        ends = [lease._deadline for _, _, renewal in self.heap if (lease := renewal.lease()) is not None]
-        return min([time + ATTEMPT_SECONDS, *(end for end in ends if end > time)])
+        """When the first of all leases counts as lost, at most ATTEMPT_SECONDS from now: so long may a renewal take
+        before somebody has to look again."""
+        return min([time + ATTEMPT_SECONDS, *(end for _, _, each in self.heap if (end := each.lost_from()) > time)])
 
     def end_of(self, due: list[Renewal]) -> float:
-        """When the first of these leases ends."""
-        return min((lease._deadline for renewal in due if (lease := renewal.lease()) is not None), default=math.inf)
+        """When the first of these leases counts as lost."""
+        return min(renewal.lost_from() for renewal in due)
 
     def renew(self, due: list[Renewal], until: float, clock: Clock) -> Steps[None]:
         """Renew these leases, and note what became of each; try no longer than `until`."""

@@ -28,6 +28,7 @@ from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 tasks_only = pytest.mark.parametrize("api", ["asyncio", "asyncio+uvloop"], indirect=True)
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # where its kind makes no difference
 threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 LEASE = 5.0  # seconds: of a lease that is renewed all the time
 SHORT = 0.6  # seconds: of a lease that is to be lost
@@ -109,12 +110,13 @@ async def test_a_deleted_key_is_told_and_not_created_again(
     probe.delete(NAME)
 
 
+@one_server
 async def test_loss_is_told_before_another_client_can_have_the_lock(
     api: Api, server: Server, proxy: FaultProxy
 ) -> None:
     """The client is cut off from the server; another one waits for the end of the lease."""
     told: list[float] = []
-    lock = renewing(api.client(proxy.url, connect_timeout=0.2), SHORT, on_lost=lambda lease: told.append(now()))
+    lock = renewing(api.client(proxy.url, connect_timeout=0.2), 2, on_lost=lambda lease: told.append(now()))
     other = api.client(server.url).lock(NAME, thread_local=False)
     lease = await api.enter(lock)
     proxy.refuse()
@@ -132,6 +134,7 @@ async def test_loss_is_told_before_another_client_can_have_the_lock(
     await api.get(other.release())
 
 
+@one_server
 async def test_a_cut_of_less_than_the_lease_loses_nothing(
     api: Api, server: Server, proxy: FaultProxy, often: None
 ) -> None:
@@ -190,15 +193,18 @@ async def test_many_leases_are_renewed_in_few_commands(api: Api, server: Server,
         await api.get(lock.release())
 
 
-async def test_max_hold_ends_renewal(api: Api, server: Server) -> None:
+@one_server
+async def test_max_hold_ends_renewal(api: Api, server: Server, probe: redis.Redis) -> None:
     lock = renewing(api.client(server.url), SHORT, max_hold=0.3)
     lease = await api.enter(lock)
     waiting = api.start(lambda: lease.lost.wait(20))
     assert await waiting.get() is True
+    await until(api, lambda: not probe.exists(NAME), "the end of the lease")
     with pytest.raises(fastlock.LockNotOwnedError):
         await api.leave(lock)
 
 
+@one_server
 async def test_waiting_for_a_loss_ends_with_the_release(api: Api, server: Server) -> None:
     client = api.client(server.url)
     lock = renewing(client)
@@ -254,6 +260,7 @@ async def test_the_next_holder_within_the_client_is_renewed_on(
     await api.get(first.release())
 
 
+@one_server
 async def test_a_lock_that_nobody_refers_to_is_not_renewed(api: Api, server: Server, often: None) -> None:
     client = api.client(server.url)
     lock = renewing(client, 1)
@@ -266,6 +273,7 @@ async def test_a_lock_that_nobody_refers_to_is_not_renewed(api: Api, server: Ser
     await api.get(other.release())
 
 
+@one_server
 async def test_an_owner_that_has_ended_is_not_renewed(api: Api, server: Server) -> None:
     told: list[Any] = []
     lock = renewing(api.client(server.url), SHORT, on_lost=told.append)
@@ -279,6 +287,7 @@ async def work(api: Api, lock: Any) -> None:
     await api.get(lock.acquire())
 
 
+@one_server
 async def test_shared_leases_belong_to_no_thread_or_task(api: Api, server: Server, often: None) -> None:
     client = api.client(server.url)
     lock = renewing(client, 1, thread_local=False)
@@ -288,6 +297,7 @@ async def test_shared_leases_belong_to_no_thread_or_task(api: Api, server: Serve
     await api.get(lock.release())
 
 
+@one_server
 async def test_an_error_in_on_lost_is_logged(
     api: Api, server: Server, probe: redis.Redis, often: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,6 +312,7 @@ async def test_an_error_in_on_lost_is_logged(
         await api.leave(lock)
 
 
+@one_server
 async def test_a_timeout_that_is_set_later_is_checked(api: Api, server: Server) -> None:
     lock = renewing(api.client(server.url))
     for timeout in (None, 0.05):
@@ -313,6 +324,7 @@ async def test_a_timeout_that_is_set_later_is_checked(api: Api, server: Server) 
 # ------------------------------------------------------------------------------------------------------------- threads
 
 
+@one_server
 @threads_only
 async def test_renewal_is_on_time_while_another_thread_computes(api: Api, server: Server) -> None:
     client = api.client(server.url)
@@ -324,6 +336,7 @@ async def test_renewal_is_on_time_while_another_thread_computes(api: Api, server
         assert not lease.lost.is_set() and lease.valid and client.get_stats()["renewals"] >= 3
 
 
+@one_server
 @threads_only
 async def test_a_forked_child_does_not_renew(api: Api, server: Server, probe: redis.Redis, often: None) -> None:
     client = api.client(server.url)
@@ -338,6 +351,7 @@ async def test_a_forked_child_does_not_renew(api: Api, server: Server, probe: re
     await api.leave(lock)
 
 
+@one_server
 @threads_only
 async def test_the_thread_ends_with_its_client(api: Api, server: Server, often: None) -> None:
     client = fastlock.Client.from_url(server.url)
@@ -362,17 +376,20 @@ def threads_now() -> set[int]:
 # ------------------------------------------------------------------------------------------------------------- asyncio
 
 
+@one_server
 @tasks_only
-async def test_a_blocked_event_loop_is_reported_as_loss(api: Api, server: Server) -> None:
+async def test_a_blocked_event_loop_is_reported_as_loss(api: Api, server: Server, probe: redis.Redis) -> None:
     told: list[Any] = []
     lock = renewing(api.client(server.url), SHORT, on_lost=told.append)
     lease = await api.enter(lock)
     time.sleep(SHORT * 1.5)
     assert lease.lost.is_set() and told == [lease]
+    await until(api, lambda: not probe.exists(NAME), "the end of the lease")
     with pytest.raises(fastlock.LockNotOwnedError):
         await api.leave(lock)
 
 
+@one_server
 @tasks_only
 async def test_on_lost_may_be_a_coroutine_function(
     api: Api, server: Server, probe: redis.Redis, often: None, caplog: pytest.LogCaptureFixture
@@ -393,6 +410,7 @@ async def test_on_lost_may_be_a_coroutine_function(
         await api.leave(lock)
 
 
+@one_server
 @tasks_only
 @pytest.mark.parametrize("body", ["waits", "is at its end", "fails", "is cancelled as well"])
 async def test_the_body_is_cancelled_when_its_lease_is_lost(
@@ -429,6 +447,7 @@ async def test_the_body_is_cancelled_when_its_lease_is_lost(
     probe.delete(NAME)
 
 
+@one_server
 @tasks_only
 async def test_a_guarded_body_that_loses_nothing_is_left_alone(api: Api, server: Server, often: None) -> None:
     client = api.client(server.url)
@@ -443,6 +462,7 @@ async def test_a_guarded_body_that_loses_nothing_is_left_alone(api: Api, server:
     assert not lease.lost.is_set()
 
 
+@one_server
 @tasks_only
 async def test_a_task_of_wait_for_is_not_taken_for_the_owner(api: Api, server: Server, often: None) -> None:
     """Until Python 3.12, `wait_for` acquires in a task of its own, which has ended then."""

@@ -108,11 +108,11 @@ def test_copy_of_a_lease_is_valid_no_longer_than_the_lease(clock: Clock, how: ob
 
 def test_nothing_of_a_lease_can_be_set(clock: Clock) -> None:
     lease = Lease("x", b"key", TOKEN, clock() + 2, fence=7)
-    for name in ("name", "token", "fence", "remaining", "valid", "inherited", "lost", "of_my_own"):
+    for name in ("name", "token", "fence", "remaining", "valid", "inherited", "lost", "depth", "of_my_own"):
         with pytest.raises(AttributeError):
             setattr(lease, name, None)
     public = {name for name in dir(lease) if not name.startswith("_")}
-    assert public == {"name", "token", "fence", "remaining", "valid", "inherited", "lost"}
+    assert public == {"name", "token", "fence", "remaining", "valid", "inherited", "lost", "depth"}
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])

@@ -125,6 +125,15 @@ def within(run: Run, lock: Any) -> None:
     run.inside = False
 
 
+def nested(run: Run, lock: Any) -> None:
+    with lock:
+        with run.client.reentrant_lock(lock.name):
+            run.inside = True
+        if lock.lease.depth != 1:
+            run.wrong.append(f"depth {lock.lease.depth} after the inner with")
+    run.inside = False
+
+
 def with_own_token(run: Run, lock: Any) -> None:
     lock.acquire(token=f"of its own:{next(run.numbers)}")
     lock.release()
@@ -152,6 +161,7 @@ MODES = {
     "connect": Mode(pair),  # a new client each time
     "fair": Mode(within, held=0.5, fair=True),
     "fence": Mode(within, held=0.5, fence=True),
+    "reentrant": Mode(nested, held=0.5),
     "renewed": Mode(within, held=0.5, auto_renew=True),
     "limited": Mode(within, held=0.5, blocking_timeout=LEASE),
     "polls": Mode(within, held=0.5, queue=False),
@@ -233,7 +243,7 @@ class Run:
             held.join()
         interrupted = found is not None
         self.hits += interrupted
-        if self.mode.work is not within:  # there the with statement has to release
+        if self.mode.work not in (within, nested):  # there the with statement has to release
             try:
                 if lock.lease is not None:
                     lock.release()
@@ -247,6 +257,8 @@ class Run:
     def lock(self, name: str) -> Any:
         if self.name == "drop-in":
             return self.probe.lock(name, lock_class=fastlock.Lock)  # without end, as redis-py's
+        if self.name == "reentrant":
+            return self.client.reentrant_lock(name, timeout=LEASE, sleep=0.001)
         return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.settings)
 
     def occupy(self, name: str) -> threading.Thread:

@@ -1,0 +1,328 @@
+"""Reentrant locks on real servers: who may enter again, what it costs, and that depth is right whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from support.apis import Api
+from support.child_client import NAME, SOON
+
+import fastlock
+import fastlock.asyncio
+from fastlock._protocol import renewal
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
+tasks_only = pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+
+
+async def test_the_holder_enters_again_without_a_command(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url)
+    lock = client.reentrant_lock(NAME)
+    lease = await api.enter(lock)
+    before = client.get_stats()["commands"]
+    for depth in range(2, 50):
+        again = lock if depth % 2 else client.reentrant_lock(NAME)  # as a function makes one, which calls another
+        assert (await api.enter(again)) is lease and lease.depth == depth
+        assert await api.get(again.acquire(blocking=False)) is True and lease.depth == depth + 1
+        await api.get(again.release())
+    for depth in range(48, 0, -1):
+        await api.leave(lock)
+        assert lease.depth == depth and lease.valid
+    assert client.get_stats()["commands"] == before and probe.exists(NAME)
+    await api.leave(lock)
+    assert not probe.exists(NAME) and (lease.depth, lease.valid) == (0, False)
+
+
+async def test_others_are_excluded_until_the_last_release(api: Api, server: Server, probe: redis.Redis) -> None:
+    client, stranger = api.client(server.url), api.client(server.url)
+    lock = client.reentrant_lock(NAME)
+    await api.enter(lock)
+    await api.enter(lock)
+    others = [client.lock(NAME), stranger.reentrant_lock(NAME), stranger.lock(NAME)]
+    assert [await api.get(other.acquire(blocking=False)) for other in others] == [False] * 3
+    assert await api.get(api.start(lambda: lock.acquire(blocking=False)).get()) is False, "another thread, or task"
+    waiting = api.start(others[1].acquire)
+    await api.leave(lock)
+    assert not waiting.finished.is_set() and probe.exists(NAME)
+    await api.leave(lock)
+    assert await waiting.get(SOON) is True
+    await api.get(stranger.release_many(list(others[1]._leases.values())))
+
+
+async def test_redis_pys_lock_excludes_it_and_is_excluded(api: Api, server: Server, probe: redis.Redis) -> None:
+    lock, theirs = api.client(server.url).reentrant_lock(NAME), probe.lock(NAME, timeout=30)
+    assert theirs.acquire(blocking=False)
+    assert await api.get(lock.acquire(blocking=False)) is False
+    theirs.release()
+    await api.enter(lock)
+    await api.enter(lock)
+    assert theirs.acquire(blocking=False) is False
+    await api.leave(lock)
+    await api.leave(lock)
+
+
+async def test_two_threads_or_tasks_exclude_each_other(api: Api, server: Server) -> None:
+    lock, inside, most = api.client(server.url).reentrant_lock(NAME), 0, 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            async with Entered(api, lock), Entered(api, lock) as lease:
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0) if api.is_async else time.sleep(0)
+                assert lease.depth == 2
+                inside -= 1
+
+    assert await api.together([work] * 4) == [None] * 4
+    assert most == 1
+
+
+class Entered:
+    """`with lock as lease` for both APIs."""
+
+    def __init__(self, api: Api, lock: Any) -> None:
+        self.api, self.lock = api, lock
+
+    async def __aenter__(self) -> Any:
+        return await self.api.enter(self.lock)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self.api.leave(self.lock, error)
+
+
+async def test_an_error_in_the_body_takes_back_one_acquire(api: Api, server: Server, probe: redis.Redis) -> None:
+    lock = api.client(server.url).reentrant_lock(NAME)
+    lease = await api.enter(lock)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            async with Entered(api, lock):
+                raise KeyError
+    assert lease.depth == 1 and probe.exists(NAME)
+    await api.leave(lock)
+
+
+async def test_releasing_too_often_is_an_error(api: Api, server: Server) -> None:
+    lock = api.client(server.url).reentrant_lock(NAME)
+    for _ in range(2):
+        assert await api.get(lock.acquire())
+    for _ in range(2):
+        await api.get(lock.release())
+    with pytest.raises(fastlock.LockError, match="not owned or already unlocked"):
+        await api.get(lock.release())
+
+
+async def test_release_by_another_owner_is_an_error(api: Api, server: Server) -> None:
+    lock = api.client(server.url).reentrant_lock(NAME)
+    lease = await api.enter(lock)
+    await api.enter(lock)
+    with pytest.raises(fastlock.LockError, match="another thread or task acquired it"):
+        await api.start(lock.release).get()
+    assert lease.depth == 2
+    await api.leave(lock)
+    await api.leave(lock)
+
+
+async def test_a_lease_that_ended_is_not_entered_again(api: Api, server: Server, probe: redis.Redis) -> None:
+    """The outer `with` believes to hold the lock: the inner one must not acquire it anew."""
+    lock = api.client(server.url).reentrant_lock(NAME, timeout=0.05)
+    lease = await api.enter(lock)
+    while lease.valid:
+        pass
+    for _ in range(2):
+        with pytest.raises(fastlock.LockNotOwnedError, match="Cannot acquire lock 'sku': it is no longer owned"):
+            await api.enter(lock)
+    while probe.exists(NAME):
+        pass
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await api.leave(lock)
+    async with Entered(api, lock) as lease:
+        assert lease.depth == 1
+
+
+async def test_inner_settings_that_the_lease_cannot_keep(
+    api: Api, server: Server, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "DUE_PART", 0.01)
+    no_leaks.allow("fastlock:fence:*")
+    client = api.client(server.url)
+    lease = await api.enter(client.reentrant_lock(NAME, timeout=5))  # the lock is forgotten, the lease is not
+    with pytest.raises(fastlock.LockError, match="without a fence"):
+        await api.enter(client.reentrant_lock(NAME, fence=True))
+    inner = client.reentrant_lock(NAME, auto_renew=True, timeout=5)
+    assert await api.enter(inner) is lease and not lease.lost.is_set(), "from now on it is renewed"
+    await api.leave(inner)
+    await api.leave(inner)
+
+
+@pytest.mark.parametrize(("keywords", "error"), [({"token": "mine"}, ValueError), ({"sleep": -1}, ValueError)])
+async def test_arguments_that_make_no_sense(api: Api, server: Server, keywords: Any, error: Any) -> None:
+    lock = api.client(server.url).reentrant_lock(NAME)
+    with pytest.raises(error, match=f"^{next(iter(keywords))} "):
+        await api.get(lock.acquire(**keywords))
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        lock.name = "another"
+
+
+async def test_nothing_is_kept_of_names_that_nobody_locks(api: Api, server: Server) -> None:
+    client = api.client(server.url)
+    for number in range(300):
+        async with Entered(api, client.reentrant_lock(f"{NAME}{number}")):
+            pass
+    gc.collect()
+    assert len(client._owners._by_key) <= 65
+
+
+# ------------------------------------------------------------------------------------------------------------- threads
+
+
+@threads_only
+async def test_threads_that_make_the_lock_at_once_share_it(api: Api, server: Server) -> None:
+    client = api.client(server.url)
+    for number in range(50):
+        made = await api.together([lambda n=number: [client.reentrant_lock(f"{NAME}{n}")]] * 4)
+        assert len({id(lock._owners) for (lock,) in made}) == 1
+
+
+@threads_only
+async def test_a_forked_child_does_not_enter_its_parents_lock(api: Api, server: Server) -> None:
+    lock = api.client(server.url).reentrant_lock(NAME)
+    with lock as lease:
+        if (child := os.fork()) == 0:
+            os._exit(1 if lock.acquire(blocking=False) or lease.valid else 0)
+        assert os.waitpid(child, 0)[1] == 0 and lease.depth == 1
+
+
+@threads_only
+async def test_a_thread_that_has_the_number_of_another_one_is_another(api: Api, server: Server) -> None:
+    lock = api.client(server.url).reentrant_lock(NAME, timeout=30)
+    first = threading.Thread(target=lock.acquire)
+    first.start()
+    first.join()
+    second = api.start(lambda: lock.acquire(blocking=False))
+    assert await second.get() is False
+    assert lock._client.release_many(list(lock._leases.values())) == [True]
+
+
+# ------------------------------------------------------------------------------------------------------------- asyncio
+
+
+@tasks_only
+async def test_a_cancelled_inner_body_takes_back_its_own_acquire_only(api: Api, server: Server) -> None:
+    lock = api.client(server.url).reentrant_lock(NAME)
+    async with lock as lease:
+        with pytest.raises(asyncio.TimeoutError):
+            async with asyncio.timeout(0.01), lock:
+                await asyncio.sleep(60)
+        assert lease.depth == 1 and lease.valid
+        release = lock.release()
+        await lock.acquire()
+        await release
+        assert lease.depth == 1 and lease.valid
+
+
+# ----------------------------------------------------------------------------------------------- beside a plain model
+
+
+class Against(RuleBasedStateMachine):
+    """Threads of two clients, beside a model: who holds the name, and how often it has acquired."""
+
+    server: Server
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients = [fastlock.Client.from_url(self.server.url) for _ in range(2)]
+        self.callers = [Caller(self.clients[i // 2]) for i in range(4)]
+        self.holder: int | None = None
+        self.depth = 0
+
+    @rule(who=st.integers(0, 3), fresh=st.booleans())
+    def acquire(self, who: int, fresh: bool) -> None:
+        got = self.callers[who].do("acquire", fresh)
+        assert got is (self.holder in (None, who))
+        if got:
+            self.holder, self.depth = who, self.depth + 1
+
+    @precondition(lambda self: self.holder is not None)
+    @rule(fresh=st.booleans())
+    def release(self, fresh: bool) -> None:
+        assert self.callers[self.holder or 0].do("release", fresh) is None
+        self.depth -= 1
+        self.holder = self.holder if self.depth else None
+
+    @rule(who=st.integers(0, 3))
+    def release_what_is_not_held(self, who: int) -> None:
+        if who != self.holder:
+            assert isinstance(self.callers[who].do("release", True), fastlock.LockError)
+
+    @invariant()
+    def depths_agree(self) -> None:
+        depths = [caller.do("depth", False) for caller in self.callers]
+        assert depths == [self.depth if who == self.holder else 0 for who in range(4)]
+
+    def teardown(self) -> None:
+        while self.holder is not None:
+            self.release(False)
+        for caller in self.callers:
+            caller.end()
+        for client in self.clients:
+            client.close()
+
+
+class Caller:
+    """A thread that does what it is told, and its lock."""
+
+    def __init__(self, client: fastlock.Client) -> None:
+        self.client = client
+        self.lock = client.reentrant_lock(NAME, timeout=60)
+        self.told, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.call: Any = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        while self.told.acquire() and self.call is not None:
+            try:
+                self.result = self.call()
+            except Exception as error:
+                self.result = error
+            self.done.release()
+
+    def do(self, what: str, fresh: bool) -> Any:
+        lock = self.client.reentrant_lock(NAME, timeout=60) if fresh else self.lock
+        calls = {
+            "acquire": lambda: lock.acquire(blocking=False),
+            "release": lock.release,
+            "depth": lambda: 0 if lock.lease is None else lock.lease.depth,
+        }
+        self.call = calls[what]
+        self.told.release()
+        assert self.done.acquire(timeout=20)
+        return self.result
+
+    def end(self) -> None:
+        self.call = None
+        self.told.release()
+        self.thread.join(10)
+
+
+@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+def test_reentrant_locks_do_what_a_plain_model_does(server: Server, impl: str) -> None:
+    machine = type("Machine", (Against,), {"server": server})
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=checks),
+    )
