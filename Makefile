@@ -56,7 +56,7 @@ servers:
 # as tests wait most of the time, and take about as long as each other. Those in pure Python run only the tests that depend on the
 # implementation, and on two servers, as both implementations send the same commands.
 SESSIONS := \
-	cython/benches+core cython/cli+locks+project cython/embedded+integrations+interrupts+transport cython/fastpath+faults+protocol \
+	cython/benches+core cython/cli+locks+project cython/embedded+fencing+integrations+interrupts+transport cython/fastpath+faults+protocol \
 	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+integrations+interrupts
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --servers=valkey,redis

@@ -57,14 +57,19 @@ FENCE_KEPT_MS = 3_600_000
 SCRIPTS: list[Script] = []
 
 
+def script_text(*parts: str) -> bytes:
+    """The text of a Lua script, behind the parts it shares with others."""
+    folder = resources.files(__package__).joinpath("scripts")
+    return b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in parts)
+
+
 class Script:
     """A Lua script: its text, behind the parts it shares with others, and the SHA1 by which the server knows it. It is
     among SCRIPTS, wherever it is made: a server that has forgotten one is sent them all."""
 
     def __init__(self, *parts: str) -> None:
-        folder = resources.files(__package__).joinpath("scripts")
         self.name = parts[-1]
-        self.text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in parts)
+        self.text = script_text(*parts)
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
         SCRIPTS.append(self)
 
@@ -212,6 +217,12 @@ def _undo_outcome(replies: list[Any], again: bool) -> Any:
 def fence_key(name: bytes) -> bytes:
     """The key of the fence counter of a name."""
     return _beside(b"fastlock:fence:", name)
+
+
+@lru_cache(1024)
+def fenced_key(resource: bytes) -> bytes:
+    """The key of the newest fence that wrote a resource (`fencing.py`)."""
+    return _beside(b"fastlock:fenced:", resource)
 
 
 @lru_cache(1024)

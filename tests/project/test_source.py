@@ -61,7 +61,7 @@ LAYERS = [
     Layer("_transport.settings"),
     Layer("_transport", never={"redis"}),
     Layer("_fastpath", never={"redis"}),
-    Layer("_locks __init__ asyncio embedded", never={"redis", "hiredis"}),
+    Layer("_locks __init__ asyncio embedded fencing", never={"redis", "hiredis"}),
     Layer("_cli __main__"),
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.modules.split()}

@@ -97,7 +97,8 @@ def main(where: str, program: str) -> int:
             if code := subprocess.run([sys.executable, program]).returncode:
                 return code
         with redis.Redis() as probe:
-            return KEYS_LEFT if probe.dbsize() else 0
+            left = [key for key in probe.scan_iter() if not key.startswith(b"fastlock:fence")]  # kept on purpose
+            return KEYS_LEFT if left else 0
 
 
 if __name__ == "__main__":
