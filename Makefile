@@ -57,7 +57,7 @@ servers:
 # implementation, and on two servers, as both implementations send the same commands.
 SESSIONS := \
 	cython/benches+core cython/cli+locks+project cython/embedded+fencing+integrations+interrupts+transport cython/fastpath+faults+protocol \
-	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+integrations+interrupts
+	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+fencing+integrations+interrupts
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --servers=valkey,redis
 TESTED := $(VENV)/.tested
