@@ -14,11 +14,10 @@ from typing import Any
 
 from fastlock._errors import LockNotOwnedError, as_own
 from fastlock._protocol.arguments import as_ms, as_name
-from fastlock._protocol.commands import fenced_key, script_text
+from fastlock._protocol.commands import CHECK_FENCE, fenced_key
 
 __all__ = ["MYSQL", "POSTGRESQL", "SQL", "SQLITE", "StaleFenceError", "check", "check_sql", "set"]
 
-_CHECK_FENCE = script_text("check_fence")
 KEPT_SECONDS = 7 * 86400.0  # how long Redis keeps the newest fence of a resource after its last use
 
 
@@ -36,7 +35,7 @@ class StaleFenceError(LockNotOwnedError):
 # ---------------------------------------------------------------------------------------------------------------- Redis
 
 
-def set(redis: Any, key: str | bytes, value: Any, fence: int, *, ttl: float | None = None) -> Any:
+def set(redis: Any, key: str | bytes, value: str | bytes | float, fence: int, *, ttl: float | None = None) -> Any:
     """Set a key, unless it was written with a newer fence, in one command of a redis-py client.
 
     ttl: seconds until the key ends. With a `redis.asyncio` client, await the outcome. The newest fence of the key is
@@ -54,9 +53,9 @@ def check(redis: Any, key: str | bytes, fence: int) -> Any:
     return _checked(redis, key, fence, [])
 
 
-def _checked(redis: Any, key: str | bytes, fence: int, more: list[Any]) -> Any:
+def _checked(redis: Any, key: str | bytes, fence: int, more: list[str | bytes | float]) -> Any:
     raw, number = as_name(key), as_fence(fence)
-    script = redis.register_script(_CHECK_FENCE)
+    script = redis.register_script(CHECK_FENCE)
     newest = script([raw, fenced_key(raw)], [number, as_ms(KEPT_SECONDS), *more])
     return _awaited(newest, key, number) if isinstance(newest, Awaitable) else _judge(newest, key, number)
 
@@ -65,7 +64,7 @@ async def _awaited(newest: Awaitable[Any], key: object, fence: int) -> None:
     _judge(await newest, key, fence)
 
 
-def _judge(newest: Any, resource: object, fence: int) -> None:
+def _judge(newest: bytes | str | int | None, resource: object, fence: int) -> None:
     if newest is not None and int(newest) > fence:
         raise as_own(StaleFenceError(resource, fence, int(newest)))
 

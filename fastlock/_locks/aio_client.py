@@ -145,7 +145,7 @@ class Client(Uncopyable):
         """
         if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
             timeout = LEASE_SECONDS
-        return ReentrantLock(
+        lock = ReentrantLock(
             self,
             name,
             timeout,
@@ -159,6 +159,8 @@ class Client(Uncopyable):
             self._queue if queue is None else queue,
             renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
         )
+        lock._share(self._owners.of(lock._key))
+        return lock
 
     async def acquire_many(self, names: Iterable[arguments.Name], timeout: float | None = 10) -> list[Lease | None]:
         """Acquire each of these names that is free now, all in one flush; never waits for a name that is held.

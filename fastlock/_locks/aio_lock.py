@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlock._errors import LockError
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import tasks
-from fastlock._locks.reentrant import fixed_name, refuse_token
+from fastlock._locks.reentrant import Owners, fixed_name, refuse_token
 from fastlock._locks.settings import MutableSettings
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock
@@ -172,10 +172,9 @@ class ReentrantLock(ClientLock):
 
     __slots__ = ()
 
-    def __init__(self, client: Any, *settings: Any, **more: Any) -> None:
-        super().__init__(client, *settings, **more)
-        self._owners = client._owners.of(self._key)
-        self._leases = self._owners.leases
+    def _share(self, owners: Owners) -> None:
+        """Keep leases where all reentrant locks of the client on this name find them."""
+        self._owners, self._leases = owners, owners.leases
 
     async def acquire(
         self,

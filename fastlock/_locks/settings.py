@@ -34,7 +34,7 @@ def _set_name(lock: Any, value: object) -> Any:
     return value
 
 
-def _set_timeout(lock: Any, value: Any) -> Any:
+def _set_timeout(lock: Any, value: float | None) -> Any:
     if lock._renewal is not None:
         check_timeout(value)
     lock._ms = 0 if value is None else as_ms(value)

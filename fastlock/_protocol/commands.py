@@ -98,6 +98,8 @@ ENTER_LUA = Script("tokens", "grant", "enter")
 LEAVE_LUA = Script("tokens", "grant", "leave")
 HAND_OVER_LUA = Script("tokens", "grant", "hand_over")
 
+CHECK_FENCE = script_text("check_fence")  # for a client of redis-py (`fencing.py`)
+
 TemplateParts = tuple[bytes | int, ...]
 RawCommand = tuple[bytes, ...]
 

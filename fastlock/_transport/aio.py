@@ -431,7 +431,7 @@ class AsyncTransport(Transport):
     def new_event(self, renewal: Renewal) -> AsyncLost:
         return AsyncLost(renewal)
 
-    def ends_of(self, owner: Any) -> Callable[[], bool]:
+    def ends_of(self, owner: object) -> Callable[[], bool]:
         return task_ends(owner)
 
     def tell_lost(self, renewal: Renewal) -> None:

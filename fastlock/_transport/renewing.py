@@ -11,7 +11,7 @@ import inspect
 import math
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from fastlock import _native as native
@@ -103,7 +103,7 @@ def call_on_lost(renewal: Renewal) -> Any:
         return None
 
 
-async def await_on_lost(pending: Any, name: object) -> None:
+async def await_on_lost(pending: Awaitable[object], name: object) -> None:
     """Await what `on_lost` returned, if that is a coroutine function's; an error is logged."""
     try:
         await pending
@@ -118,14 +118,12 @@ def never() -> bool:
     return False
 
 
-def task_ends(owner: Any) -> Callable[[], bool]:
+def task_ends(owner: object) -> Callable[[], bool]:
     """A function that says whether a task has ended (None: it may be any). A task that does nothing but acquire, as
     `wait_for` makes one until Python 3.12, is not the one that holds the lease."""
-    coroutine = None if owner is None else owner.get_coro()
-    if owner is None or getattr(coroutine, "__qualname__", "").endswith(".acquire"):
+    if not isinstance(owner, asyncio.Task) or getattr(owner.get_coro(), "__qualname__", "").endswith(".acquire"):
         return never
-    ended: Callable[[], bool] = owner.done
-    return ended
+    return owner.done
 
 
 class RenewalThread:

@@ -42,6 +42,7 @@ from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken, NoReply, by_handler
 from fastlock._transport import waiting
 from fastlock._transport.base import Transport
+from fastlock._transport.owners import ThreadOwner
 from fastlock._transport.parker import Parking
 from fastlock._transport.renewing import RenewalThread, SyncLost, call_on_lost, never
 from fastlock._transport.settings import Settings
@@ -453,9 +454,8 @@ class SyncTransport(Transport):
     def new_event(self, renewal: Renewal) -> SyncLost:
         return SyncLost(renewal)
 
-    def ends_of(self, owner: Any) -> Callable[[], bool]:
-        ended: Callable[[], bool] = never if owner is None else owner.ended
-        return ended
+    def ends_of(self, owner: object) -> Callable[[], bool]:
+        return owner.ended if isinstance(owner, ThreadOwner) else never
 
     def tell_lost(self, renewal: Renewal) -> None:
         call_on_lost(renewal)

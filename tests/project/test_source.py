@@ -447,7 +447,7 @@ def test_script_rule_sees(word: str) -> None:
 
 def script_parts(text: str) -> list[str]:
     """The names of the files that scripts are made of, from how a module makes them."""
-    return re.findall(r'"(\w+)"', "".join(re.findall(r"= (?:commands\.)?Script\(([^)]*)\)", text)))
+    return re.findall(r'"(\w+)"', "".join(re.findall(r"= (?:commands\.)?(?:Script|script_text)\(([^)]*)\)", text)))
 
 
 def test_each_script_is_made_of_the_files_that_are_there() -> None:
