@@ -6,7 +6,7 @@ The public names of the API for threads; nothing else lives here.
 from __future__ import annotations
 
 from fastlock import _implementation
-from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotOwnedError
+from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError
 from fastlock._locks.client import Client
 from fastlock._locks.lock import ClientLock, ReentrantLock
 from fastlock._locks.redis_py import Lock
@@ -22,6 +22,7 @@ __all__ = [
     "Lock",
     "LockError",
     "LockLostError",
+    "LockNotAcquiredError",
     "LockNotOwnedError",
     "ReentrantLock",
     "__version__",

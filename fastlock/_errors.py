@@ -112,6 +112,14 @@ class LockError(exceptions.LockError):
         self.lock_name: Any = lock_name  # declared by redis-py as a str, whatever the name is
 
 
+class LockNotAcquiredError(LockError):
+    """A `with` was not entered, or a decorated function not called, as the lock was not acquired: somebody else holds
+    it. `lock_name` names the lock."""
+
+    __module__ = "fastlock"
+    lock: object = None  # the lock that raised it
+
+
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):
     """The lock is no longer the caller's: its lease expired, or the key was deleted or overwritten. `lock_name` names
     the lock."""

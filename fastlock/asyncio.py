@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotOwnedError
+from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError
 from fastlock._locks.aio_client import Client
 from fastlock._locks.aio_lock import ClientLock, ReentrantLock
 from fastlock._locks.redis_py import AsyncioLock as Lock
@@ -16,6 +16,7 @@ __all__ = [
     "Lock",
     "LockError",
     "LockLostError",
+    "LockNotAcquiredError",
     "LockNotOwnedError",
     "ReentrantLock",
 ]

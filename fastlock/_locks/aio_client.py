@@ -9,13 +9,14 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 from fastlock import _implementation
+from fastlock._errors import LockNotAcquiredError
 from fastlock._fork import check
 from fastlock._locks.aio_lock import ClientLock, GuardedLock, ReentrantLock
 from fastlock._locks.copying import Uncopyable
-from fastlock._locks.decorator import name_maker
+from fastlock._locks.decorator import answered, name_maker, when_busy
 from fastlock._locks.reentrant import OwnersByName
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses
 from fastlock._protocol.batch_operations import AcquireMany, release_many
@@ -198,24 +199,41 @@ class Client(Uncopyable):
         return outcome
 
     def locked(
-        self, name: str | Callable[..., Any], timeout: float | None = base_lock.DEFAULT_TIMEOUT, **lock_options: Any
+        self,
+        name: str | Callable[..., Any],
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
+        *,
+        on_busy: Literal["wait", "raise", "skip"] | Callable[..., Any] = "wait",
+        **lock_options: Any,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorator: run the function under a lock.
 
         name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name.
-        The other arguments are those of `lock`. A call raises LockError when the lock was not acquired.
+        on_busy: what a call does while somebody else holds the lock: "wait" for it, "raise" LockNotAcquiredError,
+        "skip" the function and return None, or call a function with the same arguments instead. All but "wait" wait for
+        `blocking_timeout` only, if that is given. The other arguments are those of `lock`.
+
+        A call raises LockNotAcquiredError when it waited and the lock was not acquired.
         """
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
             named = name_maker(name, function)
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function.__qualname__} is not async: decorate it with a fastlock.Client")
+            instead = when_busy(on_busy, lock_options)
             self.lock("terms", timeout, **lock_options)  # bad settings raise now, not at the first call
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with self.lock(named(*args, **kwargs), timeout, **lock_options):
-                    return await function(*args, **kwargs)
+                lock = self.lock(named(*args, **kwargs), timeout, **lock_options)
+                try:
+                    async with lock:
+                        return await function(*args, **kwargs)
+                except LockNotAcquiredError as error:
+                    if instead is None or error.lock is not lock:  # of another lock, within the function
+                        raise
+                result: R = await answered(instead(*args, **kwargs))
+                return result
 
             return call
 

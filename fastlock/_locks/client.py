@@ -7,12 +7,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 from fastlock import _implementation
+from fastlock._errors import LockNotAcquiredError
 from fastlock._fork import check
 from fastlock._locks.copying import Uncopyable
-from fastlock._locks.decorator import name_maker
+from fastlock._locks.decorator import name_maker, when_busy
 from fastlock._locks.lock import ClientLock, ReentrantLock
 from fastlock._locks.reentrant import OwnersByName
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses
@@ -53,8 +54,8 @@ class Client(Uncopyable):
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
         self._settings = settings
-        self._transport = SyncTransport(settings, _implementation.default)
-        self._owners = OwnersByName(lambda: self._transport._mutex)
+        self._transport = transport = SyncTransport(settings, _implementation.default)
+        self._owners = OwnersByName(lambda: transport._mutex)  # not of `self`: a cycle would keep its sockets open
 
     @classmethod
     def from_url(cls, url: str, *, queue: bool = True, **options: object) -> Self:
@@ -187,24 +188,41 @@ class Client(Uncopyable):
         return outcome
 
     def locked(
-        self, name: str | Callable[..., Any], timeout: float | None = base_lock.DEFAULT_TIMEOUT, **lock_options: Any
+        self,
+        name: str | Callable[..., Any],
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
+        *,
+        on_busy: Literal["wait", "raise", "skip"] | Callable[..., Any] = "wait",
+        **lock_options: Any,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorator: run the function under a lock.
 
         name: a template over the call's arguments (`"order:{order_id}"`), or a callable of them that returns the name.
-        The other arguments are those of `lock`. A call raises LockError when the lock was not acquired.
+        on_busy: what a call does while somebody else holds the lock: "wait" for it, "raise" LockNotAcquiredError,
+        "skip" the function and return None, or call a function with the same arguments instead. All but "wait" wait for
+        `blocking_timeout` only, if that is given. The other arguments are those of `lock`.
+
+        A call raises LockNotAcquiredError when it waited and the lock was not acquired.
         """
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 raise TypeError(f"{function.__qualname__} is async: decorate it with a fastlock.asyncio.Client")
             named = name_maker(name, function)
+            instead = when_busy(on_busy, lock_options)
             self.lock("terms", timeout, **lock_options)  # bad settings raise now, not at the first call
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self.lock(named(*args, **kwargs), timeout, **lock_options):
-                    return function(*args, **kwargs)
+                lock = self.lock(named(*args, **kwargs), timeout, **lock_options)
+                try:
+                    with lock:
+                        return function(*args, **kwargs)
+                except LockNotAcquiredError as error:
+                    if instead is None or error.lock is not lock:  # of another lock, within the function
+                        raise
+                result: R = instead(*args, **kwargs)
+                return result
 
             return call
 

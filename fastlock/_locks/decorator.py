@@ -57,3 +57,24 @@ def name_maker(name: object, function: Callable[..., Any]) -> Callable[..., Any]
             raise
 
     return from_call
+
+
+def when_busy(on_busy: object, options: dict[str, Any]) -> Callable[..., Any] | None:
+    """What a decorated function calls, with the arguments of the call, where its lock is held; None: it raises. Where
+    that is not "wait", `options` of the lock say not to wait, unless they say how long. ValueError or TypeError:
+    on_busy makes no sense."""
+    if on_busy == "wait":
+        return None
+    if on_busy not in ("raise", "skip") and not callable(on_busy):
+        wrong = TypeError if not isinstance(on_busy, str) else ValueError
+        raise wrong(f'on_busy must be "wait", "raise", "skip" or a function of the call\'s arguments, not {on_busy!r}')
+    if "blocking_timeout" not in options:
+        options.setdefault("blocking", False)
+    if on_busy == "raise":
+        return None
+    return on_busy if callable(on_busy) else lambda *args, **kwargs: None
+
+
+async def answered(result: object) -> Any:
+    """What a function returned, awaited if it is to be awaited."""
+    return await result if inspect.isawaitable(result) else result

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from fastlock._errors import LockError, LockLostError, LockNotOwnedError
+from fastlock._errors import LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError
 from fastlock._protocol import arguments, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
@@ -301,10 +301,12 @@ class BaseLock:
             why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
         return LockError(self._cannot(action, why), lock_name=self._text)
 
-    def _not_got(self) -> LockError:
+    def _not_got(self) -> LockNotAcquiredError:
         limit = self.blocking_timeout  # after it, nobody knows whether the name was held or the server was slow
         why = ": somebody else holds it" if limit is None else f" within {limit} seconds"
-        return LockError(f"Unable to acquire lock {abbreviated(self.name)}{why}", lock_name=self._text)
+        error = LockNotAcquiredError(f"Unable to acquire lock {abbreviated(self.name)}{why}", lock_name=self._text)
+        error.lock = self
+        return error
 
     def _lost(self, action: str, found: bool = False) -> LockNotOwnedError:
         """The error of a lost lease. found: it was found lost just now, so it is counted and logged; else that was

@@ -22,6 +22,8 @@ from fastlock._protocol.renewal import Renewal
 from fastlock._stream_errors import by_handler
 
 if TYPE_CHECKING:
+    from _thread import LockType
+
     from fastlock._transport.aio import AsyncTransport
     from fastlock._transport.sync import SyncTransport
 
@@ -126,16 +128,24 @@ def task_ends(owner: object) -> Callable[[], bool]:
     return owner.done
 
 
+def _wake(sleep: LockType) -> None:
+    try:
+        sleep.release()
+    except RuntimeError as error:  # it was woken before
+        if by_handler(error):
+            raise
+
+
 class RenewalThread:
     """The thread that renews the leases of one client for threads; started when the first is to be renewed. It ends
     with the client. It keeps no client alive."""
 
     def __init__(self, transport: SyncTransport) -> None:
-        self._transport = weakref.ref(transport, lambda _: self.wake())
         self._mutex = native.RLock()
         self._started = False
-        self._sleep = native.allocate_lock()  # held while there is nothing to do
-        self._sleep.acquire()
+        self._sleep = sleep = native.allocate_lock()  # held while there is nothing to do
+        sleep.acquire()
+        self._transport = weakref.ref(transport, lambda _: _wake(sleep))
         self.wake_time = -math.inf  # until when it sleeps; -inf: it does not sleep, or is about to look again
 
     def ensure(self, time: float) -> None:
@@ -150,11 +160,7 @@ class RenewalThread:
 
     def wake(self) -> None:
         """Have the thread look for what is to be done."""
-        try:
-            self._sleep.release()
-        except RuntimeError as error:  # it was woken before
-            if by_handler(error):
-                raise
+        _wake(self._sleep)
 
     def _run(self) -> None:
         while (transport := self._transport()) is not None and not transport.closed:

@@ -236,3 +236,63 @@ async def test_nested_calls_with_other_names_work(api: Api, server: Server, prob
             return inner()
 
     assert await api.get(client.locked("outer")(call)()) == [b"inner", b"outer"]
+
+
+# ------------------------------------------------------------------------------------------------------------- on_busy
+
+
+async def busy(api: Api, server: Server, on_busy: Any, **options: Any) -> tuple[Any, Any]:
+    """(A decorated function whose lock is held, the lock that holds it)."""
+    client, holder = api.client(server.url), api.client(server.url).lock("order:7", thread_local=False)
+    await api.get(holder.acquire())
+    function = of_api(api, lambda order_id, more=1: ("done", order_id, more))
+    return client.locked(lambda order_id, more=1: f"order:{order_id}", on_busy=on_busy, **options)(function), holder
+
+
+@pytest.mark.parametrize("options", [{}, {"blocking_timeout": 0.03}], ids=["at once", "after a wait"])
+async def test_what_a_call_does_while_the_lock_is_held(api: Api, server: Server, options: Any) -> None:
+    pay, holder = await busy(api, server, "raise", **options)
+    with pytest.raises(fastlock.LockNotAcquiredError, match="Unable to acquire lock 'order:7'"):
+        await api.get(pay(7))
+    assert await api.get(pay(8)) == ("done", 8, 1)
+    await api.get(holder.release())
+    assert await api.get(pay(7)) == ("done", 7, 1)
+    pay, holder = await busy(api, server, "skip", **options)
+    assert await api.get(pay(7)) is None and await api.get(pay(8)) == ("done", 8, 1)
+    await api.get(holder.release())
+    for instead in (lambda order_id, more=1: ("busy", order_id, more), of_api(api, lambda *args, **kw: (args, kw))):
+        pay, holder = await busy(api, server, instead, **options)
+        expected = await api.get(instead(7, more=2))
+        assert await api.get(pay(7, more=2)) == expected and await api.get(pay(8)) == ("done", 8, 1)
+        await api.get(holder.release())
+
+
+async def test_a_busy_lock_within_the_function_is_not_taken_for_its_own(api: Api, server: Server) -> None:
+    client, holder = api.client(server.url), api.client(server.url).lock("inner")
+    await api.get(holder.acquire())
+    inner = client.locked("inner", on_busy="raise")(of_api(api, lambda: None))
+
+    def outer() -> Any:
+        return inner()
+
+    async def outer_task() -> Any:
+        return await inner()
+
+    call = client.locked("outer", on_busy="skip")(outer_task if api.is_async else outer)
+    with pytest.raises(fastlock.LockNotAcquiredError) as caught:
+        await api.get(call())
+    assert caught.value.lock_name == "inner"
+    await api.get(holder.release())
+
+
+async def test_on_busy_waits_unless_it_is_given(api: Api, server: Server) -> None:
+    pay, holder = await busy(api, server, "wait")
+    job = api.start(lambda: pay(7))
+    await api.get(holder.release())
+    assert await job.get() == ("done", 7, 1)
+
+
+@pytest.mark.parametrize(("on_busy", "error"), [("never", ValueError), (None, TypeError), (3, TypeError)])
+async def test_on_busy_that_makes_no_sense(api: Api, server: Server, on_busy: Any, error: Any) -> None:
+    with pytest.raises(error, match=r"^on_busy must be"):
+        api.client(server.url).locked("a", on_busy=on_busy)(of_api(api, lambda: None))

@@ -274,12 +274,13 @@ async def test_a_lock_that_nobody_refers_to_is_not_renewed(api: Api, server: Ser
 
 
 @one_server
-async def test_an_owner_that_has_ended_is_not_renewed(api: Api, server: Server) -> None:
+async def test_an_owner_that_has_ended_is_not_renewed(api: Api, server: Server, probe: redis.Redis) -> None:
     told: list[Any] = []
     lock = renewing(api.client(server.url), SHORT, on_lost=told.append)
     await api.start(lambda: work(api, lock)).get()
     await until(api, lambda: told, "the loss of a lease whose owner has ended")
     assert told[0].lost.is_set()
+    await until(api, lambda: not probe.exists(NAME), "the end of the lease")
 
 
 async def work(api: Api, lock: Any) -> None:

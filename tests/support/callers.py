@@ -35,6 +35,7 @@ from .event_log import ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, VANISH
 
 SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, extensions included
 PR_SET_PDEATHSIG = 1  # of prctl
+RENEWED = 0.15  # part of the locks of one name whose leases are renewed
 NEARLY = 0.02  # seconds before the end of a blocking_timeout, in which there is no time to ask again
 OVER = "over"  # a file that tells all workers that the run has ended
 WIPED = "wiped"  # a file that tells when the server last lost its data
@@ -231,6 +232,8 @@ class Caller:
         rng, name, lease = self.rng, self.name(), self.lease()
         way = rng.choices(("wait", "limit", "try", "cancel"), (50, 20, 15, 15))[0]
         settings: dict[str, Any] = {"fair": rng.random() < 0.3, "fence": rng.random() < 0.5}
+        if rng.random() < RENEWED:
+            lease, settings["auto_renew"] = round(rng.uniform(SHORTEST, SHORTEST * 3), 3), True
         limit = rng.uniform(0.005, 1.5) if way == "limit" else None
         if way == "try":
             settings["blocking"] = False
@@ -288,6 +291,12 @@ class Caller:
     async def hold(self, lock: Any, request: int, lease: float) -> None:
         """Hold mostly for a moment; some callers extend, some hold beyond the lease, some never release."""
         rng = self.rng
+        if lock.lease is not None and lock.lease._renewal is not None:
+            await self.hold_renewed(lock.lease, request)
+            self.log.write(RELEASE, request)
+            await self.release(lock)
+            self.log.write(FREED, request)
+            return
         kinds = ("short", "long", "extend", "beyond", "never", "busy")
         what = rng.choices(kinds, (92, 3, 2, 1.5, 1.5, 2 if lease < SHORTEST else 0))[0]
         if what == "never":
@@ -306,6 +315,18 @@ class Caller:
         self.log.write(RELEASE, request)
         await self.release(lock)
         self.log.write(FREED, request)
+
+    async def hold_renewed(self, lease: Any, request: int) -> None:
+        """Hold for longer than a lease, which is renewed; end when it is told lost, which has to be in time."""
+        end, seen = now() + self.rng.uniform(0, LONGEST - SHORTEST * 4), lease._deadline
+        self.log.write(EXTENDING, request, end + LONGEST)
+        while now() < end and not lease.lost.is_set():
+            await self.rest(0.01)
+            if (deadline := lease._deadline) > seen:
+                seen = deadline
+                self.log.write(EXTENDED, request, seen)
+        if lease.lost.is_set():
+            self.lost(seen - lease._renewal.margin, "renewal")
 
     async def extend(self, lock: Any, request: int, lease: float) -> None:
         deadline = lock.lease._deadline
