@@ -145,7 +145,8 @@ class RenewalThread:
         self._started = False
         self._sleep = sleep = native.allocate_lock()  # held while there is nothing to do
         sleep.acquire()
-        self._transport = weakref.ref(transport, lambda _: _wake(sleep))
+        # No name of this module: it may be cleared by then, as the interpreter ends
+        self._transport = weakref.ref(transport, lambda _: sleep.locked() and sleep.release())
         self.wake_time = -math.inf  # until when it sleeps; -inf: it does not sleep, or is about to look again
 
     def ensure(self, time: float) -> None:
