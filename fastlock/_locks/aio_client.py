@@ -104,10 +104,19 @@ class Client(Uncopyable):
 
         Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
-        if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
-            timeout = LEASE_SECONDS
-        kind = GuardedLock if cancel_on_loss else ClientLock
-        return kind(
+        queue = self._queue if queue is None else queue
+        if auto_renew or max_hold is not None or on_lost is not None or cancel_on_loss:
+            if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
+                timeout = LEASE_SECONDS
+            renewal = settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss)
+            kind = GuardedLock if cancel_on_loss else ClientLock
+            return kind(
+                *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
+                *(fence, fair, queue),
+                renewal=renewal,
+            )
+        # Nothing more: many callers make a lock for each acquire
+        return ClientLock(
             self,
             name,
             timeout,
@@ -118,8 +127,7 @@ class Client(Uncopyable):
             raise_on_release_error,
             fence,
             fair,
-            self._queue if queue is None else queue,
-            renewal=settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss),
+            queue,
         )
 
     def reentrant_lock(

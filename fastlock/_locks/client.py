@@ -98,8 +98,17 @@ class Client(Uncopyable):
 
         Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
-        if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
-            timeout = LEASE_SECONDS
+        queue = self._queue if queue is None else queue
+        if auto_renew or max_hold is not None or on_lost is not None:
+            if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
+                timeout = LEASE_SECONDS
+            renewal = settings_for(auto_renew, timeout, max_hold, on_lost)
+            return ClientLock(
+                *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
+                *(fence, fair, queue),
+                renewal=renewal,
+            )
+        # Nothing more: many callers make a lock for each acquire
         return ClientLock(
             self,
             name,
@@ -111,8 +120,7 @@ class Client(Uncopyable):
             raise_on_release_error,
             fence,
             fair,
-            self._queue if queue is None else queue,
-            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
+            queue,
         )
 
     def reentrant_lock(

@@ -70,6 +70,8 @@ def as_ms(value: object, what: str = "timeout") -> int:
     `as_number`."""
     if type(value) is int and 0 < value < 1_000_000:
         return value * 1000
+    if type(value) is float and 0.001 <= value < 1_000_000:
+        return int(value * 1000 + 1e-6)
     seconds = as_number(value, what)
     if seconds < 0.001:
         endless = ", or None for a lease without end" if what == "timeout" else ""
