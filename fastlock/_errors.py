@@ -117,7 +117,7 @@ class LockNotAcquiredError(LockError):
     it. `lock_name` names the lock."""
 
     __module__ = "fastlock"
-    lock: object = None  # the lock that raised it
+    lock_id = 0  # `id` of the lock that raised it: the lock itself could not be pickled with the error
 
 
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):

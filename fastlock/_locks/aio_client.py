@@ -238,7 +238,7 @@ class Client(Uncopyable):
                     async with lock:
                         return await function(*args, **kwargs)
                 except LockNotAcquiredError as error:
-                    if instead is None or error.lock is not lock:  # of another lock, within the function
+                    if instead is None or error.lock_id != id(lock):  # of another lock, within the function
                         raise
                 result: R = await answered(instead(*args, **kwargs))
                 return result

@@ -155,7 +155,11 @@ class GuardedLock(ClientLock):
             body = None if lease is None or lease._renewal is None else lease._renewal.body
             if body is not None:
                 lease._renewal.body = None
-                lost = await body.was_cancelled(error)
+                try:
+                    lost = await body.was_cancelled(error)
+                except asyncio.CancelledError as cancelled:  # by others: the lock is left all the same
+                    await ClientLock.__aexit__(self, type(cancelled), cancelled, None)
+                    raise
             try:
                 await ClientLock.__aexit__(self, kind, error, trace)
             except LockError:

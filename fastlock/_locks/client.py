@@ -227,7 +227,7 @@ class Client(Uncopyable):
                     with lock:
                         return function(*args, **kwargs)
                 except LockNotAcquiredError as error:
-                    if instead is None or error.lock is not lock:  # of another lock, within the function
+                    if instead is None or error.lock_id != id(lock):  # of another lock, within the function
                         raise
                 result: R = instead(*args, **kwargs)
                 return result

@@ -305,7 +305,7 @@ class BaseLock:
         limit = self.blocking_timeout  # after it, nobody knows whether the name was held or the server was slow
         why = ": somebody else holds it" if limit is None else f" within {limit} seconds"
         error = LockNotAcquiredError(f"Unable to acquire lock {abbreviated(self.name)}{why}", lock_name=self._text)
-        error.lock = self
+        error.lock_id = id(self)
         return error
 
     def _lost(self, action: str, found: bool = False) -> LockNotOwnedError:

@@ -94,22 +94,8 @@ class Renewal:
     can release any more is not renewed for ever."""
 
     __slots__ = (
-        *(
-            "_untold",
-            "added",
-            "body",
-            "event",
-            "failures",
-            "host",
-            "lease",
-            "lost",
-            "margin",
-            "ms",
-            "over",
-            "owner_gone",
-            "part",
-        ),
-        *("retry_at", "settings", "time", "under_way", "until"),
+        *("_untold", "added", "body", "event", "failures", "host", "lease", "lost", "margin", "ms"),
+        *("over", "owner_gone", "part", "retry_at", "settings", "time", "under_way", "until"),
     )
 
     def __init__(
@@ -123,7 +109,8 @@ class Renewal:
     ) -> None:
         self.lease = weakref.ref(lease)
         self.ms = ms
-        self.margin = ms / 1000 * LOST_PART  # seconds before its end from which the lease counts as lost
+        # Seconds before its end from which the lease counts as lost; it may be shorter than what it is renewed for
+        self.margin = min(ms / 1000, lease._time_left()) * LOST_PART
         self.settings = settings
         self.owner_gone = owner_gone  # whether the thread or task that acquired it has ended
         self.host = host

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -174,7 +173,6 @@ class RenewalThread:
             except Exception:  # whatever it is, it must not end all renewals
                 LOG.exception("leases could not be renewed; trying again")
                 self.wake_time = now() + PAUSE
-                time.sleep(PAUSE)
             del transport
             self._sleep.acquire(timeout=max(0.0, min(self.wake_time - now(), LONGEST_SLEEP)))
             self.wake_time = -math.inf
@@ -240,9 +238,9 @@ class RenewalTimer:
         """Tell the holder of a lease that it is lost."""
         if renewal.body is not None:
             renewal.body.cancel()
-        lease, returned = renewal.lease(), call_on_lost(renewal)
-        if lease is not None and inspect.isawaitable(returned):
-            self._start(asyncio.get_running_loop(), await_on_lost(returned, lease.name))
+        lease, returned, transport = renewal.lease(), call_on_lost(renewal), self._transport()
+        if lease is not None and inspect.isawaitable(returned) and transport is not None and transport.loop is not None:
+            self._start(transport.loop, await_on_lost(returned, lease.name))
 
 
 class Body:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -296,3 +297,16 @@ async def test_on_busy_waits_unless_it_is_given(api: Api, server: Server) -> Non
 async def test_on_busy_that_makes_no_sense(api: Api, server: Server, on_busy: Any, error: Any) -> None:
     with pytest.raises(error, match=r"^on_busy must be"):
         api.client(server.url).locked("a", on_busy=on_busy)(of_api(api, lambda: None))
+
+
+async def test_the_error_of_a_busy_lock_can_be_pickled(api: Api, server: Server) -> None:
+    """As Celery and multiprocessing do with what a task raises."""
+    pay, holder = await busy(api, server, "raise")
+    with pytest.raises(fastlock.LockNotAcquiredError) as caught:
+        await api.get(pay(7))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is fastlock.LockNotAcquiredError and (str(again), again.lock_name) == (
+        str(caught.value),
+        "order:7",
+    )
+    await api.get(holder.release())

@@ -167,6 +167,18 @@ async def test_inner_settings_that_the_lease_cannot_keep(
     await api.leave(inner)
 
 
+async def test_an_inner_renewal_of_a_shorter_lease_is_no_loss(api: Api, server: Server, probe: redis.Redis) -> None:
+    """A thirtieth of what it is renewed for is more than the lease has left."""
+    client = api.client(server.url)
+    outer, inner = client.reentrant_lock(NAME, timeout=0.9), client.reentrant_lock(NAME, auto_renew=True)
+    async with Entered(api, outer) as lease, Entered(api, inner):
+        end = time.monotonic() + 10
+        while not client.get_stats()["renewals"]:
+            assert time.monotonic() < end and not lease.lost.is_set()
+            await asyncio.sleep(0.001) if api.is_async else time.sleep(0.001)
+        assert lease.remaining > 25 and probe.pttl(NAME) > 25_000 and not lease.lost.is_set()
+
+
 @pytest.mark.parametrize(("keywords", "error"), [({"token": "mine"}, ValueError), ({"sleep": -1}, ValueError)])
 async def test_arguments_that_make_no_sense(api: Api, server: Server, keywords: Any, error: Any) -> None:
     lock = api.client(server.url).reentrant_lock(NAME)
