@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from support.apis import Api
-from support.child_client import NAME, SOON
+from support.child_client import NAME, SOON, until
 
 import fastlock
 import fastlock.asyncio
@@ -79,7 +79,7 @@ async def test_two_threads_or_tasks_exclude_each_other(api: Api, server: Server)
     async def work() -> None:
         nonlocal inside, most
         for _ in range(20):
-            async with Entered(api, lock), Entered(api, lock) as lease:
+            async with api.within(lock), api.within(lock) as lease:
                 inside += 1
                 most = max(most, inside)
                 await asyncio.sleep(0) if api.is_async else time.sleep(0)
@@ -90,25 +90,12 @@ async def test_two_threads_or_tasks_exclude_each_other(api: Api, server: Server)
     assert most == 1
 
 
-class Entered:
-    """`with lock as lease` for both APIs."""
-
-    def __init__(self, api: Api, lock: Any) -> None:
-        self.api, self.lock = api, lock
-
-    async def __aenter__(self) -> Any:
-        return await self.api.enter(self.lock)
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await self.api.leave(self.lock, error)
-
-
 async def test_an_error_in_the_body_takes_back_one_acquire(api: Api, server: Server, probe: redis.Redis) -> None:
     lock = api.client(server.url).reentrant_lock(NAME)
     lease = await api.enter(lock)
     for _ in range(3):
         with pytest.raises(KeyError):
-            async with Entered(api, lock):
+            async with api.within(lock):
                 raise KeyError
     assert lease.depth == 1 and probe.exists(NAME)
     await api.leave(lock)
@@ -148,7 +135,7 @@ async def test_a_lease_that_ended_is_not_entered_again(api: Api, server: Server,
         pass
     with pytest.raises(fastlock.LockNotOwnedError):
         await api.leave(lock)
-    async with Entered(api, lock) as lease:
+    async with api.within(lock) as lease:
         assert lease.depth == 1
 
 
@@ -171,11 +158,8 @@ async def test_an_inner_renewal_of_a_shorter_lease_is_no_loss(api: Api, server: 
     """A thirtieth of what it is renewed for is more than the lease has left."""
     client = api.client(server.url)
     outer, inner = client.reentrant_lock(NAME, timeout=0.9), client.reentrant_lock(NAME, auto_renew=True)
-    async with Entered(api, outer) as lease, Entered(api, inner):
-        end = time.monotonic() + 10
-        while not client.get_stats()["renewals"]:
-            assert time.monotonic() < end and not lease.lost.is_set()
-            await asyncio.sleep(0.001) if api.is_async else time.sleep(0.001)
+    async with api.within(outer) as lease, api.within(inner):
+        await until(api, lambda: client.get_stats()["renewals"], "a renewal")
         assert lease.remaining > 25 and probe.pttl(NAME) > 25_000 and not lease.lost.is_set()
 
 
@@ -191,7 +175,7 @@ async def test_arguments_that_make_no_sense(api: Api, server: Server, keywords: 
 async def test_nothing_is_kept_of_names_that_nobody_locks(api: Api, server: Server) -> None:
     client = api.client(server.url)
     for number in range(300):
-        async with Entered(api, client.reentrant_lock(f"{NAME}{number}")):
+        async with api.within(client.reentrant_lock(f"{NAME}{number}")):
             pass
     gc.collect()
     assert len(client._owners._by_key) <= 65

@@ -11,13 +11,12 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, SOON, wait_with, waits
+from support.child_client import NAME, SOON, until, wait_with, waits
 from support.faultproxy import FaultProxy, swallow
 
 import fastlock
@@ -39,14 +38,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is due after a hundredth of its time."""
     monkeypatch.setattr(renewal, "DUE_PART", 0.01)
     monkeypatch.setattr(renewal, "EARLY_PART", 0.001)
-
-
-async def until(api: Api, condition: Callable[[], object], what: str) -> None:
-    """Return when the condition holds; tasks run meanwhile."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, f"never: {what}"
-        await asyncio.sleep(0.001) if api.is_async else time.sleep(0.001)
 
 
 async def renewed(api: Api, client: Any, times: int) -> None:
@@ -75,21 +66,8 @@ async def test_a_long_job_keeps_its_lock(api: Api, server: Server, probe: redis.
 async def test_the_lease_is_of_thirty_seconds_unless_it_is_given(api: Api, server: Server, probe: redis.Redis) -> None:
     client = api.client(server.url)
     for lock, seconds in ((client.lock(NAME, auto_renew=True), 30), (client.lock(NAME), 10), (renewing(client), LEASE)):
-        async with Held(api, lock) as lease:
+        async with api.within(lock) as lease:
             assert seconds - 1 < lease.remaining <= seconds and seconds - 1 < probe.pttl(NAME) / 1000 <= seconds
-
-
-class Held:
-    """`with lock as lease` for both APIs."""
-
-    def __init__(self, api: Api, lock: Any) -> None:
-        self.api, self.lock = api, lock
-
-    async def __aenter__(self) -> Any:
-        return await self.api.enter(self.lock)
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await self.api.leave(self.lock, error)
 
 
 async def test_a_deleted_key_is_told_and_not_created_again(

@@ -11,10 +11,11 @@ is driven by hand, without any loop, and must never suspend: `get`, `together`, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -105,6 +106,18 @@ class Api:
         """The end of that `with`, by `error` if one is given."""
         about = (type(error), error, error.__traceback__) if error else (None, None, None)
         return await manager.__aexit__(*about) if self.is_async else manager.__exit__(*about)
+
+    @contextlib.asynccontextmanager
+    async def within(self, manager: Any) -> AsyncIterator[Any]:
+        """`async with api.within(manager) as result`: a `with` for both APIs, entered and left as there."""
+        result = await self.enter(manager)
+        try:
+            yield result
+        except BaseException as error:
+            await self.leave(manager, error)
+            raise
+        else:
+            await self.leave(manager)
 
     def start(self, call: Callable[[], Any]) -> Job:
         """Run `call` beside the body, in a thread or as a task; `call` may be a plain function or `async def`."""
