@@ -6,10 +6,18 @@ The public names of the API for threads; nothing else lives here.
 from __future__ import annotations
 
 from fastlock import _implementation
-from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError
+from fastlock._errors import (
+    ClientClosedError,
+    LockError,
+    LockKindError,
+    LockLostError,
+    LockNotAcquiredError,
+    LockNotOwnedError,
+)
 from fastlock._locks.client import Client
 from fastlock._locks.lock import ClientLock, ReentrantLock
 from fastlock._locks.redis_py import Lock
+from fastlock._locks.sync_shared import ReadWriteLock, Semaphore
 from fastlock._protocol.lease import Lease
 from fastlock._version import __version__
 
@@ -21,14 +29,17 @@ __all__ = [
     "Lease",
     "Lock",
     "LockError",
+    "LockKindError",
     "LockLostError",
     "LockNotAcquiredError",
     "LockNotOwnedError",
+    "ReadWriteLock",
     "ReentrantLock",
+    "Semaphore",
     "__version__",
 ]
 
-for _public in (Client, ClientLock, Lock, ReentrantLock):
+for _public in (Client, ClientLock, Lock, ReadWriteLock, ReentrantLock, Semaphore):
     _public.__module__ = __name__  # the module from which users import it, for messages
 
 IMPLEMENTATION: str = _implementation.default.IMPLEMENTATION

@@ -120,6 +120,12 @@ class LockNotAcquiredError(LockError):
     lock_id = 0  # `id` of the lock that raised it: the lock itself could not be pickled with the error
 
 
+class LockKindError(exceptions.ResponseError, LockError):
+    """The name is in use by another kind of lock, or by something that is no lock. `lock_name` names the lock."""
+
+    __module__ = "fastlock"
+
+
 class LockNotOwnedError(exceptions.LockNotOwnedError, LockError):
     """The lock is no longer the caller's: its lease expired, or the key was deleted or overwritten. `lock_name` names
     the lock."""

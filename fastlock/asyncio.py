@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from fastlock._errors import ClientClosedError, LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError
+from fastlock._errors import (
+    ClientClosedError,
+    LockError,
+    LockKindError,
+    LockLostError,
+    LockNotAcquiredError,
+    LockNotOwnedError,
+)
 from fastlock._locks.aio_client import Client
 from fastlock._locks.aio_lock import ClientLock, ReentrantLock
+from fastlock._locks.aio_shared import ReadWriteLock, Semaphore
 from fastlock._locks.redis_py import AsyncioLock as Lock
 from fastlock._protocol.lease import Lease
 
@@ -15,11 +23,14 @@ __all__ = [
     "Lease",
     "Lock",
     "LockError",
+    "LockKindError",
     "LockLostError",
     "LockNotAcquiredError",
     "LockNotOwnedError",
+    "ReadWriteLock",
     "ReentrantLock",
+    "Semaphore",
 ]
 
-for _public in (Client, ClientLock, Lock, ReentrantLock):
+for _public in (Client, ClientLock, Lock, ReadWriteLock, ReentrantLock, Semaphore):
     _public.__module__ = __name__  # the module from which users import it, for messages

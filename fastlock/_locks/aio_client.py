@@ -15,9 +15,11 @@ from fastlock import _implementation
 from fastlock._errors import LockNotAcquiredError
 from fastlock._fork import check
 from fastlock._locks.aio_lock import ClientLock, GuardedLock, ReentrantLock
+from fastlock._locks.aio_shared import ReadLock, ReadWriteLock, Semaphore, WriteLock
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import answered, name_maker, when_busy
 from fastlock._locks.reentrant import OwnersByName
+from fastlock._locks.shared import as_preference
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.lease import Lease, new_token, now
@@ -60,6 +62,7 @@ class Client(Uncopyable):
         self._settings = settings
         self._transport = AsyncTransport(settings, _implementation.default)
         self._owners = OwnersByName(contextlib.nullcontext)
+        self._rw_owners = OwnersByName(contextlib.nullcontext)
 
     @classmethod
     def from_url(cls, url: str, *, queue: bool = True, **options: object) -> Self:
@@ -170,6 +173,73 @@ class Client(Uncopyable):
         )
         lock._share(self._owners.of(lock._key))
         return lock
+
+    def rw_lock(
+        self,
+        name: arguments.Name,
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
+        sleep: float = base_lock.DEFAULT_SLEEP,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        raise_on_release_error: bool = True,
+        fence: bool = False,
+        prefer: Literal["writer"] | None = None,
+        queue: bool | None = None,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> ReadWriteLock:
+        """A read-write lock: `rw_lock(name).read` and `.write` are locks. Many may read at once, or one may write.
+
+        Readers and writers are served in order of arrival, and readers that stand together are admitted together.
+        prefer: "writer" for writers before all readers that wait. Each reader has its own lease, and a dead one keeps
+        writers waiting for that long at most. The other arguments are those of `lock`, for both sides, and so are the
+        errors; a name in use by another kind of lock is a LockKindError.
+        """
+        if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
+            timeout = LEASE_SECONDS
+        renewal = settings_for(auto_renew, timeout, max_hold, on_lost)
+        first = as_preference(prefer)
+        queue = self._queue if queue is None else queue
+        more = (True, raise_on_release_error, fence, False, queue)
+        read = ReadLock(self, name, timeout, sleep, blocking, blocking_timeout, *more, renewal=renewal)
+        write = WriteLock(self, name, timeout, sleep, blocking, blocking_timeout, *more, renewal=renewal)
+        owners, write.first = self._rw_owners.of(read._key), first
+        read._share(owners)
+        write._share(owners)
+        return ReadWriteLock(read, write)
+
+    def semaphore(
+        self,
+        name: arguments.Name,
+        permits: int,
+        n: int = 1,
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
+        sleep: float = base_lock.DEFAULT_SLEEP,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        queue: bool | None = None,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> Semaphore:
+        """A semaphore: at most `permits` of the name are held at once, by all clients together.
+
+        n: how many permits an acquire takes, all or none. Each acquire has a lease of its own, and is served in order
+        of arrival. permits is what this client goes by, until `resize` has set a number for all. The other arguments
+        are those of `lock`, and so are the errors; a name in use by another kind of lock is a LockKindError.
+        """
+        if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
+            timeout = LEASE_SECONDS
+        semaphore = Semaphore(
+            *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
+            *(False, False, self._queue if queue is None else queue),
+            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
+        )
+        semaphore._set_permits(permits, n)
+        return semaphore
 
     async def acquire_many(self, names: Iterable[arguments.Name], timeout: float | None = 10) -> list[Lease | None]:
         """Acquire each of these names that is free now, all in one flush; never waits for a name that is held.

@@ -64,7 +64,7 @@ def fixed_name() -> Any:
 
     def refuse(lock: Any, value: object) -> Any:
         if lock._owners is not None:
-            raise AttributeError("the name of a reentrant lock cannot be changed: make another lock")
+            raise AttributeError("the name of a reentrant or read-write lock cannot be changed: make another lock")
         return value
 
     return mutable_setting("name", refuse)

@@ -31,7 +31,7 @@ from fastlock._protocol.steps import (
     Wait,
     lease_end,
 )
-from fastlock._protocol.undo import Dequeue, Undo
+from fastlock._protocol.undo import ScriptUndo, Undo
 
 LAST_TRY_SECONDS = 0.01  # seconds before the end of a blocking_timeout of the last try, so that it is of some use
 
@@ -235,7 +235,7 @@ class Acquire(Operation[Lease | None]):
         request.until = self.until
         return request
 
-    def _enter(self, waiter: Waiter, request: Enter, answer: object, clock: Clock) -> Steps[None]:
+    def _enter(self, waiter: Waiter, request: RawCommands, answer: object, clock: Clock) -> Steps[None]:
         """Send an enter of a queue's entry, or go on from its answer: the waiter gets the lease, or is to wait."""
         queue = queue_of(waiter)
         retry = RetryState(clock)
@@ -256,6 +256,9 @@ class Acquire(Operation[Lease | None]):
             queue.connection, queue.stale = request.connection, request.stale
         if reply is Answer.DEADLINE_EXCEEDED:
             return
+        if reply[0] < 0:  # the entry is not there any more
+            self.new_entry(queue)
+            return
         late = queue.judge(waiter, reply, request.sent, clock())
         if late is None:
             queue.queues.stats.recovered += retry.outcome_unknown and waiter.lease is not None
@@ -263,6 +266,10 @@ class Acquire(Operation[Lease | None]):
         self.late_grants += 1
         # Over the same connection, so that it is executed before the entry is sent again
         yield Undo([self.key], [late._raw_token], request.stale, request.connection)
+        self.new_entry(queue)
+
+    def new_entry(self, queue: LocalQueue) -> None:
+        """Wait by another entry, at the end of the server's queue."""
         with queue.queues.mutex:
             queue.new_entry()
 
@@ -277,7 +284,7 @@ class Acquire(Operation[Lease | None]):
             return Undo([self.key], [handed._raw_token])
         if entry is None:
             return None
-        return Dequeue(
+        return ScriptUndo(
             commands.leave(self.key, entry, queue.queues.channel), queue.stale, queue.connection, matters=not self.polls
         )
 
@@ -289,8 +296,12 @@ class Acquire(Operation[Lease | None]):
         # A command with the old token may still be on its way: a release, or one on a session that may not be ended
         if not self.given:
             used, self.outcome_unknown = self.request, False
-            self.renew(new_token())
+            self.renew(self.fresh_token())
             self.request.until, self.request.stale, self.request.sent = used.until, used.stale, used.sent
+
+    def fresh_token(self) -> bytes:
+        """Another token to acquire by."""
+        return new_token()
 
     def _late(self, clock: Clock) -> bool:
         """Whether there is no time for another try."""

@@ -35,4 +35,7 @@ cdef class BaseLock:
 
     @cython.locals(lease=Lease)
     cpdef Lease _reenter(self)
+
+    @cython.locals(lease=Lease)
+    cpdef Lease _entered_before(self)
     cpdef bint _leave_inner(self, Lease lease) except -1

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from fastlock._errors import LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError
-from fastlock._protocol import arguments, extension
+from fastlock._errors import LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError, ResponseError
+from fastlock._protocol import arguments, describe, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
@@ -137,6 +137,13 @@ class BaseLock:
     def _reenter(self) -> Lease | None:
         """Acquire a reentrant lock once more, if the caller holds it; None: it does not. Raises LockNotOwnedError: its
         lease has ended, or is being released. LockError: the lease has no fence, and this lock wants one."""
+        lease = self._entered_before()
+        if lease is not None:
+            lease._depth += 1  # last: no call, in which a signal handler could raise, comes after it
+        return lease
+
+    def _entered_before(self) -> Lease | None:
+        """The lease of a caller that is to enter again; errors are those of `_reenter`."""
         owner = self._owner()
         lease = self._leases.get(owner)
         if lease is None or is_inherited(lease):
@@ -148,7 +155,6 @@ class BaseLock:
             raise LockError(self._cannot("acquire", "it is held without a fence"), lock_name=self._text)
         if self._renewal is not None and lease._renewal is None:
             self._transport.renew(lease, self._ms, self._renewal, owner)
-        lease._depth += 1  # last: no call, in which a signal handler could raise, comes after it
         return lease
 
     def _leave_inner(self, lease: Lease | None) -> bool:
@@ -208,7 +214,7 @@ class BaseLock:
     ) -> LockAcquire:
         """The operation of an acquire with the lock's own settings. required: whether it raises LockError if it does
         not get the lock; start: when the acquire began, if that was earlier."""
-        op = LockAcquire(self, token or new_token(), required)
+        op = self._acquire_by(token or new_token(), required)
         if self.blocking:
             op.blocking = True
             op.polls = not self.queue
@@ -222,7 +228,7 @@ class BaseLock:
     ) -> LockAcquire:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
         raw_token = new_token() if token is None else self._as_token(token)
-        op = LockAcquire(self, raw_token, required=False)
+        op = self._acquire_by(raw_token, required=False)
         op.given = token is not None
         op.polls = op.given or not self.queue  # two callers that give the same token would be one in the queue
         op.blocking = bool(self.blocking if blocking is None else blocking)
@@ -235,6 +241,14 @@ class BaseLock:
         if blocking_timeout is not None and op.blocking:
             self._limit(op, blocking_timeout)
         return op
+
+    def _acquire_by(self, token: bytes, required: bool) -> LockAcquire:
+        """The operation of an acquire by this token."""
+        return LockAcquire(self, token, required)
+
+    def _release_of(self, lease: Lease) -> LockRelease:
+        """The operation of a release of this lease."""
+        return LockRelease(self, lease)
 
     @staticmethod
     def _limit(op: Acquire, blocking_timeout: float, start: float | None = None) -> None:
@@ -293,7 +307,7 @@ class BaseLock:
 
     def _new_release(self, owner: object = None) -> LockRelease:
         """The operation of a release of an owner's lease; None: the caller's. Raises LockError: there is none."""
-        return LockRelease(self, self._lease_for("release", owner or self._owner()))
+        return self._release_of(self._lease_for("release", owner or self._owner()))
 
     def _not_held(self, action: str) -> LockError:
         why = f"it is {NOT_HELD[action]}"
@@ -363,7 +377,13 @@ class LockAcquire(Acquire):
         return super().leave(waiter, lease, clock)
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[Lease | None]:
-        lease = yield from super().continue_from(answer, clock)
+        try:
+            lease = yield from super().continue_from(answer, clock)
+        except ResponseError as refusal:
+            error = yield from describe.explain(refusal, self.lock, clock)
+            if error is refusal:
+                raise
+            raise error from None
         self._count(lease is not None)
         if lease is not None:
             self.lock._keep_lease(self.lock._owner(), lease)

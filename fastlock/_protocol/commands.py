@@ -49,6 +49,9 @@ SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) an
 
 # Of our tokens: their length, how they begin, and how they begin once somebody waits
 TOKEN_SIZE, PLAIN_PREFIX, CONTENDED_PREFIX = 35, b"fl:", b"fl+"
+# Of tokens of locks that several may hold: their mode, which stands behind a plain token and `|`
+READER, WRITER, SEMAPHORE = b"r", b"w", b"s"
+_SHARED_MARKS = (b"|r", b"|w", b"|s")
 QUEUE_KEPT_MS = 10_000  # the server keeps a queue so long after its last use: its waiters enter far more often
 # A fence counter outlives the last use of its name by an hour: by then the server's clock is past whatever it held.
 FENCE_KEPT_MS = 3_600_000
@@ -93,10 +96,16 @@ FENCED_LUA = Script("acquire_fenced")
 RELEASE_LUA = Script("release")
 RELEASE_MANY_LUA = Script("release_many")
 EXTEND_LUA = Script("tokens", "extend")
-RENEW_MANY_LUA = Script("tokens", "renew_many")
-ENTER_LUA = Script("tokens", "grant", "enter")
-LEAVE_LUA = Script("tokens", "grant", "leave")
-HAND_OVER_LUA = Script("tokens", "grant", "hand_over")
+RENEW_MANY_LUA = Script("tokens", "ends", "renew_many")
+ENTER_LUA = Script("tokens", "publish", "grant", "enter")
+LEAVE_LUA = Script("tokens", "publish", "grant", "leave")
+HAND_OVER_LUA = Script("tokens", "publish", "grant", "hand_over")
+SHARED_JOIN_LUA = Script("ends", "publish", "shared", "shared_reply", "shared_join")
+SHARED_LOOK_LUA = Script("ends", "publish", "shared", "shared_reply", "shared_look")
+SHARED_RELEASE_LUA = Script("ends", "publish", "shared", "shared_release")
+DOWNGRADE_LUA = Script("ends", "publish", "shared", "downgrade")
+RESIZE_LUA = Script("ends", "publish", "shared", "resize")
+DESCRIBE_LUA = Script("ends", "describe")
 
 CHECK_FENCE = script_text("check_fence")  # for a client of redis-py (`fencing.py`)
 
@@ -154,9 +163,13 @@ def rights_needed(call: tuple[bytes, ...]) -> str:
     empty for other calls."""
     if call[0] != b"EVALSHA":
         return ""
-    (rights,) = (script.rights for script in SCRIPTS if script.sha == call[1])
     keys = " ".join(f"~{key.decode(errors='replace')}" for key in call[3 : 3 + int(call[2])])
-    return f"{rights} {keys}"
+    return f"{script_of(call).rights} {keys}"
+
+
+def script_of(call: tuple[bytes, ...]) -> Script:
+    """The script that a call of EVALSHA names."""
+    return next(script for script in SCRIPTS if script.sha == call[1])
 
 
 def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
@@ -178,12 +191,59 @@ def enter(name: bytes, channel: bytes, fenced: bool, entry: bytes | int = TOKEN,
 
 def leave(name: bytes, entry: bytes, channel: bytes) -> tuple[bytes, ...]:
     """The call that takes an entry out of the server's queue."""
+    if is_shared(entry):
+        return _shared(SHARED_RELEASE_LUA, name, entry, False, channel)
     return (b"EVALSHA", LEAVE_LUA.sha, b"2", name, queue_key(name), entry, channel)
 
 
 def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
-    """The call that releases a contended lock; its template, if the token is not given."""
+    """The call that releases a contended lock, or a name that several may hold; its template, if the token is not
+    given."""
+    if isinstance(token, bytes) and is_shared(token):
+        return _shared(SHARED_RELEASE_LUA, name, token, False, b"")
     return (b"EVALSHA", HAND_OVER_LUA.sha, b"2", name, queue_key(name), token)
+
+
+def join(
+    name: bytes, token: bytes, channel: bytes, ms: int, fenced: bool = False, first: bool = False
+) -> tuple[bytes, ...]:
+    """The call that acquires a name that several may hold; or joins its queue, if a channel is given, before all that
+    do not ask to be `first`."""
+    times = b"%d" % ms, b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
+    return _shared(SHARED_JOIN_LUA, name, token, fenced, channel, *times, b"%d" % first)
+
+
+def look(name: bytes, token: bytes, channel: bytes, ms: int, fenced: bool = False) -> tuple[bytes, ...]:
+    """The call that asks what became of an entry that has joined, and confirms a grant."""
+    times = b"%d" % ms, b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
+    return _shared(SHARED_LOOK_LUA, name, token, fenced, channel, *times)
+
+
+def downgrade(name: bytes, token: bytes) -> tuple[bytes, ...]:
+    """The call that makes a writer a reader."""
+    return _shared(DOWNGRADE_LUA, name, token, False)
+
+
+def resize(name: bytes, size: int | None) -> tuple[bytes, ...]:
+    """The call that changes how many permits a semaphore has; None: as many as whoever acquires says."""
+    keys = name, queue_key(name), size_key(name)
+    return (b"EVALSHA", RESIZE_LUA.sha, b"3", *keys, b"" if size is None else b"%d" % size)
+
+
+def describe(name: bytes) -> tuple[bytes, ...]:
+    """The call that tells all that is known of a name."""
+    keys = name, queue_key(name), fence_key(name), size_key(name)
+    return (b"EVALSHA", DESCRIBE_LUA.sha, b"4", *keys)
+
+
+def _shared(script: Script, name: bytes, token: bytes, fenced: bool, *args: bytes) -> tuple[bytes, ...]:
+    """The call of a script that works on a name that several may hold."""
+    keys = [name, queue_key(name)]
+    if mode_of(token) == SEMAPHORE:
+        keys.append(size_key(name))
+    elif fenced:
+        keys.append(fence_key(name))
+    return (b"EVALSHA", script.sha, b"%d" % len(keys), *keys, token, *args)
 
 
 def undo_commands(
@@ -192,9 +252,13 @@ def undo_commands(
     """The calls that release each name: the hand-over script, which not every user may run, and a plain delete, should
     the script be refused. In this order, as a token that was just granted is not contended, even if others wait behind
     it. `again`: the scripts are loaded first, and the delete is sent for the plain and for the contended token."""
-    calls: list[RawCommand] = [HAND_OVER_LUA.load, RELEASE_LUA.load] if again else []
+    needed = [HAND_OVER_LUA, RELEASE_LUA, *[SHARED_RELEASE_LUA] * any(map(is_shared, tokens))] if again else []
+    calls: list[RawCommand] = [script.load for script in needed]
     for name, token in zip(names, tokens, strict=True):
         calls.append(hand_over(name, token))
+        if is_shared(token):  # nothing else can release it
+            calls += calls[-1:] * (2 if again else 1)
+            continue
         for form in (token, CONTENDED_PREFIX + token[3:]) if again else (token,):
             native = (b"DELIFEQ", name, form), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, form)
             calls.append(native[DELIFEQ not in capabilities])
@@ -203,8 +267,9 @@ def undo_commands(
 
 def undo_outcomes(replies: list[Any], count: int, again: bool) -> list[Any]:
     """The outcome for each of the `count` names of an undo: an integer, or the error that left it unknown."""
-    each, first = (3, 2) if again else (2, 0)
-    return [_undo_outcome(replies[i : i + each], again) for i in range(first, first + each * count, each)]
+    each = 3 if again else 2
+    first = len(replies) - each * count  # behind those of the scripts that were loaded
+    return [_undo_outcome(replies[i : i + each], again) for i in range(first, len(replies), each)]
 
 
 def _undo_outcome(replies: list[Any], again: bool) -> Any:
@@ -228,6 +293,12 @@ def fenced_key(resource: bytes) -> bytes:
 
 
 @lru_cache(1024)
+def size_key(name: bytes) -> bytes:
+    """The key of how many permits a semaphore has, where that was changed."""
+    return _beside(b"fastlock:size:", name)
+
+
+@lru_cache(1024)
 def queue_key(name: bytes) -> bytes:
     """The key of the server's queue for a name."""
     return _beside(b"fastlock:queue:", name)
@@ -246,6 +317,28 @@ def token_matches(held: bytes | None, token: bytes) -> bool:
     return held == token or (
         held is not None and held[:3] == CONTENDED_PREFIX and held[3:] == token[3:] and can_be_contended(token)
     )
+
+
+def is_shared(token: bytes) -> bool:
+    """Whether this is the token of a lock that several may hold. (A token that a user gives looks like this only if it
+    was copied from one.)"""
+    return len(token) > TOKEN_SIZE and token[:3] == PLAIN_PREFIX and token[35:37] in _SHARED_MARKS
+
+
+def mode_of(token: bytes) -> bytes:
+    """The mode of a shared token: READER, WRITER or SEMAPHORE."""
+    return token[36:37]
+
+
+def shared_token(token: bytes, mode: bytes, permits: tuple[int, int] | None = None) -> bytes:
+    """A token of a lock that several may hold. permits: how many of how many, of a semaphore."""
+    return token + b"|" + mode + (b"" if permits is None else b"%d/%d" % permits)
+
+
+def permits_of(token: bytes) -> tuple[int, int]:
+    """How many permits of how many a semaphore's token stands for."""
+    count, _, size = token[37:].partition(b"/")
+    return int(count), int(size)
 
 
 def can_be_contended(token: bytes) -> bool:

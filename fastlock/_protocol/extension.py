@@ -15,8 +15,8 @@ from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease
-from fastlock._protocol.retry import RetryState, execute, resolve, with_undo
-from fastlock._protocol.steps import Clock, Command, Steps
+from fastlock._protocol.retry import RetryState, execute, resolve, run_script, with_undo
+from fastlock._protocol.steps import Clock, Command, RawCommands, Request, Steps
 from fastlock._protocol.undo import Undo
 
 
@@ -57,10 +57,13 @@ class Move:
 def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps[float | None]:
     """Have the server end the lease `ms` milliseconds from now. Returns the time when that was sent, or None: the name
     is not held by this token."""
-    request = Command(Opcode.EXTEND, key, token, ms)
+    request: Command | RawCommands = Command(Opcode.EXTEND, key, token, ms)
+    if commands.is_shared(token):
+        request = RawCommands([commands.renew_many([key], [token], [ms])])
     if lease is not None:
         request.stale, lease._stale_sessions = lease._stale_sessions, ()
-    steps = _extended(request, RetryState(clock))
+    retry = RetryState(clock)
+    steps = _extended(request, retry) if isinstance(request, Command) else _extended_by_script(request, retry)
     answer = yield from with_undo(steps, lambda: _given_up(request, lease), lambda: _under_way(request, lease))
     return request.sent if answer == b"OK" or answer == 1 else None
 
@@ -83,6 +86,16 @@ def _extended(request: Command, retry: RetryState) -> Steps[object]:
     return answer
 
 
+def _extended_by_script(request: RawCommands, retry: RetryState) -> Steps[object]:
+    """As `_extended`, of a name that several may hold."""
+    reply = yield from run_script(request, (yield request), _is_one_number, retry)
+    return reply[0] if isinstance(reply, list) else reply
+
+
+def _is_one_number(reply: object) -> bool:
+    return type(reply) is list and len(reply) == 1 and type(reply[0]) is int
+
+
 def _extended_as_it_stands(request: Command, retry: RetryState) -> Steps[object]:
     """Extend for a user that may not run scripts, by the token as it is on the server: once contended, it stays so."""
     held = yield from execute(Command(Opcode.GET, request.key), retry)
@@ -92,7 +105,7 @@ def _extended_as_it_stands(request: Command, retry: RetryState) -> Steps[object]
     return (yield from execute(request, retry))
 
 
-def _given_up(request: Command, lease: Lease | None) -> Undo | None:
+def _given_up(request: Request, lease: Lease | None) -> Undo | None:
     """The undo of an extension that failed: it must not be executed later, and shorten or extend the lease then."""
     if not request.stale:
         return None
@@ -102,7 +115,7 @@ def _given_up(request: Command, lease: Lease | None) -> Undo | None:
     return Undo([], [], request.stale)
 
 
-def _under_way(request: Command, lease: Lease | None) -> Undo | None:
+def _under_way(request: Request, lease: Lease | None) -> Undo | None:
     """As `_given_up`, for a caller that is gone: the extension may still be in flight on its connection. The next
     extension goes over the same connection, or ends it first."""
     left = _given_up(request, lease)
@@ -168,6 +181,8 @@ def _left(lease: Lease, replace: bool, clock: Clock) -> Steps[int | None]:
     endless = lease._expiry_unknown or left == math.inf
     if replace and not endless:
         return 0
+    if commands.is_shared(lease._raw_token):  # the key lives as long as others hold the name
+        return None if endless else 0
     found = yield from inspect(Opcode.PTTL, lease._key, clock)
     return None if endless and found == -1 else max(0, found)
 

@@ -13,7 +13,7 @@ cdef class Lease:
     cdef public double _deadline
     cdef public flag _contended, _token_read, _expiry_unknown, _releasing, _release_unknown, _unreported
     cdef public short _extensions
-    cdef public int _extensions_begun, _depth
+    cdef public int _extensions_begun, _depth, _reads
     cdef public object _renewal
     cdef public tuple _stale_sessions
     cdef long _generation

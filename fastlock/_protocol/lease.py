@@ -47,7 +47,7 @@ class Lease:
     __slots__ = (
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
         *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
-        "_depth",
+        *("_depth", "_reads"),
         *("_generation", "_renewal", "__weakref__"),
     )
 
@@ -68,6 +68,7 @@ class Lease:
         self._stale_sessions: tuple[Any, ...] = ()  # sessions that broke with an extension in flight, not ended yet
         self._generation = generation()  # a forked child owns nothing that its parent acquired
         self._depth = 1  # acquires of it that were not released: more than 1 of a reentrant lock
+        self._reads = 0  # acquires for reading by its holder, who holds a read-write lock for writing
         self._renewal: Any = None  # what renews it, of a lock with auto_renew
 
     @property
@@ -104,9 +105,9 @@ class Lease:
 
     @property
     def depth(self) -> int:
-        """How often the lock was acquired and not released yet: more than 1 of a reentrant lock; 0 once it was released
-        or found lost."""
-        return 0 if self._deadline == ENDED else self._depth
+        """How often the lock was acquired and not released yet: more than 1 of a reentrant or read-write lock; 0 once
+        it was released or found lost."""
+        return 0 if self._deadline == ENDED else self._depth + self._reads
 
     @property
     def lost(self) -> Lost:
@@ -164,7 +165,8 @@ class Lease:
         self._release_unknown, self._expiry_unknown, self._stale_sessions, ownerless, booted, end = state[6:]
         self._generation = -1 if ownerless else generation()
         self._token_read, self._unreported, self._releasing = True, False, False
-        self._extensions, self._extensions_begun, self._renewal, self._depth = 0, 0, None, 1
+        self._extensions, self._extensions_begun, self._renewal = 0, 0, None
+        self._depth, self._reads = 1, 0
         if math.isfinite(self._deadline):
             self._came_from(booted, end)
 

@@ -30,7 +30,7 @@ class PlainRelease(Command):
 
 
 class HandOver(RawCommands):
-    """Request: release a lease by the hand-over script, which grants the name to the client that waits longest."""
+    """Request: release a lease by a script, which grants the name to the client that waits longest."""
 
     allowed_after_close = True
 
@@ -55,7 +55,8 @@ class Release(Operation[bool]):
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         lease._releasing = True
-        self.request = HandOver(lease) if lease._contended else PlainRelease(lease)
+        scripted = lease._contended or commands.is_shared(lease._raw_token)
+        self.request = HandOver(lease) if scripted else PlainRelease(lease)
 
     def undo(self) -> Undo:
         """What carries the release out for a caller that is gone."""
@@ -116,7 +117,7 @@ class Release(Operation[bool]):
         try:
             return bool((yield from run_script(self.request, answer, is_int, retry)))
         except errors.ResponseError as error:
-            if not errors.is_forbidden(error):
+            if not errors.is_forbidden(error) or commands.is_shared(self.lease._raw_token):
                 raise
             released = yield from self._alone(retry)
             if released:  # the waiters were not told, and find it free when they recheck

@@ -73,6 +73,7 @@ def resolve(request: Request, answer: object, retry: RetryState) -> Steps[Any]:
                 request.stale = (*request.stale, answer.session)
             if answer.sent and not retry.outcome_unknown:
                 retry.unknown_since = request.sent
+            request.maybe_executed |= answer.sent
             yield Sleep(limited(retry.pause(answer, request.allowed_after_close), request.until, retry.clock))
             if request.until is not None and retry.clock() >= request.until:
                 raise errors.fresh_copy(answer.error)  # not "held by somebody else", which nobody knows

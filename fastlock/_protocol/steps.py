@@ -61,6 +61,7 @@ class Request:
     sent = 0.0  # time just before the latest send, by the protocol's clock
     connection: Connection | None = None
     stale: tuple[Session, ...] = ()  # sessions that broke with it in flight: to be ended before it is sent again
+    maybe_executed = False  # whether a reply to it was lost
     needs_push = False  # whether it has to go over the push connection
     # Whether a closed client sends it, too: the locks that it held when it was closed may be released
     allowed_after_close = False

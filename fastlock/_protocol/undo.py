@@ -59,8 +59,9 @@ class Undo:
         )
 
 
-class Dequeue(Undo):
-    """Step: take an entry out of the server's queue. `matters`: as of an Undo; False for a user that may not queue."""
+class ScriptUndo(Undo):
+    """Step: carry out the call of a script, however late: it takes an entry out of the server's queue, or downgrades
+    a writer. `matters`: as of an Undo; False for a user that may not queue."""
 
     __slots__ = ("call", "matters")
     purpose = Purpose(Undo.purpose.task, (commands.LEAVE_LUA,))
@@ -73,10 +74,10 @@ class Dequeue(Undo):
         self.matters = matters
 
     def untied(self) -> Undo:
-        return Dequeue(self.call, self.stale, None, self.matters)
+        return ScriptUndo(self.call, self.stale, None, self.matters)
 
     def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
-        return [commands.LEAVE_LUA.load, self.call] if again else [self.call]
+        return [commands.script_of(self.call).load, self.call] if again else [self.call]
 
     def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
         return (self, replies[-1]) if isinstance(replies[-1], Exception) else None

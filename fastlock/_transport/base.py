@@ -133,7 +133,7 @@ class Transport:
         Without `lease` it is that of the owner; without `op` it had not begun."""
         lease = lease or lock._lease_of(owner)
         if lease is not None and not is_inherited(lease) and not is_own(error):
-            self.undo_interrupted(op or LockRelease(lock, lease), error)
+            self.undo_interrupted(op or lock._release_of(lease), error)
 
     def cancel_wait(self, op: Acquire, waiter: Waiter, error: BaseException | None = None) -> None:
         """The waiter slept and was interrupted or cancelled, or the client was closed: a lease that was handed to it

@@ -36,7 +36,7 @@ from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.steps import Answer
-from fastlock._protocol.undo import RELOADS, Dequeue, Undo
+from fastlock._protocol.undo import RELOADS, ScriptUndo, Undo
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 
 LOADING = "LOADING Redis is loading the dataset in memory"
@@ -180,7 +180,7 @@ def test_a_deadline_exceeded_in_the_queue_leaves_it_over_the_same_connection(clo
         return Answer.DEADLINE_EXCEEDED
 
     ran = run_steps(clock, acquire(blocking=True, until=clock() + 1), OTHER, late)
-    (leave,) = ran.of(Dequeue)
+    (leave,) = ran.of(ScriptUndo)
     assert (ran.outcome, leave.connection, leave.stale) == (None, "the connection", ("broken",))
     assert leave.commands(frozenset(), False) == [leave.call]
 
@@ -322,7 +322,7 @@ def test_an_enter_whose_reply_was_lost_is_sent_again_unchanged(clock: Clock) -> 
 def test_an_entry_given_up_is_left_with_the_broken_connections_ended(clock: Clock) -> None:
     ran = run_steps(clock, acquire(blocking=True), OTHER, lost(session="one"), lost(session="two", final=True))
     assert isinstance(ran.raised, errors.ConnectionError)
-    assert [set(leave.stale) for leave in ran.of(Dequeue)] == [{"one", "two"}]
+    assert [set(leave.stale) for leave in ran.of(ScriptUndo)] == [{"one", "two"}]
 
 
 @pytest.mark.parametrize(("seconds", "final"), [(0.6, False), (0.1, True)])
@@ -480,7 +480,7 @@ def test_an_undo_that_released_everything_is_done() -> None:
     assert only.calls(connection) == [(b"PING",)]
     for reply in (b"PONG", error(LOADING)):
         only.answered([reply])
-    leave = sent(Dequeue(LEAVE, (TWO,), connection), connection)
+    leave = sent(ScriptUndo(LEAVE, (TWO,), connection), connection)
     assert (leave.calls(connection), leave.stale, leave.undo.names) == ([LEAVE], (TWO,), [])
     leave.answered([0])
     assert connection.posted == connection.later == connection.heard == []
@@ -489,7 +489,7 @@ def test_an_undo_that_released_everything_is_done() -> None:
 def test_a_leave_whose_script_was_forgotten_is_sent_again_behind_it() -> None:
     for matters in (True, False):
         connection: Any = AsyncConnection()
-        leave = sent(Dequeue(LEAVE, (), connection, matters), connection)
+        leave = sent(ScriptUndo(LEAVE, (), connection, matters), connection)
         leave.answered([error("NOSCRIPT")])
         assert connection.posted == [(leave, [commands.LEAVE_LUA.load, LEAVE])]
         leave.answered([error("NOPERM evalsha")] * 2)
@@ -498,7 +498,7 @@ def test_a_leave_whose_script_was_forgotten_is_sent_again_behind_it() -> None:
 
 def test_a_server_that_always_forgets_scripts_is_given_up() -> None:
     connection: Any = AsyncConnection()
-    leave = sent(Dequeue(LEAVE, (), connection), connection)
+    leave = sent(ScriptUndo(LEAVE, (), connection), connection)
     for number in range(1, 20):
         leave.answered([error("NOSCRIPT")])
         assert len(connection.posted) == min(number, RELOADS - 1), number
@@ -507,7 +507,7 @@ def test_a_server_that_always_forgets_scripts_is_given_up() -> None:
 
 def test_undos_and_leaves_are_sent_later_to_a_server_that_is_loading() -> None:
     connection: Any = AsyncConnection()
-    undo, leave = sent(Undo([b"a"], [MINE]), connection), sent(Dequeue(LEAVE, (), connection), connection)
+    undo, leave = sent(Undo([b"a"], [MINE]), connection), sent(ScriptUndo(LEAVE, (), connection), connection)
     for _ in range(30):
         undo.answered([error(LOADING)] * 2)
         leave.answered([error(LOADING)])

@@ -26,7 +26,7 @@ from fastlock._protocol.lease import ENDED, new_token
 from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, Waiter
 from fastlock._protocol.release import Release
 from fastlock._protocol.steps import Answer, lease_end
-from fastlock._protocol.undo import Dequeue, Undo
+from fastlock._protocol.undo import ScriptUndo, Undo
 from fastlock._transport.undo_delivery import UndoDelivery
 from support.handover import Command
 from support.resp import encode
@@ -233,9 +233,9 @@ class SimulatedClient(WalkedClient):
         """Send a request whose reply nobody waits for; an equal one that is pending is enough. An undo without names
         only ends broken sessions, which have ended here."""
         undo = delivery.undo
-        if not (isinstance(undo, Dequeue) or undo.names):
+        if not (isinstance(undo, ScriptUndo) or undo.names):
             return
-        verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, Dequeue) else ("UNDO", undo.tokens[0])
+        verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, ScriptUndo) else ("UNDO", undo.tokens[0])
         pending = [(flight.verb, flight.token) for flight in self.flights if flight.ordered is ordered]
         pending += [("UNDO", each.behind.tokens[0]) for each in self.flights if each.behind is not None]
         if (verb, token) not in pending:

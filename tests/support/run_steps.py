@@ -21,7 +21,7 @@ from fastlock._protocol import steps
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
-from fastlock._protocol.undo import Dequeue, Undo
+from fastlock._protocol.undo import ScriptUndo, Undo
 
 MINE, OTHER = b"fl:" + b"m" * 32, b"fl:" + b"o" * 32
 CONTENDED = b"fl+" + b"m" * 32  # the caller's token, marked as contended
@@ -108,7 +108,7 @@ class Ran:
     @property
     def leaves(self) -> list[tuple[bytes, ...]]:
         """The commands that removed an entry from the server's queue."""
-        return [step.call for step in self.of(Dequeue)]
+        return [step.call for step in self.of(ScriptUndo)]
 
     @property
     def sleeps(self) -> list[float]:

@@ -4,16 +4,6 @@
 -- returns  grant(me): whether an entry got it, of those before `me` if that is given. It gets the name for
 --          MOMENT only, in which its client has to enter again.
 -- cost     4 commands, and 2 for each entry whose client is gone (3 where the user may not ask for subscribers)
-local MOMENT = 1000 -- milliseconds
-local CHANNEL_SIZE = 41 -- bytes of a channel's name, which stands before the entry in a member of the queue
-local function publish(channel, entry) -- whether the entry's client is there
-  local subscribers = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
-  if subscribers == 0 then
-    return false
-  end
-  local receivers = redis.pcall('PUBLISH', channel, entry) -- it also counts subscribers to patterns
-  return subscribers or receivers ~= 0 -- if PUBLISH is refused, the waiter rechecks by itself
-end
 local function grant(me)
   while true do
     if me and redis.call('ZRANGE', KEYS[2], 0, 0)[1] == me then
@@ -23,7 +13,7 @@ local function grant(me)
     if not first then
       return false
     end
-    local channel, entry = string.sub(first, 1, CHANNEL_SIZE), string.sub(first, CHANNEL_SIZE + 1)
+    local channel, entry = split(first)
     if publish(channel, entry) then
       redis.call('SET', KEYS[1], entry, 'PX', MOMENT)
       return true

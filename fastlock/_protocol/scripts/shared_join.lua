@@ -1,0 +1,40 @@
+-- Acquire a name that several may hold, or join its queue. It is sent once in an entry's life.
+-- KEYS     1: name; 2: queue; 3: of a semaphore its size, of a read-write lock the counter of fences, if one is wanted
+-- ARGV     1: token, which is the entry in the queue; 2: the client's channel, empty = do not queue; 3: lease in
+--          milliseconds, 0 = without end; 4: how long the queue is kept after its last use, in milliseconds; 5: the
+--          same of the counter; 6: '1' = before all in the queue that are not so themselves
+-- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, 1}: not, the first lease ends in so many
+--          milliseconds (-1: without end). An error: WRONGKIND and the kind of the name; PERMITS and how many there are
+-- cost     13 commands when it is free
+redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
+local me, channel = ARGV[1], ARGV[2]
+local wrong = other_kind(me)
+if wrong then
+  return wrong
+end
+if mode(me) == 's' and count(me) > size(me) then
+  return redis.error_reply('PERMITS ' .. size(me))
+end
+local fence = next_fence(me)
+drop_ended()
+if redis.call('ZSCORE', KEYS[1], me) then -- it acquired before, and that reply was lost
+  hold(me, ARGV[3])
+  return granted(fence, ARGV[5])
+end
+local first, last = unpack(ARGV[6] == '1' and {'-inf', 0} or {0, '+inf'})
+local behind = redis.call('ZREVRANGEBYSCORE', KEYS[2], last, first, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+if channel ~= '' then
+  local score = (tonumber(behind) or (ARGV[6] == '1' and -2 ^ 40 or 0)) + 1
+  redis.call('ZADD', KEYS[2], string.format('%.0f', score), channel .. me)
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
+  if grant(me, ARGV[3]) then
+    return granted(fence, ARGV[5])
+  end
+else
+  grant()
+  if redis.call('ZCARD', KEYS[2]) == 0 and fits(me) then
+    hold(me, ARGV[3])
+    return granted(fence, ARGV[5])
+  end
+end
+return queued()

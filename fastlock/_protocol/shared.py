@@ -1,0 +1,143 @@
+"""Names that several may hold at once: how a read-write lock and a semaphore are acquired, downgraded and resized.
+
+The server keeps the holders of such a name in a zset, by the end of their leases, and grants the name in order of
+arrival to all whom it fits (`scripts/shared.lua`). A lease is never handed over within the client: each caller that
+waits has an entry of its own in the server's queue. An entry joins once; from then on it only looks what became of it.
+Never here: sockets, asyncio, threads, sleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastlock._protocol import commands
+from fastlock._protocol.acquire import is_enter_reply, queue_of
+from fastlock._protocol.base_lock import LockAcquire, LockRelease
+from fastlock._protocol.handshake import Purpose
+from fastlock._protocol.lease import ENDED, Lease, new_token
+from fastlock._protocol.local_queue import LocalQueue, LocalQueues, Waiter
+from fastlock._protocol.release import is_int
+from fastlock._protocol.retry import RetryState, run_script
+from fastlock._protocol.steps import Answer, Clock, RawCommands, Steps
+from fastlock._protocol.undo import ScriptUndo, Undo
+
+if TYPE_CHECKING:
+    from fastlock._protocol.base_lock import BaseLock
+
+
+class Try(RawCommands):
+    """Request: acquire a name that several may hold, if that is possible at once."""
+
+    def __init__(self, key: bytes, token: bytes, ms: int, fenced: bool) -> None:
+        super().__init__([commands.join(key, token, b"", ms, fenced)])
+        self.key = key
+        self.token = token
+
+    def undo(self) -> Undo:
+        return Undo([self.key], [self.token], self.stale)
+
+
+class Ask(RawCommands):
+    """Request: join the server's queue by an entry; once that may have been executed, ask what became of the entry."""
+
+    needs_push = True
+
+    def __init__(self, queue: LocalQueue, waiter: Waiter, joined: bool, first: bool) -> None:
+        self.joined = joined
+        entry = waiter.key, queue.entry, queue.queues.channel, waiter.ms, waiter.fenced
+        self._join, self._look = [commands.join(*entry, first)], [commands.look(*entry)]
+        self.stale = queue.stale
+
+    @property
+    def calls(self) -> Sequence[commands.RawCommand]:  # type: ignore[override]  # it changes with what was sent
+        return self._look if self.joined or self.maybe_executed else self._join
+
+
+class AcquireShared(LockAcquire):
+    """Acquire a name that several may hold. first: whether to wait before all that are not so themselves."""
+
+    request: Try  # type: ignore[assignment]
+    purpose = Purpose("let a waiter take what it was granted", (commands.SHARED_JOIN_LUA, commands.SHARED_LOOK_LUA))
+    joined: bytes | None = None  # the entry that has joined the queue, as far as this process knows
+
+    def __init__(self, lock: BaseLock, token: bytes, required: bool, first: bool = False) -> None:
+        self.first = first
+        super().__init__(lock, token, required)
+        self.alone = True
+
+    def renew(self, token: bytes) -> None:
+        self.token = token
+        self.request = Try(self.key, token, self.ms, self.fenced)
+
+    def fresh_token(self) -> bytes:
+        return new_token() + self.token[commands.TOKEN_SIZE :]
+
+    def local(self, queues: LocalQueues, now: float) -> None:
+        """The server is asked first: there may be room beside those who hold the name."""
+
+    def _outcome(self, answer: object, clock: Clock) -> Steps[Lease | None]:
+        retry = RetryState(clock)
+        try:
+            reply = yield from run_script(self.request, answer, is_enter_reply, retry)
+        finally:
+            self.outcome_unknown |= retry.outcome_unknown
+        if reply is Answer.DEADLINE_EXCEEDED or reply[0] != 1:
+            return None
+        return self.lease(self.request.sent, reply[2] if self.fenced else None)
+
+    def enter_request(self, waiter: Waiter) -> Ask:  # type: ignore[override]
+        queue = queue_of(waiter)
+        request = Ask(queue, waiter, self.joined == queue.entry, self.first)
+        request.until = self.until
+        self.joined = queue.entry
+        return request
+
+    def new_entry(self, queue: LocalQueue) -> None:
+        super().new_entry(queue)
+        queue.entry = self.fresh_token()
+
+
+class Downgrade(LockRelease):
+    """Release a read-write lock that is held for writing, and hold it for reading on. Raises LockNotOwnedError: the
+    lock was not the caller's any more."""
+
+    def __init__(self, lock: BaseLock, lease: Lease) -> None:
+        releasing = lease._releasing
+        super().__init__(lock, lease)
+        lease._releasing = releasing  # it goes on, renewed if it was
+        self.request: Any = RawCommands([commands.downgrade(lease._key, lease._raw_token)])
+        self.request.allowed_after_close = True
+
+    def local(self, queues: LocalQueues, now: float) -> Answer | None:
+        return Answer.ALREADY_RELEASED if self.lease._deadline == ENDED else None
+
+    def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
+        was_mine = 0
+        if answer is not Answer.ALREADY_RELEASED:
+            was_mine = yield from run_script(self.request, answer, is_int, RetryState(clock))
+        if was_mine:
+            become_reader(self.lease)
+            return True
+        known = self.lease._deadline == ENDED
+        if not known:
+            self.lease._found_lost()
+        self.lock._drop_lease(self.lease)
+        raise self.lock._lost("release", found=not known)
+
+    def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
+        become_reader(self.lease)
+        return [ScriptUndo(self.request.calls[0], self.request.stale, self.request.connection)]
+
+
+def become_reader(lease: Lease) -> None:
+    """Note that a writer's lease is a reader's now, whose acquires for reading are still to be released."""
+    if lease._reads:
+        lease._depth, lease._reads = lease._reads, 0
+        lease._raw_token = lease._raw_token[:-1] + commands.READER
+
+
+def resize(key: bytes, size: int | None, clock: Clock) -> Steps[None]:
+    """Change how many permits a semaphore has. Raises the redis-py exception of an error reply."""
+    request = RawCommands([commands.resize(key, size)])
+    yield from run_script(request, (yield request), is_int, RetryState(clock))
