@@ -9,7 +9,7 @@ Never here: sockets, asyncio, threads, sleep.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastlock._protocol import commands
 from fastlock._protocol.acquire import is_enter_reply, queue_of
@@ -17,8 +17,8 @@ from fastlock._protocol.base_lock import LockAcquire, LockRelease
 from fastlock._protocol.handshake import Purpose
 from fastlock._protocol.lease import ENDED, Lease, new_token
 from fastlock._protocol.local_queue import LocalQueue, LocalQueues, Waiter
-from fastlock._protocol.release import is_int
-from fastlock._protocol.retry import RetryState, run_script
+from fastlock._protocol.release import HandOver, is_int
+from fastlock._protocol.retry import RetryState, run_script, with_undo
 from fastlock._protocol.steps import Answer, Clock, RawCommands, Steps
 from fastlock._protocol.undo import ScriptUndo, Undo
 
@@ -98,6 +98,19 @@ class AcquireShared(LockAcquire):
         queue.entry = self.fresh_token()
 
 
+class MakeReader(HandOver):
+    """Request: make a writer a reader."""
+
+    def __init__(self, lease: Lease) -> None:
+        RawCommands.__init__(self, [commands.downgrade(lease._key, lease._raw_token)])
+        self.lease = lease
+
+    def undo(self) -> Undo:
+        """What carries it out for a caller that is gone: who writes no more goes on to read."""
+        become_reader(self.lease)
+        return ScriptUndo(self.calls[0], self.stale, self.connection)
+
+
 class Downgrade(LockRelease):
     """Release a read-write lock that is held for writing, and hold it for reading on. Raises LockNotOwnedError: the
     lock was not the caller's any more."""
@@ -106,8 +119,7 @@ class Downgrade(LockRelease):
         releasing = lease._releasing
         super().__init__(lock, lease)
         lease._releasing = releasing  # it goes on, renewed if it was
-        self.request: Any = RawCommands([commands.downgrade(lease._key, lease._raw_token)])
-        self.request.allowed_after_close = True
+        self.request = MakeReader(lease)
 
     def local(self, queues: LocalQueues, now: float) -> Answer | None:
         return Answer.ALREADY_RELEASED if self.lease._deadline == ENDED else None
@@ -115,7 +127,8 @@ class Downgrade(LockRelease):
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         was_mine = 0
         if answer is not Answer.ALREADY_RELEASED:
-            was_mine = yield from run_script(self.request, answer, is_int, RetryState(clock))
+            steps = run_script(self.request, answer, is_int, RetryState(clock))
+            was_mine = yield from with_undo(steps, lambda: None, self.undo)
         if was_mine:
             become_reader(self.lease)
             return True
@@ -126,8 +139,7 @@ class Downgrade(LockRelease):
         raise self.lock._lost("release", found=not known)
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        become_reader(self.lease)
-        return [ScriptUndo(self.request.calls[0], self.request.stale, self.request.connection)]
+        return [self.undo()]
 
 
 def become_reader(lease: Lease) -> None:

@@ -9,13 +9,12 @@ if wrong then
   return string.find(wrong.err, 'WRONG', 1, true) and 0 or wrong
 end
 drop_ended()
-local reader = as_reader(ARGV[1])
+local reader = other_form(ARGV[1])
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if not score then
-  return redis.call('ZSCORE', KEYS[1], reader) and 1 or 0 -- sent again, as its reply was lost
+if score then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('ZADD', KEYS[1], score, reader)
 end
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('ZADD', KEYS[1], score, reader)
 grant()
 settle(KEYS[1])
-return 1
+return redis.call('ZSCORE', KEYS[1], reader) and 1 or 0 -- 1 also if it is sent again, as its reply was lost

@@ -3,7 +3,8 @@
 -- ARGV     none
 -- returns  clock(): milliseconds since 1970; end_in(ms): the time in so many milliseconds, as a score, 0 = never;
 --          settle(name): let the key live as long as the longest lease, or delete it where nobody holds it any more;
---          as_reader(token): a writer's token after it was downgraded
+--          other_form(token): a writer's token as the reader's that it becomes by a downgrade, and the reverse: the
+--          holder may not know yet whether the downgrade was executed
 -- cost     1 command for `clock`, 2 for `settle`
 local USED = '|used' -- a member of a semaphore: its score is minus the number of permits that are held
 local function clock()
@@ -23,6 +24,7 @@ local function settle(name)
     redis.call('PEXPIREAT', name, last[2])
   end
 end
-local function as_reader(token)
-  return string.sub(token, -2) == '|w' and string.sub(token, 1, -2) .. 'r'
+local function other_form(token)
+  local mode = ({ ['|w'] = 'r', ['|r'] = 'w' })[string.sub(token, -2)]
+  return mode and string.sub(token, 1, -2) .. mode
 end

@@ -7,8 +7,8 @@
 redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
 local function renew_shared(name, token, ms)
   local score = redis.pcall('ZSCORE', name, token)
-  if not score and as_reader(token) then -- its downgrade was executed, and the reply is still on its way
-    token = as_reader(token)
+  if not score and other_form(token) then
+    token = other_form(token)
     score = redis.call('ZSCORE', name, token)
   end
   if not score or type(score) == 'table' or (score ~= 'inf' and tonumber(score) <= clock()) then

@@ -12,8 +12,8 @@ if ARGV[2] ~= '' then
   redis.call('ZREM', KEYS[2], ARGV[2] .. ARGV[1])
 end
 drop_ended()
-local reader = as_reader(ARGV[1])
-local dropped = drop(ARGV[1]) or (reader and drop(reader))
+local other = other_form(ARGV[1])
+local dropped = drop(ARGV[1]) or (other and drop(other))
 grant()
 settle(KEYS[1])
 return dropped and 1 or 0
