@@ -42,7 +42,9 @@ class SharedLock(BaseLock):
         self, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: object
     ) -> LockAcquire:
         op = super()._acquire_with(sleep, blocking, blocking_timeout, None)
+        until = op.until
         op.renew(self._shared_token() if token is None else arguments.as_bytes(token, "token"))
+        op.until = until
         return op
 
     def _is_locked(self) -> Steps[bool]:

@@ -81,7 +81,7 @@ async def either(api: Api, pairs: list[Any]) -> list[Any]:
 
 
 class ChildClient:
-    """A process with a client and a lock. It knows these orders:
+    """A process with a client and a lock (kind: "lock", "semaphore", "read", "write"). It knows these orders:
 
     acquire: answers "got" and the token, "nothing", "interrupted" or the error's name. release: answers "released" or
     the error's name. turn LABEL: acquire, append LABEL to ORDER, release; answers "served". queues: answers with the
@@ -160,7 +160,12 @@ class ChildClient:
 
 async def live(api: Api, url: str, settings: dict[str, Any]) -> None:
     client = api.client(url)
-    lock = client.lock(NAME, **settings)
+    kind = settings.pop("kind", "lock")
+    if kind in ("read", "write"):
+        settings.pop("thread_local", None)
+        lock = getattr(client.rw_lock(NAME, **settings), kind)
+    else:
+        lock = getattr(client, kind)(NAME, **settings)
     await api.get(client.server_info())
     print("ready", flush=True)
     while order := await (asyncio.to_thread(sys.stdin.readline) if api.is_async else api.get(sys.stdin.readline())):
