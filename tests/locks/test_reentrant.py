@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from support.apis import Api
 from support.child_client import NAME, SOON, until
+from support.told_thread import ToldThread
 
 import fastlock
 import fastlock.asyncio
@@ -246,7 +247,7 @@ class Against(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 3), fresh=st.booleans())
     def acquire(self, who: int, fresh: bool) -> None:
-        got = self.callers[who].do("acquire", fresh)
+        got = self.callers[who].ask("acquire", fresh)
         assert got is (self.holder in (None, who))
         if got:
             self.holder, self.depth = who, self.depth + 1
@@ -254,18 +255,18 @@ class Against(RuleBasedStateMachine):
     @precondition(lambda self: self.holder is not None)
     @rule(fresh=st.booleans())
     def release(self, fresh: bool) -> None:
-        assert self.callers[self.holder or 0].do("release", fresh) is None
+        assert self.callers[self.holder or 0].ask("release", fresh) is None
         self.depth -= 1
         self.holder = self.holder if self.depth else None
 
     @rule(who=st.integers(0, 3))
     def release_what_is_not_held(self, who: int) -> None:
         if who != self.holder:
-            assert isinstance(self.callers[who].do("release", True), fastlock.LockError)
+            assert isinstance(self.callers[who].ask("release", True), fastlock.LockError)
 
     @invariant()
     def depths_agree(self) -> None:
-        depths = [caller.do("depth", False) for caller in self.callers]
+        depths = [caller.ask("depth", False) for caller in self.callers]
         assert depths == [self.depth if who == self.holder else 0 for who in range(4)]
 
     def teardown(self) -> None:
@@ -277,41 +278,22 @@ class Against(RuleBasedStateMachine):
             client.close()
 
 
-class Caller:
-    """A thread that does what it is told, and its lock."""
+class Caller(ToldThread):
+    """A thread, and its lock."""
 
     def __init__(self, client: fastlock.Client) -> None:
         self.client = client
         self.lock = client.reentrant_lock(NAME, timeout=60)
-        self.told, self.done = threading.Semaphore(0), threading.Semaphore(0)
-        self.call: Any = None
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
+        super().__init__()
 
-    def run(self) -> None:
-        while self.told.acquire() and self.call is not None:
-            try:
-                self.result = self.call()
-            except Exception as error:
-                self.result = error
-            self.done.release()
-
-    def do(self, what: str, fresh: bool) -> Any:
+    def ask(self, what: str, fresh: bool) -> Any:
         lock = self.client.reentrant_lock(NAME, timeout=60) if fresh else self.lock
         calls = {
             "acquire": lambda: lock.acquire(blocking=False),
             "release": lock.release,
             "depth": lambda: 0 if lock.lease is None else lock.lease.depth,
         }
-        self.call = calls[what]
-        self.told.release()
-        assert self.done.acquire(timeout=20)
-        return self.result
-
-    def end(self) -> None:
-        self.call = None
-        self.told.release()
-        self.thread.join(10)
+        return self.do(calls[what])
 
 
 @pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
