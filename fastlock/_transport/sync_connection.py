@@ -91,14 +91,25 @@ class Connection:
         request.sent = now()
         request.connection = self
         try:
-            if isinstance(request, Command) and not request.stale and self.error is None:
-                template, timeout = self.stream.templates[request.opcode], self._timeout(request, request.sent)
-                answer = self.stream.round_trip(template, request.key, request.token, request.ms, timeout, spin)
+            if not request.stale and self.error is None:
+                answer = self._alone(request, spin)
                 if answer is not self.busy:  # else another thread uses the connection too
                     return answer
             return self._share(request, spin)
         except BaseException as error:
             return self.classify_error(request, error)
+
+    def _alone(self, request: Request, spin: float) -> Any:
+        """Send one command, and wait for its reply as the only one who reads. Returns the answer, or BUSY, also for a
+        request that is not of that kind."""
+        stream, timeout = self.stream, self._timeout(request, request.sent)
+        if isinstance(request, Command):
+            template = stream.templates[request.opcode]
+            return stream.round_trip(template, request.key, request.token, request.ms, timeout, spin)
+        if isinstance(request, RawCommands) and not request.needs_push and len(request.calls) == 1:
+            reply = stream.round_trip(self.impl.Template(*request.calls[0]), b"", b"", 0, timeout, spin)
+            return reply if reply is self.busy else [reply]
+        return self.busy
 
     def classify_error(self, request: Request, error: BaseException) -> Any:
         """What an exception out of the stream means for a request: RETRY_ELSEWHERE, DEADLINE_EXCEEDED or

@@ -130,7 +130,9 @@ async def test_who_waits_for_more_than_there_are_is_told(
     client = api.client(server.url)
     first = Holder(api, client.semaphore(NAME, 3))
     await first.entered()
-    many, few = Holder(api, client.semaphore(NAME, 3, n=3)), Holder(api, api.client(server.url).semaphore(NAME, 3))
+    many = Holder(api, client.semaphore(NAME, 3, n=3))
+    await in_queue(api, probe, 1)
+    few = Holder(api, api.client(server.url).semaphore(NAME, 3))
     await in_queue(api, probe, 2)
     await api.get(client.semaphore(NAME, 3).resize(2))
     with pytest.raises(fastlock.LockError, match="it has 2 permits, fewer than asked for"):

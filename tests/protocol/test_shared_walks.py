@@ -43,17 +43,17 @@ IN_SCRIPTS = {
         *("KEYS[1], USED) or 0) <= size(token)", "KEYS[1], USED) or 0) <= size(token) + 1", ALL, "semaphore"),
     ),
     "a release grants nothing": ("\ngrant()\n", "\n", (R,), "rw"),
-    "a try overtakes the queue": ("if redis.call('ZCARD', KEYS[2]) == 0 and fits(me)", "if fits(me)", (J,), "rw"),
+    "a try overtakes the queue": ("if redis.call('EXISTS', KEYS[2]) == 0 and fits(me)", "if fits(me)", (J,), "rw"),
     "who joins is put first": ("string.format('%.0f', score)", "'-5'", (J,), "rw"),
     "a grant is a lease": ("hold(entry, MOMENT)", "hold(entry, 100000)", ALL, "rw"),
     "a look queues": (
-        *("settle(KEYS[1])\nreturn {-1, 0, 0}", "redis.call('ZADD', KEYS[2], 1, ARGV[2] .. me)\nreturn queued()"),
+        *("return {-1, 0, 0}", "redis.call('ZADD', KEYS[2], 1, ARGV[2] .. me)\nreturn queued()"),
         *((L,), "rw"),
     ),
     "a look takes what is free": (
-        *("settle(KEYS[1])\nreturn {-1, 0, 0}", "hold(me, ARGV[3])\nreturn granted(fence, ARGV[5])", (L,), "rw"),
+        *("return {-1, 0, 0}", "hold(me, ARGV[3])\nreturn granted(fence, ARGV[5], 0)", (L,), "rw"),
     ),
-    "who leaves stays in the queue": ("redis.call('ZREM', KEYS[2], ARGV[2] .. ARGV[1])", "", (R,), "rw"),
+    "who leaves stays in the queue": ("redis.call('ZREM', KEYS[2], channel .. me)", "", (R,), "rw"),
     "ended leases stay": ("'(0', clock()", "'(0', 0", ALL, "rw"),
 }
 

@@ -344,6 +344,8 @@ class World:
 
     def run_call(self, call: tuple[bytes, ...]) -> Any:
         """Have the server execute the call of a script, and check what it left there."""
+        if call[0] == b"PING":  # of an undo that only ends sessions
+            return self.raw(*call)
         before = self.raw("ZRANGE", KEY, 0, -1)
         reply, held = self.raw(*call), self.raw("ZRANGE", KEY, 0, -1, "WITHSCORES")
         ends = {token: float(end) for token, end in zip(held[::2], held[1::2], strict=True)}

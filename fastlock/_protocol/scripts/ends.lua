@@ -5,11 +5,15 @@
 --          settle(name): let the key live as long as the longest lease, or delete it where nobody holds it any more;
 --          other_form(token): a writer's token as the reader's that it becomes by a downgrade, and the reverse: the
 --          holder may not know yet whether the downgrade was executed
--- cost     1 command for `clock`, 2 for `settle`
+-- cost     1 command for the first `clock`, 2 for `settle`
 local USED = '|used' -- a member of a semaphore: its score is minus the number of permits that are held
+local CLOCK = {} -- the time, once it was asked
 local function clock()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  if not CLOCK.now then
+    local time = redis.call('TIME')
+    CLOCK.now = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  return CLOCK.now
 end
 local function end_in(ms)
   return tonumber(ms) == 0 and 'inf' or string.format('%.0f', clock() + ms + 1)

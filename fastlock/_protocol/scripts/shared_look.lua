@@ -15,15 +15,17 @@ if wrong then
 end
 local fence = next_fence(me)
 drop_ended()
-if redis.call('ZSCORE', KEYS[1], me) then
+local mine = redis.call('ZSCORE', KEYS[1], me)
+if mine then
   hold(me, ARGV[3])
-  return granted(fence, ARGV[5])
+else
+  mine = grant(me, ARGV[3])
 end
-if grant(me, ARGV[3]) then
-  return granted(fence, ARGV[5])
+settle(KEYS[1])
+if mine then
+  return granted(fence, ARGV[5], redis.call('ZCARD', KEYS[2]))
 end
 if redis.call('PEXPIRE', KEYS[2], ARGV[4]) == 1 and redis.call('ZSCORE', KEYS[2], ARGV[2] .. me) then
   return queued()
 end
-settle(KEYS[1])
 return {-1, 0, 0}
