@@ -16,9 +16,11 @@ from fastlock._errors import (
 )
 from fastlock._locks.client import Client
 from fastlock._locks.lock import ClientLock, ReentrantLock
+from fastlock._locks.multi import MultiLock
 from fastlock._locks.redis_py import Lock
 from fastlock._locks.sync_shared import ReadWriteLock, Semaphore
 from fastlock._protocol.lease import Lease
+from fastlock._protocol.multi import MultiLease
 from fastlock._version import __version__
 
 __all__ = [
@@ -33,13 +35,15 @@ __all__ = [
     "LockLostError",
     "LockNotAcquiredError",
     "LockNotOwnedError",
+    "MultiLease",
+    "MultiLock",
     "ReadWriteLock",
     "ReentrantLock",
     "Semaphore",
     "__version__",
 ]
 
-for _public in (Client, ClientLock, Lock, ReadWriteLock, ReentrantLock, Semaphore):
+for _public in (Client, ClientLock, Lock, MultiLock, ReadWriteLock, ReentrantLock, Semaphore):
     _public.__module__ = __name__  # the module from which users import it, for messages
 
 IMPLEMENTATION: str = _implementation.default.IMPLEMENTATION

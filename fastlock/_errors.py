@@ -29,6 +29,11 @@ def is_forbidden(error: exceptions.RedisError) -> bool:
     return isinstance(error, exceptions.NoPermissionError)
 
 
+def is_cross_slot(error: BaseException) -> bool:
+    """Whether a node of a cluster refused a command, as its names are in several hash slots."""
+    return isinstance(error, exceptions.ClusterCrossSlotError)
+
+
 def is_passing(reply: Exception) -> bool:
     """Whether an error reply says that nothing is executed now, but will be soon: the server loads its data, or looks
     for its master, or runs another client's script."""
@@ -114,9 +119,16 @@ class LockError(exceptions.LockError):
 
 class LockNotAcquiredError(LockError):
     """A `with` was not entered, or a decorated function not called, as the lock was not acquired: somebody else holds
-    it. `lock_name` names the lock."""
+    it. `lock_name` names the lock.
+
+    Of a multi lock: `blocked_by` is the first of its names that somebody else holds, `holder` the beginning of its
+    holder's token (None: it is not one of fastlock's), `time_left` for how many seconds still (None: without end).
+    """
 
     __module__ = "fastlock"
+    blocked_by: Any = None
+    holder: str | None = None
+    time_left: float | None = None
     lock_id = 0  # `id` of the lock that raised it: the lock itself could not be pickled with the error
 
 

@@ -12,9 +12,11 @@ from fastlock._errors import (
 )
 from fastlock._locks.aio_client import Client
 from fastlock._locks.aio_lock import ClientLock, ReentrantLock
+from fastlock._locks.aio_multi import MultiLock
 from fastlock._locks.aio_shared import ReadWriteLock, Semaphore
 from fastlock._locks.redis_py import AsyncioLock as Lock
 from fastlock._protocol.lease import Lease
+from fastlock._protocol.multi import MultiLease
 
 __all__ = [
     "Client",
@@ -27,10 +29,12 @@ __all__ = [
     "LockLostError",
     "LockNotAcquiredError",
     "LockNotOwnedError",
+    "MultiLease",
+    "MultiLock",
     "ReadWriteLock",
     "ReentrantLock",
     "Semaphore",
 ]
 
-for _public in (Client, ClientLock, Lock, ReadWriteLock, ReentrantLock, Semaphore):
+for _public in (Client, ClientLock, Lock, MultiLock, ReadWriteLock, ReentrantLock, Semaphore):
     _public.__module__ = __name__  # the module from which users import it, for messages

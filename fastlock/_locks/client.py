@@ -15,12 +15,14 @@ from fastlock._fork import check
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import name_maker, when_busy
 from fastlock._locks.lock import ClientLock, ReentrantLock
+from fastlock._locks.multi import MultiLock, checked_names
 from fastlock._locks.reentrant import OwnersByName
 from fastlock._locks.shared import as_preference
 from fastlock._locks.sync_shared import ReadLock, ReadWriteLock, Semaphore, WriteLock
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.lease import Lease, new_token, now
+from fastlock._protocol.multi import MultiLease
 from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
 from fastlock._protocol.retry import get_session
 from fastlock._transport.settings import settings_from_options, settings_from_url
@@ -56,6 +58,7 @@ class Client(Uncopyable):
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
         self._settings = settings
+        self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = transport = SyncTransport(settings, _implementation.default)
         self._owners = OwnersByName(lambda: transport._mutex)  # not of `self`: a cycle would keep its sockets open
         self._rw_owners = OwnersByName(lambda: transport._mutex)
@@ -233,6 +236,43 @@ class Client(Uncopyable):
         )
         semaphore._set_permits(permits, n)
         return semaphore
+
+    def multi_lock(
+        self,
+        names: Iterable[arguments.Name],
+        timeout: float | None = base_lock.DEFAULT_TIMEOUT,
+        sleep: float = base_lock.DEFAULT_SLEEP,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        fence: bool = False,
+        fair: bool = False,
+        queue: bool | None = None,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[MultiLease], object] | None = None,
+        *,
+        atomic: bool = False,
+    ) -> MultiLock:
+        """A lock on all of these names, or none: it is acquired when nobody else holds any of them.
+
+        Names that share a server are acquired by one command. Where one is held, the lock waits for that one, in order
+        of arrival; no two such locks can wait for each other. A `with` that was not entered raises
+        LockNotAcquiredError, which says which name somebody else holds, its holder, and for how long. atomic: refuse
+        names that are in several hash slots of a cluster, where each takes a command of its own, in a fixed order, and
+        is undone where another one is held.
+
+        The other arguments are those of `lock`; `fence` is refused, and each wait is `fair`. `on_lost` is called once,
+        with the MultiLease.
+        """
+        given, keys = checked_names(names, atomic, fence)
+        told: Any = on_lost
+        one = self.lock(
+            *(given[0], timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error, False),
+            *(fair, queue, auto_renew, max_hold, told),
+        )
+        return MultiLock(one, given, keys)
 
     def acquire_many(self, names: Iterable[arguments.Name], timeout: float | None = 10) -> list[Lease | None]:
         """Acquire each of these names that is free now, all in one flush; never waits for a name that is held.

@@ -91,12 +91,17 @@ def _again(one: Acquire, clock: Clock) -> Steps[Lease | None]:
 
 
 def release_many(
-    leases: list[Lease], queues: LocalQueues, clock: Clock, released: list[Any] | None = None
+    leases: list[Lease],
+    queues: LocalQueues,
+    clock: Clock,
+    released: list[Any] | None = None,
+    granted_in_scripts_of: int = 0,
 ) -> Steps[list[Any]]:
     """Release several leases in one flush; those that others wait for, in a second one. Returns `released`, filled:
     whether each lease was the caller's; None where another thread released it meanwhile.
 
-    If it fails for some, a repeated call reports what the failed one had released.
+    granted_in_scripts_of: not 0, if those that others wait for are to be handed over in the first flush, too, by
+    scripts of so many names. If it fails for some, a repeated call reports what the failed one had released.
     """
     released = [] if released is None else released
     reported, rest = batch.reported(leases)
@@ -104,14 +109,16 @@ def release_many(
     try:
         for i in rest if queues.by_key else ():
             released[i] = queues.release(leases[i], clock()) == ReleaseRoute.LOCAL
-        session = (yield from get_session(clock, allowed_after_close=True)) if not all(released) else None
+        session = None
+        if not (granted_in_scripts_of or all(released)):
+            session = yield from get_session(clock, allowed_after_close=True)
         # A lease that has ended by now was handed over, or another thread released it: its token may be the next
         # holder's already
         sent = batch.unended(leases, rest)
         for i in rest if len(sent) < len(rest) else ():
             released[i] = released[i] or None
         if sent:
-            yield from _release_leases(leases, sent, released, session, clock)
+            yield from _release_leases(leases, sent, released, _Releases(session, granted_in_scripts_of), clock)
     except BaseException:
         batch.unreported(leases, released)
         raise
@@ -137,27 +144,38 @@ class InterruptedRelease:
         return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]
 
 
+class _Releases:
+    """How the leases of a batch are released: by the commands of a session's server, or by scripts."""
+
+    def __init__(self, session: Session | None, granted_in_scripts_of: int) -> None:
+        self.native = session is not None and session.capabilities & {commands.DELIFEQ, commands.DELEX}
+        self.size = granted_in_scripts_of or RELEASE_CHUNK
+        self.call = commands.release_all if granted_in_scripts_of else commands.release_many
+
+    def request(self, names: list[bytes], tokens: list[bytes]) -> Request:
+        if self.native:
+            return CommandBatch(Opcode.RELEASE, names, tokens)
+        at = range(0, len(names), self.size)  # one script for many names costs the server a quarter
+        return RawCommands([self.call(names[i : i + self.size], tokens[i : i + self.size]) for i in at])
+
+    def flat(self, answers: object, count: int) -> list[Any]:
+        """One answer for each of `count` names, in order; None where it is not known."""
+        if self.native or type(answers) is not list:
+            return answers if type(answers) is list and len(answers) == count else [None] * count
+        flat: list[Any] = []
+        for part in answers:
+            size = min(self.size, count - len(flat))
+            flat += part if type(part) is list and len(part) == size else [None] * size
+        return flat if len(flat) == count else [None] * count
+
+
 def _release_leases(
-    given: list[Lease], at: list[int], released: list[Any], session: Session | None, clock: Clock
+    given: list[Lease], at: list[int], released: list[Any], how: _Releases, clock: Clock
 ) -> Steps[None]:
     """Release the leases at these indexes, and note in `released` which were the caller's."""
     leases = given if len(at) == len(given) else [given[i] for i in at]
-    names, tokens = batch.keys_and_tokens(leases)
-    request: Request
-    if session is not None and session.capabilities & {commands.DELIFEQ, commands.DELEX}:
-        request = CommandBatch(Opcode.RELEASE, names, tokens)
-    else:  # one script for many names costs the server a quarter
-        request = RawCommands(
-            [
-                commands.release_many(names[i : i + RELEASE_CHUNK], tokens[i : i + RELEASE_CHUNK])
-                for i in range(0, len(names), RELEASE_CHUNK)
-            ]
-        )
-    answers = yield from _send_releases(request, leases)
-    if type(answers) is list and type(request) is RawCommands:
-        answers = _flat(answers, len(leases))
-    whole = type(answers) is list and len(answers) == len(leases)
-    odd = batch.ended(leases, answers if whole else [None] * len(leases), at, released)
+    answers = yield from _send_releases(how.request(*batch.keys_and_tokens(leases)), leases)
+    odd = batch.ended(leases, how.flat(answers, len(leases)), at, released)
     if odd:
         yield from _hand_over([given[i] for i in odd], odd, released, clock)
 
@@ -174,15 +192,6 @@ def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
             for lease in leases:
                 lease._note_unknown_release(request.sent)
     return answers
-
-
-def _flat(answers: list[Any], count: int) -> list[Any]:
-    """The answers of scripts for RELEASE_CHUNK names each, as one answer for each name; None where a script failed."""
-    flat: list[Any] = []
-    for part in answers:
-        size = min(RELEASE_CHUNK, count - len(flat))
-        flat += part if type(part) is list and len(part) == size else [None] * size
-    return flat
 
 
 def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps[None]:

@@ -7,6 +7,7 @@ handshake found: a promoted node may be older than the one before. Never here: s
 
 from __future__ import annotations
 
+import binascii
 import enum
 import hashlib
 import re
@@ -100,6 +101,8 @@ RENEW_MANY_LUA = Script("tokens", "ends", "renew_many")
 ENTER_LUA = Script("tokens", "publish", "grant", "enter")
 LEAVE_LUA = Script("tokens", "publish", "grant", "leave")
 HAND_OVER_LUA = Script("tokens", "publish", "grant", "hand_over")
+ACQUIRE_ALL_LUA = Script("tokens", "acquire_all")
+RELEASE_ALL_LUA = Script("tokens", "publish", "grant", "release_all")
 SHARED_JOIN_LUA = Script("join_free", "ends", "publish", "shared", "shared_reply", "shared_join")
 SHARED_LOOK_LUA = Script("ends", "publish", "shared", "shared_reply", "shared_look")
 SHARED_RELEASE_LUA = Script("release_alone", "ends", "publish", "shared", "shared_release")
@@ -175,6 +178,17 @@ def script_of(call: tuple[bytes, ...]) -> Script:
 def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
     """The call that releases several locks in one script."""
     return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)
+
+
+def acquire_all(names: list[bytes], tokens: list[bytes], ms: int, partly: bool) -> tuple[bytes, ...]:
+    """The call that acquires several locks, all or none. partly: where one is held, those before it all the same."""
+    return (b"EVALSHA", ACQUIRE_ALL_LUA.sha, b"%d" % len(names), *names, *tokens, b"%d" % ms, b"%d" % partly)
+
+
+def release_all(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
+    """The call that releases several locks in one script, which grants each to whoever waits for it."""
+    queues = map(queue_key, names)
+    return (b"EVALSHA", RELEASE_ALL_LUA.sha, b"%d" % (2 * len(names)), *names, *queues, *tokens)
 
 
 def renew_many(names: list[bytes], tokens: list[bytes], ms: list[int]) -> tuple[bytes, ...]:
@@ -278,6 +292,15 @@ def _undo_outcome(replies: list[Any], again: bool) -> Any:
         return 1
     errors = [reply for reply in deleted if isinstance(reply, Exception)]
     return 1 if again and not errors else (errors or [handed])[0]
+
+
+def hash_slot(name: bytes) -> int:
+    """The hash slot of a key in a cluster: of its hash tag, where it has one."""
+    start = name.find(b"{")
+    end = name.find(b"}", start)
+    if 0 <= start < end - 1:
+        name = name[start + 1 : end]
+    return binascii.crc_hqx(name, 0) % 16384
 
 
 @lru_cache(1024)

@@ -268,13 +268,14 @@ class Renewals:
         request.until = until
         answered = False
         try:
-            replies = yield from _replies(request, RetryState(clock))
+            replies = yield from send_renewals(request, RetryState(clock))
             answered = replies is not None
         except errors.RedisError as error:
             if not errors.is_own(error):  # a signal handler raised it
                 raise
-            if errors.is_forbidden(error):
-                warn_refused(request, RenewMany.purpose, error)
+            if errors.is_forbidden(error) or errors.is_cross_slot(error):
+                if errors.is_forbidden(error):
+                    warn_refused(request, RenewMany.purpose, error)
                 answered, replies = True, (yield from _one_by_one(moves, until, clock))
             else:
                 replies = None
@@ -306,9 +307,10 @@ class RenewMany(RawCommands):
 
     purpose = Purpose("renew many leases at once", (commands.RENEW_MANY_LUA,))
 
-    def __init__(self, leases: list[tuple[Lease, int]]) -> None:
-        self.sizes = [len(leases[i : i + CHUNK]) for i in range(0, len(leases), CHUNK)]
-        super().__init__([self._call(leases[i : i + CHUNK]) for i in range(0, len(leases), CHUNK)])
+    def __init__(self, leases: list[tuple[Lease, int]], chunk: int = CHUNK) -> None:
+        parts = [leases[i : i + chunk] for i in range(0, len(leases), chunk)]
+        self.sizes = list(map(len, parts))
+        super().__init__(list(map(self._call, parts)))
 
     @staticmethod
     def _call(leases: list[tuple[Lease, int]]) -> commands.RawCommand:
@@ -333,7 +335,7 @@ class RenewMany(RawCommands):
             lease._token_read = True
 
 
-def _replies(request: RenewMany, retry: RetryState) -> Steps[list[int | None] | None]:
+def send_renewals(request: RenewMany, retry: RetryState) -> Steps[list[int | None] | None]:
     """Send the scripts, also again; returns a number for each lease, or None: there was no time for that."""
     if not request.calls:
         return []
@@ -347,7 +349,8 @@ def _replies(request: RenewMany, retry: RetryState) -> Steps[list[int | None] | 
 
 
 def _one_by_one(moves: list[tuple[Renewal, Lease, Move]], until: float, clock: Clock) -> Steps[list[int | None]]:
-    """Renew each lease by itself, for a user that may not run the script. Returns a reply for each, as of that."""
+    """Renew each lease by itself, for a user that may not run the script, or on a node of a cluster. Returns a reply
+    for each, as of that."""
     replies: list[int | None] = []
     for renewal, lease, _ in moves:
         try:

@@ -108,15 +108,24 @@ def execute(request: Request, retry: RetryState) -> Steps[Any]:
 def run_script(request: Request, answer: object, good: Callable[[object], bool], retry: RetryState) -> Steps[Any]:
     """From the answer to the call of one script to a reply of the right shape. Returns the reply, or
     DEADLINE_EXCEEDED; raises what `resolve` raises."""
-    while not isinstance(answer, list) or len(answer) != 1 or not good(answer[0]):
+    replies = yield from run_scripts(request, answer, good, retry, 1)
+    return replies if replies is Answer.DEADLINE_EXCEEDED else replies[0]
+
+
+def run_scripts(
+    request: Request, answer: object, good: Callable[[object], bool], retry: RetryState, count: int
+) -> Steps[Any]:
+    """As `run_script`, for the calls of `count` scripts, which are all sent again where one of them has to be. Returns
+    the list of replies."""
+    while type(answer) is not list or len(answer) != count or not all(map(good, answer)):
+        if type(answer) is list:
+            refusals = [each for each in answer if isinstance(each, Exception)]
+            answer = refusals[0] if refusals else ("odd", answer)
         answer = yield from resolve(request, answer, retry)
         if answer is Answer.DEADLINE_EXCEEDED:
             return Answer.DEADLINE_EXCEEDED
-        assert isinstance(answer, list), "as `resolve` returns it"
-        if len(answer) != 1 or not good(answer[0]):
-            answer = answer[0] if len(answer) == 1 and isinstance(answer[0], Exception) else ("odd", answer)
     request.stale = ()
-    return answer[0]
+    return answer
 
 
 def with_undo(
