@@ -27,6 +27,7 @@ from support.run_steps import Clock, Raise, error
 # RIVAL: the token of another client, which waits in the server's queue
 MINE, OTHER, RIVAL = (b"fl:" + who * 32 for who in (b"m", b"o", b"r"))
 LOADING = error("LOADING Redis is loading the dataset in memory")
+CROSS_SLOT = error("CROSSSLOT Keys in request don't hash to the same slot")
 MOMENT = 1.0  # seconds in which a waiter has to confirm a grant
 CAPABILITIES = (frozenset(), frozenset({commands.SET_NX_GET, commands.DELIFEQ, commands.SET_IFEQ}))
 
@@ -74,6 +75,7 @@ class ServerSimulator:
         self.scripts = self.rng.random() < 0.7
         self.native = self.rng.random() < 0.5
         self.loading = 0  # commands that the server will refuse, as it loads its data
+        self.cluster = False  # whether it is a node of a cluster, where each name is in another hash slot
         self.trouble = self.rng.choice((0.05, 0.3, 0.6))
         self.trace: list[str] = []
         self.watch: Callable[[], None] = lambda: None  # called after every event
@@ -219,9 +221,41 @@ class ServerSimulator:
             return self.delete(call[3], call[4])
         if call[1] == commands.FENCED_LUA.sha:
             return [self.execute(Opcode.ACQUIRE, call[3], call[5], int(call[6])), 7]
-        assert call[1] == commands.RELEASE_MANY_LUA.sha
-        names, tokens = call[3 : 3 + int(call[2])], call[3 + int(call[2]) :]
-        return [self.delete(*pair) for pair in zip(names, tokens, strict=True)]
+        names, rest = call[3 : 3 + int(call[2])], call[3 + int(call[2]) :]
+        if call[1] == commands.RELEASE_ALL_LUA.sha:
+            names = names[: len(rest)]
+        if self.cluster and len(names) > 1:
+            return CROSS_SLOT
+        return self.call_for_several(call[1], names, rest)
+
+    def call_for_several(self, script: bytes, names: tuple[bytes, ...], rest: tuple[bytes, ...]) -> Any:
+        """A script for several names; `rest`: its arguments behind them."""
+        if script == commands.ACQUIRE_ALL_LUA.sha:
+            return self.acquire_all(names, rest[: len(names)], int(rest[-2]), rest[-1] == b"1")
+        if script == commands.RELEASE_ALL_LUA.sha:
+            return [self.hand_over(*pair) for pair in zip(names, rest, strict=True)]
+        if script == commands.RENEW_MANY_LUA.sha:
+            triples = zip(names, rest[: len(names)], rest[len(names) :], strict=True)
+            return [self.execute(Opcode.EXTEND_SCRIPT, name, token, int(ms)) for name, token, ms in triples]
+        assert script == commands.RELEASE_MANY_LUA.sha
+        return [self.delete(*pair) for pair in zip(names, rest, strict=True)]
+
+    def acquire_all(self, names: tuple[bytes, ...], tokens: tuple[bytes, ...], ms: int, partly: bool) -> list[Any]:
+        self.ours |= set(tokens)
+        values, blocked = [], [0, None, 0]
+        for name, token in zip(names, tokens, strict=True):
+            held = self.holder(name)
+            if held is not None and not commands.token_matches(held, token):
+                end = self.end(name)
+                blocked = [len(values) + 1, held, -1 if end == math.inf else math.ceil((end - self.clock()) * 1000)]
+                break
+            values.append(held or token)
+        if not blocked[0] or partly:
+            self.keys |= {
+                name: (value, self.clock() + ms / 1000 if ms else math.inf)
+                for name, value in zip(names, values, strict=False)
+            }
+        return blocked
 
     # connections
 
