@@ -271,7 +271,7 @@ def wrong_kind(name: object) -> errors.RedisError:
     """The error of a name whose key holds something that is no lock."""
     return errors.as_own(
         errors.ResponseError(
-            f"WRONGTYPE the key of {abbreviated(name)} holds something that is not a lock of this kind"
+            f"WRONGTYPE the key of {abbreviated(name)} holds something that is no lock of this kind"
         )
     )
 
