@@ -60,21 +60,20 @@ class MultiLock(BaseMultiLock):
         if noted is not None and self._leases.get(owner, noted) is not noted:  # the owner has another now, which stays
             raise self._not_held("release")
         transport, released = self._transport, list[Any]()
-        lease: MultiLease | None = None
+        owner = owner or self._one._owner()
         transport.releases += 1
         try:
-            lease = self._lease_for("release", owner or self._one._owner())
+            lease = self._lease_for("release", owner)
             transport.begin()
             await transport.drive(self._releases(lease, released))
+            self._note_released(lease, released)
         except BaseException as error:  # a signal handler may have raised it
-            if lease is not None:
-                transport.undo_interrupted_batch(lease.leases, released, error)
+            self._carry_out(owner, released, error)
             if isinstance(error, asyncio.CancelledError):
                 await transport.flush_if_closed()
             raise
         finally:
             transport.release_ended()
-        self._note_released(lease, released)
 
     @coroutine_function
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
@@ -159,9 +158,8 @@ class MultiLock(BaseMultiLock):
             await self._release(owner, None)
         except RedisError as problem:
             self._report_release_error(error, problem)
-        except BaseException as interrupt:  # also before the release had begun: carry it out
-            if (lease := self._lease_of(owner)) is not None and not lease.inherited:
-                self._transport.undo_interrupted_batch(lease.leases, [], interrupt)
+        except BaseException as interrupt:  # also before `_release` had begun
+            self._carry_out(owner, [], interrupt)
             raise
 
     def __enter__(self) -> NoReturn:

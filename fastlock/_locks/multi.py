@@ -78,9 +78,12 @@ class BaseMultiLock(Uncopyable):
     ) -> LockAcquireAll:
         """The operation of an acquire with these arguments; None stands for the lock's own setting. required: whether
         it raises LockNotAcquiredError if it does not get the lock."""
-        plain = self._one._acquire_with(sleep, blocking, blocking_timeout, None)
-        op = LockAcquireAll(self, required)
-        op.blocking, op.polls, op.sleep, op.until = plain.blocking, plain.polls, plain.sleep, plain.until
+        op, one = LockAcquireAll(self, required), self._one
+        if sleep is blocking is blocking_timeout is one.blocking_timeout is None:
+            op.blocking, op.polls, op.sleep = one.blocking, not one.queue, one.sleep
+        else:
+            plain = one._acquire_with(sleep, blocking, blocking_timeout, None)
+            op.blocking, op.polls, op.sleep, op.until = plain.blocking, plain.polls, plain.sleep, plain.until
         return op
 
     def _apart(self) -> bool:
@@ -138,6 +141,13 @@ class BaseMultiLock(Uncopyable):
         self._transport.stats.released(losses.warn_of_losses(list(lease.leases), released))
         if lost := [each.name for each, was_mine in zip(lease.leases, released, strict=True) if not was_mine]:
             raise self._lost("release", lost)
+
+    def _carry_out(self, owner: object, released: list[Any], error: BaseException) -> None:
+        """If a release of the owner's lease was interrupted by this error, carry it out, also if it had not begun: who
+        leaves a `with` does not try again. The lease stays, so that the release can be repeated."""
+        lease = self._lease_of(owner)
+        if lease is not None and not lease.inherited:
+            self._transport.undo_interrupted_batch(lease.leases, released, error)
 
     def _extension(self, seconds: float, to: bool, action: str, owner: object) -> tuple[MultiLease, Steps[Outcome]]:
         """The steps of an extension of an owner's lease, by `seconds` or to that."""
@@ -277,17 +287,15 @@ class MultiLock(BaseMultiLock):
         Raises LockError: the caller holds nothing. LockNotOwnedError: some of them, which it names, are no longer the
         caller's; the others are released all the same.
         """
-        lease: MultiLease | None = None
         released: list[Any] = []
         try:
             self._transport.begin()
             lease = self._lease_for("release", self._one._owner())
             self._transport.drive(self._releases(lease, released))
+            self._note_released(lease, released)
         except BaseException as problem:  # a signal handler may have raised it
-            if lease is not None:
-                self._transport.undo_interrupted_batch(lease.leases, released, problem)
+            self._carry_out(self._one._owner(), released, problem)
             raise
-        self._note_released(lease, released)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Move the end of all leases by `additional_time` seconds, or with `replace_ttl` to so many seconds from now.
@@ -330,9 +338,7 @@ class MultiLock(BaseMultiLock):
             if isinstance(problem, RedisError) and not by_handler(problem):
                 self._report_release_error(error, problem)
                 return
-            # It was interrupted, also before it had begun: carry it out, as a `with` is left only once
-            if (lease := self._leases.get(self._one._owner())) is not None and not lease.inherited:
-                self._transport.undo_interrupted_batch(lease.leases, [], problem)
+            self._carry_out(self._one._owner(), [], problem)  # also before `release` had begun
             raise
 
     async def __aenter__(self) -> NoReturn:

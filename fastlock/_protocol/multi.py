@@ -270,9 +270,7 @@ def shown(token: bytes) -> str | None:
 def wrong_kind(name: object) -> errors.RedisError:
     """The error of a name whose key holds something that is no lock."""
     return errors.as_own(
-        errors.ResponseError(
-            f"WRONGTYPE the key of {abbreviated(name)} holds something that is no lock of this kind"
-        )
+        errors.ResponseError(f"WRONGTYPE the key of {abbreviated(name)} holds something that is no lock of this kind")
     )
 
 
@@ -339,8 +337,8 @@ class MultiLease:
 
     @property
     def _ended(self) -> bool:
-        """Whether it was released, or found lost, as a whole."""
-        return all(lease._deadline == ENDED for lease in self.leases)
+        """Whether it was released, or found lost, as a whole, and this was reported."""
+        return all(lease._deadline == ENDED and not lease._unreported for lease in self.leases)
 
     def renewed_by(self, settings: RenewalSettings) -> RenewalSettings:
         """The settings by which each of the leases is renewed: the loss of the first is that of all."""

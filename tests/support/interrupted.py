@@ -144,6 +144,12 @@ def many(run: Run, lock: Any) -> None:
     run.client.release_many(run.leases)
 
 
+def several(run: Run, lock: Any) -> None:
+    run.whole = run.client.multi_lock([lock.name + ":2", lock.name], timeout=LEASE)
+    run.whole.acquire()
+    run.whole.release()
+
+
 class Mode:
     """What an attempt does, and with which settings; how often (0 to 1) another client holds the lock first."""
 
@@ -167,6 +173,7 @@ MODES = {
     "polls": Mode(within, held=0.5, queue=False),
     "token": Mode(with_own_token, held=0.5),
     "many": Mode(many, held=0.5),
+    "several": Mode(several, held=0.5),
     "twice": Mode(within, held=0.3, signals=2),  # interrupted again while the first interrupt is undone
 }
 
@@ -185,6 +192,7 @@ class Run:
         self.wrong: list[str] = []
         self.inside = False  # the body of a `with` was entered, and the `with` has not been left
         self.leases: list[fastlock.Lease | None] = []
+        self.whole: fastlock.MultiLock | None = None
         self.holder = fastlock.Client.from_url(url)
         self.handler = Handler()
         self.unraised: list[Any] = []  # raised in a __del__ or the like, where Python swallows exceptions
@@ -221,7 +229,7 @@ class Run:
         lock = self.lock(name)
         held = self.occupy(name) if self.random.random() < self.mode.held else None
         rounds = 1 if held is not None or self.name == "connect" else ROUNDS
-        self.handler.raised, self.inside, self.leases = [], False, []
+        self.handler.raised, self.inside, self.leases, self.whole = [], False, [], None
         found: BaseException | None = None
         try:
             self.handler.left = self.mode.signals
@@ -245,8 +253,9 @@ class Run:
         self.hits += interrupted
         if self.mode.work not in (within, nested):  # there the with statement has to release
             try:
-                if lock.lease is not None:
-                    lock.release()
+                for each in (lock, self.whole):
+                    if each is not None and each.lease is not None:
+                        each.release()
                 self.client.release_many(self.leases)
             except fastlock.LockError as error:
                 self.wrong.append(f"released what it still owned, and got {error!r}")
