@@ -240,8 +240,9 @@ class LockAcquireAll(AcquireAll):
         self.required = required
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
-        if self.kept is not None:
-            self.lock._drop(self.kept)
+        for kept in list(self.lock._leases.values()):  # it may be there, and `kept` not be set yet
+            if kept.leases[self.lock._order[0]]._raw_token == self.tokens[0]:
+                self.lock._drop(kept)
         return super().abandon(queues, clock)
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[list[Lease] | None]:
