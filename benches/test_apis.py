@@ -31,6 +31,18 @@ def test_pair(benchmark: BenchmarkFixture, client: fastlock.Client) -> None:
     assert not client.lock("order:4711").locked()
 
 
+def test_pair_of_three_names(benchmark: BenchmarkFixture, client: fastlock.Client) -> None:
+    """All of them or none, by one command each way; beside `test_pair`."""
+    names = ["order:1", "order:2", "order:3"]
+
+    def pair() -> None:
+        with client.multi_lock(names, timeout=10):
+            pass
+
+    benchmark(pair)
+    assert not client.multi_lock(names).locked()
+
+
 def test_batch(benchmark: BenchmarkFixture, client: fastlock.Client) -> None:
     released = benchmark(lambda: client.release_many(client.acquire_many(NAMES, timeout=10)))
     assert released == [True] * len(NAMES)

@@ -604,6 +604,29 @@ async def test_a_key_that_is_no_lock_is_named(api: Api, server: Server, probe: r
     probe.delete("b")
 
 
+@pytest.mark.parametrize(("server", "release"), [("valkey", "delifeq"), ("redis", "pexpire")], indirect=["server"])
+async def test_a_user_that_may_not_queue_polls(api: Api, server: Server, probe: redis.Redis, release: str) -> None:
+    """And its releases hand over to nobody."""
+    rights = f"set get del pttl exists pexpire evalsha script|load command|info {release}".split()
+    probe.execute_command("ACL", "SETUSER", "locker", "reset", "on", "nopass", "~*", *[f"+{each}" for each in rights])
+    held = api.client(server.url).lock("b", LONG)
+    await api.get(held.acquire())
+    client = api.client(f"unix://locker:@{server.path}")
+    lock = client.multi_lock(NAMES, LONG, sleep=0.001, thread_local=False)
+    job = api.start(lock.acquire)
+    await waits_for(api, client)
+    await api.get(held.release())
+    assert await job.get(SOON) is True and await api.get(lock.owned())
+    await api.get(lock.release())
+    assert not probe.exists(*NAMES)
+    probe.execute_command("ACL", "DELUSER", "locker")
+
+
+async def waits_for(api: Api, client: Any) -> None:
+    start = client.get_stats()["commands"]
+    await until(api, lambda: client.get_stats()["commands"] > start + 10, "tries")
+
+
 @one_server
 async def test_the_other_api_is_refused(api: Api, server: Server) -> None:
     lock = api.client(server.url).multi_lock(NAMES)

@@ -340,6 +340,7 @@ def test_it_holds_all_that_it_says_for_as_long_as_it_says_or_nothing(simulators:
             seen["held"] += 1
             seen["waited"] += op.waited
             seen["apart"] += op.apart
+            assert min(lease._deadline for lease in found) > server.clock()
             for settled in (False, True):
                 for lease in found:
                     if lease._deadline > server.clock():
