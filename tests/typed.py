@@ -17,6 +17,8 @@ def threads(client: fastlock.Client) -> None:
         assert_type(lease, fastlock.Lease)
     with fastlock.Lock(redis.Redis(), "a") as lock:
         assert_type(lock, fastlock.Lock)
+    with client.multi_lock(["a", b"b"]) as leases:
+        assert_type(leases, fastlock.MultiLease)
     assert_type(client.lock("a").acquire(), bool)
     assert_type(client.acquire_many(["a"]), list[fastlock.Lease | None])
     assert_type(client.release_many([lease]), list[bool])
@@ -33,6 +35,8 @@ async def tasks(client: fastlock.asyncio.Client) -> None:
         assert_type(lease, fastlock.Lease)
     async with fastlock.asyncio.Lock(redis.asyncio.Redis(), "a") as lock:
         assert_type(lock, fastlock.asyncio.Lock)
+    async with client.multi_lock(["a", b"b"]) as leases:
+        assert_type(leases, fastlock.asyncio.MultiLease)
     assert_type(await client.lock("a").acquire(), bool)
     assert_type(await client.acquire_many(["a"]), list[fastlock.Lease | None])
 
@@ -48,4 +52,8 @@ async def mixed_up(client: fastlock.Client, other: fastlock.asyncio.Client) -> N
     async with client.lock("a"):  # type: ignore[attr-defined]
         pass
     with other.lock("a"):  # type: ignore[attr-defined]
+        pass
+    async with client.multi_lock(["a"]):  # type: ignore[attr-defined]
+        pass
+    with other.multi_lock(["a"]):  # type: ignore[attr-defined]
         pass

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock._errors import LockError, LockLostError, RedisError
 from fastlock._locks.multi import BaseMultiLock
 from fastlock._protocol.multi import MultiLease
 from fastlock._transport.internals import coroutine_function, running_loop
 from fastlock._transport.renewing import Body
+
+_WRONG_API = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
 
 class MultiLock(BaseMultiLock):
@@ -40,7 +42,6 @@ class MultiLock(BaseMultiLock):
         blocking: whether to wait. blocking_timeout: for how many seconds at most. sleep: seconds between two tries
         where the lock has to be polled. None takes the lock's own setting. Raises what `ClientLock.acquire` does.
         """
-        self._transport.begin()
         return (await self._transport.run(self._new_acquire(False, sleep, blocking, blocking_timeout))) is not None
 
     # The following note the task that calls them, and a release also the lease: `shield`, `gather` and others await
@@ -112,11 +113,10 @@ class MultiLock(BaseMultiLock):
         return self._owns(lease, await self._transport.drive(self._tokens()))
 
     async def __aenter__(self) -> MultiLease:
-        self._transport.begin()
         op = self._new_acquire(True)
         await self._transport.run(op)
         lease = op.kept
-        assert lease is not None, "it was acquired"
+        assert lease is not None, "else an error was raised"
         if self._one._renewal is not None and self._one._renewal.cancel_on_loss:
             self._watch(lease, Body(asyncio.current_task()))  # type: ignore[arg-type]  # as a task runs this
         return lease
@@ -162,10 +162,12 @@ class MultiLock(BaseMultiLock):
             self._carry_out(owner, [], interrupt)
             raise
 
-    def __enter__(self) -> NoReturn:
-        raise TypeError("this lock is for asyncio: use `async with`, or fastlock for `with`")
+    if not TYPE_CHECKING:  # a type checker refuses these by itself
 
-    def __exit__(self, *exc: object) -> None: ...
+        def __enter__(self):
+            raise TypeError(_WRONG_API)
 
-    def __await__(self) -> NoReturn:
-        raise TypeError("this lock is for asyncio: use `async with`, or fastlock for `with`")
+        def __exit__(self, *exc): ...
+
+        def __await__(self):
+            raise TypeError(_WRONG_API)

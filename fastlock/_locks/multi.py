@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock._errors import LockError, LockNotAcquiredError, LockNotOwnedError, RedisError
 from fastlock._locks.copying import Uncopyable
@@ -279,8 +279,15 @@ class MultiLock(BaseMultiLock):
         blocking: whether to wait. blocking_timeout: for how many seconds at most. sleep: seconds between two tries
         where the lock has to be polled. None takes the lock's own setting. Raises what `ClientLock.acquire` does.
         """
-        self._transport.begin()
-        return self._transport.run(self._new_acquire(False, sleep, blocking, blocking_timeout)) is not None
+        return self._acquired(self._new_acquire(False, sleep, blocking, blocking_timeout)) is not None
+
+    def _acquired(self, op: LockAcquireAll) -> MultiLease | None:
+        try:
+            self._transport.run(op)
+            return op.kept
+        except BaseException as error:  # a signal handler may also have raised it since `run` has ended
+            self._transport.undo_interrupted(op, error)
+            raise
 
     def release(self) -> None:
         """Release all names. Until this returns they count as held: after a ConnectionError it can be called again.
@@ -324,11 +331,9 @@ class MultiLock(BaseMultiLock):
         return self._owns(lease, self._transport.drive(self._tokens()))
 
     def __enter__(self) -> MultiLease:
-        self._transport.begin()
-        op = self._new_acquire(True)
-        self._transport.run(op)
-        assert op.kept is not None, "it was acquired"
-        return op.kept
+        lease = self._acquired(self._new_acquire(True))
+        assert lease is not None, "else an error was raised"
+        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -342,7 +347,9 @@ class MultiLock(BaseMultiLock):
             self._carry_out(self._one._owner(), [], problem)  # also before `release` had begun
             raise
 
-    async def __aenter__(self) -> NoReturn:
-        raise TypeError("this lock is for threads: use `with`, or fastlock.asyncio for `async with`")
+    if not TYPE_CHECKING:  # a type checker refuses these by itself
 
-    async def __aexit__(self, *exc: object) -> None: ...
+        async def __aenter__(self):
+            raise TypeError("this lock is for threads: use `with`, or fastlock.asyncio for `async with`")
+
+        async def __aexit__(self, *exc): ...

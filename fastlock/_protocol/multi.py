@@ -351,7 +351,7 @@ class MultiLease:
         except IndexError:
             return False
         for lease in self.leases:
-            if lease is not lost:
+            if lease is not lost and lease._renewal is not None:
                 lease._renewal.until, lease._renewal.body = -math.inf, None
         return True
 

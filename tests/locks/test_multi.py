@@ -481,6 +481,21 @@ async def test_a_task_that_is_cancelled_while_it_waits(
     await holders["c"].release()
 
 
+@tasks_only
+async def test_a_task_that_only_acquires_is_not_the_owner(api: Api, server: Server, probe: redis.Redis) -> None:
+    """As `wait_for` makes one until Python 3.12; and a release that another task awaits is that of its caller."""
+    lock = api.client(server.url).multi_lock(NAMES)
+    assert await asyncio.create_task(lock.acquire())
+    assert lock.lease is not None
+    await lock.release()
+    async with lock:
+        await asyncio.gather(lock.extend(5), lock.owned())
+        assert await asyncio.shield(lock.owned())
+    await lock.acquire()
+    await asyncio.shield(lock.release())
+    assert not probe.exists(*NAMES)
+
+
 @one_server
 async def test_a_closed_client_leaves_nothing(api: Api, server: Server, probe: redis.Redis) -> None:
     held = api.client(server.url).lock("b", LONG)
