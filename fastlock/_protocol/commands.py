@@ -306,13 +306,13 @@ def hash_slot(name: bytes) -> int:
 @lru_cache(1024)
 def fence_key(name: bytes) -> bytes:
     """The key of the fence counter of a name."""
-    return _beside(b"fastlock:fence:", name)
+    return beside(b"fastlock:fence:", name)
 
 
 @lru_cache(1024)
 def fenced_key(resource: bytes) -> bytes:
     """The key of the newest fence that wrote a resource (`fencing.py`)."""
-    return _beside(b"fastlock:fenced:", resource)
+    return beside(b"fastlock:fenced:", resource)
 
 
 @lru_cache(1024)
@@ -324,10 +324,10 @@ def size_key(name: bytes) -> bytes:
 @lru_cache(1024)
 def queue_key(name: bytes) -> bytes:
     """The key of the server's queue for a name."""
-    return _beside(b"fastlock:queue:", name)
+    return beside(b"fastlock:queue:", name)
 
 
-def _beside(prefix: bytes, name: bytes) -> bytes:
+def beside(prefix: bytes, name: bytes) -> bytes:
     """A key in the same hash slot as the name, wherever the rules for hash tags allow it."""
     start = name.find(b"{")
     if start >= 0 and name.find(b"}", start) > start + 1:
