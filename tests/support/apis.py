@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -118,6 +119,19 @@ class Api:
             raise
         else:
             await self.leave(manager)
+
+    def native(self, function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
+        """A coroutine function as a user of this API would write it: for threads a plain function that drives it."""
+
+        @functools.wraps(function)
+        def plain(*args: Any, **kwargs: Any) -> T:
+            return drive(function(*args, **kwargs))
+
+        if self.is_async:
+            return function
+        plain.__dict__.update(__signature__=inspect.signature(function))
+        del plain.__dict__["__wrapped__"]  # by which it would pass for a coroutine function
+        return plain
 
     def start(self, call: Callable[[], Any]) -> Job:
         """Run `call` beside the body, in a thread or as a task; `call` may be a plain function or `async def`."""

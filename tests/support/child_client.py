@@ -88,12 +88,14 @@ class ChildClient:
     number of local queues that are left in its client.
     """
 
+    program = __file__
+
     def __init__(self, api: Api, url: str, **settings: Any) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         self.api = api
         self.output: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, __file__, api.name, url, repr({"sleep": LONG, **settings})],
+            [sys.executable, self.program, api.name, url, repr({"sleep": LONG, **settings})],
             env={**os.environ, "PYTHONPATH": paths},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
