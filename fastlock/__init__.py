@@ -15,6 +15,8 @@ from fastlock._errors import (
     LockNotOwnedError,
 )
 from fastlock._locks.client import Client
+from fastlock._locks.every import Job
+from fastlock._locks.leader import Election
 from fastlock._locks.lock import ClientLock, ReentrantLock
 from fastlock._locks.multi import MultiLock
 from fastlock._locks.redis_py import Lock
@@ -28,6 +30,8 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "ClientLock",
+    "Election",
+    "Job",
     "Lease",
     "Lock",
     "LockError",
@@ -43,7 +47,7 @@ __all__ = [
     "__version__",
 ]
 
-for _public in (Client, ClientLock, Lock, MultiLock, ReadWriteLock, ReentrantLock, Semaphore):
+for _public in (Client, ClientLock, Election, Job, Lock, MultiLock, ReadWriteLock, ReentrantLock, Semaphore):
     _public.__module__ = __name__  # the module from which users import it, for messages
 
 IMPLEMENTATION: str = _implementation.default.IMPLEMENTATION

@@ -11,6 +11,8 @@ from fastlock._errors import (
     LockNotOwnedError,
 )
 from fastlock._locks.aio_client import Client
+from fastlock._locks.aio_every import Job
+from fastlock._locks.aio_leader import Election
 from fastlock._locks.aio_lock import ClientLock, ReentrantLock
 from fastlock._locks.aio_multi import MultiLock
 from fastlock._locks.aio_shared import ReadWriteLock, Semaphore
@@ -22,6 +24,8 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "ClientLock",
+    "Election",
+    "Job",
     "Lease",
     "Lock",
     "LockError",
@@ -36,5 +40,5 @@ __all__ = [
     "Semaphore",
 ]
 
-for _public in (Client, ClientLock, Lock, MultiLock, ReadWriteLock, ReentrantLock, Semaphore):
+for _public in (Client, ClientLock, Election, Job, Lock, MultiLock, ReadWriteLock, ReentrantLock, Semaphore):
     _public.__module__ = __name__  # the module from which users import it, for messages

@@ -7,27 +7,38 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
 
 from fastlock import _implementation
 from fastlock._errors import LockNotAcquiredError
 from fastlock._fork import check
+from fastlock._locks import once, refill
+from fastlock._locks.aio_background import Background, stop_all
+from fastlock._locks.aio_every import Job
+from fastlock._locks.aio_leader import Election
 from fastlock._locks.aio_lock import ClientLock, GuardedLock, ReentrantLock
 from fastlock._locks.aio_multi import MultiLock
 from fastlock._locks.aio_shared import ReadLock, ReadWriteLock, Semaphore, WriteLock
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import answered, name_maker, when_busy
+from fastlock._locks.every import JobOptions, check_schedule
+from fastlock._locks.leader import LEASE_SECONDS as LEADER_SECONDS
+from fastlock._locks.leader import Callback
 from fastlock._locks.multi import checked_names
+from fastlock._locks.once import MAKER_SECONDS, NameOrMaker, OnBusy, OnceOptions
 from fastlock._locks.reentrant import OwnersByName
+from fastlock._locks.refill import RefillOptions
 from fastlock._locks.shared import as_preference
-from fastlock._protocol import arguments, base_lock, batch, handshake, losses
+from fastlock._locks.sharing import SharedByKey
+from fastlock._protocol import arguments, base_lock, batch, handshake, losses, values
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.lease import Lease, new_token, now
 from fastlock._protocol.multi import MultiLease
 from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
 from fastlock._protocol.retry import get_session
+from fastlock._protocol.values import Dumps, Loads
 from fastlock._transport.aio import AsyncTransport
 from fastlock._transport.settings import settings_from_options, settings_from_url
 
@@ -65,6 +76,8 @@ class Client(Uncopyable):
         self._settings = settings
         self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = AsyncTransport(settings, _implementation.default)
+        self._shared = SharedByKey()
+        self._background: set[Background] = set()  # elections and jobs that run
         self._owners = OwnersByName(contextlib.nullcontext)
         self._rw_owners = OwnersByName(contextlib.nullcontext)
 
@@ -187,7 +200,7 @@ class Client(Uncopyable):
         blocking_timeout: float | None = None,
         raise_on_release_error: bool = True,
         fence: bool = False,
-        prefer: Literal["writer"] | None = None,
+        prefer: Literal[writer] | None = None,
         queue: bool | None = None,
         auto_renew: bool = False,
         max_hold: float | None = None,
@@ -323,7 +336,7 @@ class Client(Uncopyable):
         name: str | Callable[..., Any],
         timeout: float | None = base_lock.DEFAULT_TIMEOUT,
         *,
-        on_busy: Literal["wait", "raise", "skip"] | Callable[..., Any] = "wait",
+        on_busy: OnBusy = "wait",
         **lock_options: Any,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorator: run the function under a lock.
@@ -359,6 +372,169 @@ class Client(Uncopyable):
 
         return decorate
 
+    @overload
+    def once(
+        self,
+        name: arguments.Name,
+        function: Callable[[], Awaitable[R] | R],
+        *,
+        ttl: float,
+        **settings: Unpack[OnceOptions],
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def once(
+        self,
+        name: arguments.Name | Callable[..., Any],
+        function: None = None,
+        *,
+        ttl: float,
+        **settings: Unpack[OnceOptions],
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
+
+    def once(
+        self,
+        name: NameOrMaker,
+        function: Callable[..., Any] | None = None,
+        *,
+        ttl: float,
+        on_busy: OnBusy = "wait",
+        timeout: float = MAKER_SECONDS,
+        blocking_timeout: float | None = None,
+        dumps: Dumps | None = None,
+        loads: Loads | None = None,
+    ) -> Any:
+        """Call `function`, in one of all callers, and return its result: the others wait for it, and for `ttl` seconds
+        all get it without a call. Without a function this is a decorator, whose name is a template as of `locked`.
+
+        The result is kept on the server as JSON, unless `dumps` and `loads` are given (as pickle's). All callers get
+        what `loads` makes of it. on_busy: what a call does while the function runs elsewhere, as of `locked`.
+        blocking_timeout: seconds to wait for it at most. timeout: seconds of the lock's lease, which is renewed while
+        the function runs: so long the others wait when its process dies.
+
+        What the function raises is raised to its own caller; the next one runs it again. Raises LockNotAcquiredError
+        where it may not wait, or not longer; LockLostError: the lock was lost meanwhile, and nothing is kept.
+        """
+        settings = once.settings_for(ttl, on_busy, timeout, blocking_timeout, dumps, loads)
+        if function is None:
+            return once.aio_decorator(self, settings, name)
+        return once.aio_run(self, settings, name, once.function_of(function))
+
+    async def forget(self, name: arguments.Name) -> bool:
+        """Forget the result that `once` keeps for a name. Returns whether there was one. A run that is under way is
+        not stopped, and its result is kept."""
+        return await self._transport.drive(values.forget(values.result_key(arguments.as_name(name)), now))
+
+    @overload
+    def refill(
+        self, key: arguments.Name, loader: Callable[[], Awaitable[R] | R], ttl: float, **settings: Unpack[RefillOptions]
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def refill(
+        self,
+        key: arguments.Name | Callable[..., Any],
+        loader: None = None,
+        *,
+        ttl: float,
+        **settings: Unpack[RefillOptions],
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
+
+    def refill(
+        self,
+        key: NameOrMaker,
+        loader: Callable[..., Any] | None = None,
+        ttl: float | None = None,
+        *,
+        stale: float = 0,
+        timeout: float = MAKER_SECONDS,
+        blocking_timeout: float | None = None,
+        dumps: Dumps | None = None,
+        loads: Loads | None = None,
+    ) -> Any:
+        """The value of `key`; where there is none, `loader` makes it, in one of all callers, and the others wait for
+        it. It is kept for `ttl` seconds. Without a loader this is a decorator, whose key is a template as of `locked`.
+
+        stale: for so many seconds more the old value is returned at once, and one caller loads a new one, in its own
+        call; where that fails, it gets the old value as well. The value is what `dumps` makes of it, JSON if it is not
+        given; all callers get what `loads` makes of that. What cannot be read counts as missing. blocking_timeout:
+        seconds to wait at most for a value that another caller loads. timeout: seconds of the lock's lease, which is
+        renewed while the value is loaded: so long the others wait when its process dies.
+
+        What the loader raises is raised to its own caller; the next one tries. Raises LockNotAcquiredError where no
+        value came within blocking_timeout.
+        """
+        settings = refill.settings_for(ttl, stale, timeout, blocking_timeout, dumps, loads)
+        if loader is None:
+            return refill.aio_decorator(self, settings, key)
+        return refill.aio_run(self, settings, key, once.function_of(loader))
+
+    async def invalidate(self, key: arguments.Name) -> bool:
+        """Delete a value of `refill`; one that is being loaded now will not be kept. Returns whether there was one."""
+        return await self._transport.drive(values.discard(arguments.as_name(key), now))
+
+    def leader(
+        self,
+        name: arguments.Name,
+        *,
+        on_gain: Callback | None = None,
+        on_loss: Callback | None = None,
+        timeout: float = LEADER_SECONDS,
+        start: bool = True,
+    ) -> Election:
+        """Compete to be the leader: the holder of the lock `name`, of whom there is one in all processes.
+
+        A task competes in the queue, renews the lock while it leads, and competes again when it has lost it.
+        on_gain: called with the lease, which has a `fence`, when this one leads; it may be a coroutine function, which
+        is cancelled when this one leads no longer. on_loss: called with the lease then, before anybody else leads;
+        it may be a coroutine function. timeout: seconds of the lease, which is
+        how long there is no leader after one has died. start: False waits for `start()` or `async with`.
+
+        Raises ValueError or TypeError for an argument that makes no sense, and names it.
+        """
+        election = Election(self, name, timeout, on_gain, on_loss)
+        return election.start() if start else election
+
+    @overload
+    def every(
+        self, name: arguments.Name, seconds: float, function: Callable[..., Any], **settings: Unpack[JobOptions]
+    ) -> Job: ...
+
+    @overload
+    def every(
+        self, name: arguments.Name, seconds: float, function: None = None, **settings: Unpack[JobOptions]
+    ) -> Callable[[Callable[..., Any]], Job]: ...
+
+    def every(
+        self,
+        name: arguments.Name,
+        seconds: float,
+        function: Callable[..., Any] | None = None,
+        *,
+        timeout: float | None = None,
+        at_once: bool = True,
+        start: bool = True,
+    ) -> Any:
+        """Run `function` once in each period of so many seconds, in one process of all that have this job. Without a
+        function this is a decorator.
+
+        Periods are counted by the server's clock: those of 3600 seconds begin with each hour. A task of each client
+        asks whether it is to run the job. It runs under the lock `name`, which is renewed; a period that begins
+        meanwhile is skipped. timeout: seconds of that lock's lease, a period unless it is given, 1 to 30: so long the
+        job may be late after a process that ran it has died. at_once: whether the period that has begun already is run,
+        if nobody has run it. start: False waits for `start()` or `async with`.
+
+        What the function raises is logged, and is the job's `last_error`. Raises ValueError or TypeError for an
+        argument that makes no sense, and names it.
+        """
+
+        def make(function: Callable[..., Any]) -> Job:
+            job = Job(self, name, seconds, function, timeout, at_once)
+            return job.start() if start else job
+
+        check_schedule(name, seconds, timeout)
+        return make if function is None else make(function)
+
     def get_stats(self) -> dict[str, int]:
         """What this client counted since it was made, or since its process forked. Costs nothing, sends nothing.
 
@@ -381,6 +557,7 @@ class Client(Uncopyable):
     async def close(self) -> None:
         """Close all connections, after releases that are under way (a second at most); a task that waits gets
         ClientClosedError. Held locks stay until they are released or their leases end."""
+        await stop_all(self._background)
         await self._transport.close()
 
     async def __aenter__(self) -> Self:

@@ -588,7 +588,7 @@ class AsyncTransport(Transport):
             connecting.cancel()
         for wakeup in list(self._sleeping):
             wakeup(None)
-        self.queues.wake_all()
+        self.wake_waiters()
         until = now() + CLOSE_SECONDS
         if connection is not None:
             await self._await_waiters(connection, until)
@@ -599,6 +599,10 @@ class AsyncTransport(Transport):
             await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
         await self._renewal_timer.join(CLOSE_SECONDS)
         self.cancel_shared_timeouts()
+
+    def wake_waiters(self) -> None:
+        """Wake all waiters, to check again whether they are to wait."""
+        self.queues.wake_all()
 
     async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:
         """Wait until tasks have nothing to send any more: waiters have left the server's queues, releases have handed

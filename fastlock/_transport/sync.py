@@ -505,16 +505,20 @@ class SyncTransport(Transport):
             connections = list(self.connections)
             self.idle.clear()
         self._changed.tell()
-        self.queues.wake_all()
-        for connection in connections:
-            if connection.subscribed:  # a woken waiter may still be reading there: the reply to this wakes it
-                connection.post(UndoDelivery(Undo([], [])))
+        self.wake_waiters()
         until = now() + CLOSE_SECONDS
         self._await_waiters(until)
         for connection in connections:
             connection.drain(until)
             connection.fail(errors.ClientClosedError("this client was closed"))
         self.queues.drop_connections()
+
+    def wake_waiters(self) -> None:
+        """Wake all waiters, to check again whether they are to wait."""
+        self.queues.wake_all()
+        for connection in list(self.connections):
+            if connection.subscribed:  # a woken waiter may still be reading there: the reply to this wakes it
+                connection.post(UndoDelivery(Undo([], [])))
 
     def _await_waiters(self, until: float) -> None:
         """Wait until this client's entries have left the server's queues: each waiter leaves as it wakes."""
