@@ -28,6 +28,30 @@ def threads(client: fastlock.Client) -> None:
         return ""
 
     assert_type(pay(1), str)
+    helpers(client)
+
+
+def helpers(client: fastlock.Client) -> None:
+    assert_type(client.once("a", lambda: 1, ttl=60, on_busy="skip"), int)
+    assert_type(client.refill("a", lambda: "", 60, stale=5), str)
+    client.once("a", lambda: 1, ttl=60, on_bussy="skip")  # type: ignore[call-overload]
+    client.refill("a", lambda: 1)  # type: ignore[call-overload]
+
+    @client.refill("user:{number}", ttl=60)
+    def user(number: int) -> str:
+        return ""
+
+    assert_type(user(1), str)
+
+    @client.every("a", 60, at_once=False)
+    def sweep() -> None: ...
+
+    assert_type(sweep, fastlock.Job)
+    with client.leader("a", on_gain=lambda lease: lease.fence) as election:
+        assert_type(election, fastlock.Election)
+        assert_type(election.wait(1), bool)
+        assert_type(election.lease, fastlock.Lease | None)
+    assert_type(client.invalidate("a") or client.forget("a"), bool)
 
 
 async def tasks(client: fastlock.asyncio.Client) -> None:
@@ -46,6 +70,24 @@ async def tasks(client: fastlock.asyncio.Client) -> None:
 
     assert_type(await pay(1), str)
     assert_type(await asyncio.create_task(pay(1)), str)
+    await awaited_helpers(client)
+
+
+async def awaited_helpers(client: fastlock.asyncio.Client) -> None:
+    async def make() -> int:
+        return 1
+
+    assert_type(await client.once("a", make, ttl=60), int)
+    assert_type(await client.refill("a", make, 60), int)
+
+    @client.once("report:{day}", ttl=60)
+    async def report(day: int) -> str:
+        return ""
+
+    assert_type(await report(1), str)
+    async with client.every("a", 60, make) as job, client.leader("a", on_gain=lambda lease: make()) as election:
+        assert_type(job, fastlock.asyncio.Job)
+        assert_type(await election.wait(), bool)
 
 
 async def mixed_up(client: fastlock.Client, other: fastlock.asyncio.Client) -> None:

@@ -376,7 +376,17 @@ class Client(Uncopyable):
     def once(
         self,
         name: arguments.Name,
-        function: Callable[[], Awaitable[R] | R],
+        function: Callable[[], Awaitable[R]],
+        *,
+        ttl: float,
+        **settings: Unpack[OnceOptions],
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def once(
+        self,
+        name: arguments.Name,
+        function: Callable[[], R],
         *,
         ttl: float,
         **settings: Unpack[OnceOptions],
@@ -427,7 +437,12 @@ class Client(Uncopyable):
 
     @overload
     def refill(
-        self, key: arguments.Name, loader: Callable[[], Awaitable[R] | R], ttl: float, **settings: Unpack[RefillOptions]
+        self, key: arguments.Name, loader: Callable[[], Awaitable[R]], ttl: float, **settings: Unpack[RefillOptions]
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def refill(
+        self, key: arguments.Name, loader: Callable[[], R], ttl: float, **settings: Unpack[RefillOptions]
     ) -> Coroutine[Any, Any, R]: ...
 
     @overload

@@ -329,6 +329,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@one_server
 @pytest.mark.parametrize(("given", "error", "named"), WRONG)
 async def test_arguments_that_make_no_sense(api: Api, server: Server, given: Any, error: Any, named: str) -> None:
     client, fleet = api.client(server.url), Fleet(api, PERIOD)
@@ -376,6 +377,20 @@ async def test_a_claim_is_confirmed_to_who_sent_it(api: Api, server: Server, pro
     probe.delete(NAME)
     assert [await claim("a"), await claim("b")] == [False, False], "the run has ended, or was lost"
     assert LONG * 2 * 1000 < probe.pttl(CLAIMED) <= LONG * 3 * 1000
+
+
+async def test_a_skipped_period_is_run_by_nobody(api: Api, server: Server, probe: redis.Redis, claim: Any) -> None:
+    lease, client = fastlock.Lease(NAME, NAME.encode(), b"fl:" + b"a" * 32, now() + 60), api.client(server.url)
+    for held, claimed in ((True, False), (False, True)):
+        probe.delete(CLAIMED)
+        assert await claim("a")
+        probe.set(CLAIMED, int((probe.time()[0] - 1) * 1000))  # the period after that has begun meanwhile
+        if not held:  # the lock was lost: it is not for this run to say
+            probe.delete(NAME)
+        await api.get(client._transport.drive(periods.skip(lease, int(LONG * 1000), now)))
+        probe.delete(NAME)
+        assert await claim("b") is claimed
+        probe.delete(NAME)
 
 
 async def test_what_is_no_lock_is_told(api: Api, server: Server, probe: redis.Redis, claim: Any) -> None:

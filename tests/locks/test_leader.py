@@ -146,7 +146,7 @@ async def test_it_leads_no_longer_before_another_can(api: Api, server: Server, p
     """The leader is cut off from the server: it is told so by its own clock."""
     log = Log()
     client = api.client(proxy.url, connect_timeout=0.2, reply_timeout=0.2)
-    cut_off = client.leader(NAME, timeout=1, **log.of("cut off"))
+    cut_off = client.leader(NAME, timeout=0.6, **log.of("cut off"))
     await leads(api, cut_off)
     led_at_gain: list[bool] = []
     other = api.client(server.url).leader(
@@ -312,6 +312,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@one_server
 @pytest.mark.parametrize(("given", "error", "named"), WRONG)
 async def test_arguments_that_make_no_sense(api: Api, server: Server, given: Any, error: Any, named: str) -> None:
     client = api.client(server.url)

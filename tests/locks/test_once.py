@@ -228,6 +228,24 @@ async def test_forgetting_a_result(api: Api, server: Server) -> None:
     assert await api.get(client.once(NAME, function.native, ttl=TTL)) == 2
 
 
+async def test_a_result_that_was_forgotten_reaches_nobody_who_came_later(api: Api, server: Server) -> None:
+    """Also while another caller of the client, who came before, has yet to get it."""
+    client = api.client(server.url)
+    function = Counted(api, after_waits(api, [client], 2))
+    first = api.start(lambda: client.once(NAME, function.native, ttl=TTL))
+    await until(api, lambda: function.calls, "the run")
+    between = client.lock(NAME, thread_local=False)
+    acquired = api.start(between.acquire)
+    await waits(api, client, 1)
+    early = api.start(lambda: client.once(NAME, function.native, ttl=TTL))
+    assert await acquired.get(SOON) is True and await first.get(SOON) == 1
+    assert await api.get(client.forget(NAME)) is True
+    late = api.start(lambda: client.once(NAME, function.native, ttl=TTL))
+    await waits(api, client, 3)
+    await api.get(between.release())
+    assert [await early.get(SOON), await late.get(SOON)] == [1, 2]
+
+
 async def test_a_decorated_function(api: Api, server: Server, probe: redis.Redis) -> None:
     client, calls = api.client(server.url), []
 
@@ -260,6 +278,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@one_server
 @pytest.mark.parametrize(("given", "error", "named"), WRONG)
 async def test_arguments_that_make_no_sense(api: Api, server: Server, given: Any, error: Any, named: str) -> None:
     client, function = api.client(server.url), Counted(api)

@@ -53,6 +53,20 @@ async def test_a_fresh_value_takes_one_round_trip(api: Api, server: Server, stal
     assert after["acquires"] == before["acquires"]
 
 
+async def test_callers_of_one_client_pass_the_value_on_without_a_command(api: Api, server: Server) -> None:
+    client, count = api.client(server.url), 10
+    loader = Counted(api, after_waits(api, [client], count - 1))
+    commands: list[int] = []
+
+    async def call() -> Any:
+        value = await api.get(client.refill(NAME, loader.native, TTL))
+        commands.append(client.get_stats()["commands"])
+        return value
+
+    assert await api.together([call] * count) == [1] * count
+    assert commands[-1] - commands[0] < count, "after the first has it, the others ask the server for nothing each"
+
+
 async def test_values_of_different_keys_are_not_mixed_up(api: Api, server: Server) -> None:
     clients = [api.client(server.url) for _ in range(2)]
 
@@ -346,6 +360,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@one_server
 @pytest.mark.parametrize(("given", "error", "named"), WRONG)
 async def test_arguments_that_make_no_sense(api: Api, server: Server, given: Any, error: Any, named: str) -> None:
     client, loader = api.client(server.url), Counted(api)

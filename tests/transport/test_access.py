@@ -35,6 +35,8 @@ NEEDED = {
 RENEWED = "evalsha script|load pexpire"
 FENCED = ["+evalsha", "+script|load", "+time"]
 QUEUED = "evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
+MADE = "evalsha script|load set get del pttl strlen getrange watch multi exec exists incr pexpire"  # once, refill
+CLAIMED = "evalsha script|load set get pttl pexpire time"  # every, leader: what fences need
 USEFUL = {"client", "config", "command", "info", "pubsub"}  # and not needed
 KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
 
@@ -176,10 +178,46 @@ async def test_a_refused_acquire_leaves_no_key(
     assert {"the counter", "time", "evalsha", "set", "get"} <= refused
 
 
+@KINDS
+async def test_helpers_need_only_the_documented_rights(
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+) -> None:
+    rights = {*NEEDED[kind].split(), *QUEUED.split(), *MADE.split(), *CLAIMED.split()}
+    kept = [f"~fastlock:{what}:*" for what in ("once", "load", "version", "every", "fence", "queue")]
+    url = set_user("~app:*", *kept, "resetchannels", "&fastlock:*", *(f"+{right}" for right in sorted(rights)))
+    client, other = api.client(url), api.client(url)
+
+    async def make() -> str:
+        return "x" * 100_000
+
+    async def make_what_is_invalidated_meanwhile() -> str:
+        await api.get(other.invalidate("app:long"))
+        return await make()
+
+    for stale in (0, 5):
+        for load in (make_what_is_invalidated_meanwhile, make, make):
+            assert len(await api.get(client.refill("app:long", api.native(load), 60, stale=stale))) == 100_000
+        assert await api.get(client.invalidate("app:long")) is True
+    for _ in range(2):
+        assert len(await api.get(client.once("app:once", api.native(make), ttl=60))) == 100_000
+    assert await api.get(client.forget("app:once")) is True
+    for at_once in (True, False):
+        async with api.within(client.every("app:job", 0.05, api.native(make), at_once=at_once)) as job:
+            await until(api, lambda job=job: job.runs, "a run")
+        assert job.last_error is None
+    async with api.within(client.leader("app:leader")) as election:
+        assert await api.get(election.wait(10)) is True
+        async with api.within(other.leader("app:leader")) as second:
+            await until(api, lambda: probe.exists("fastlock:queue:{app:leader}"), "its entry")
+            await api.get(election.resign())
+            assert await api.get(second.wait(10)) is True
+
+
 def test_scripts_need_only_the_documented_rights() -> None:
     documented = {f"+{command}" for command in [*QUEUED.split(), *NEEDED["redis"].split(), "pubsub|numsub"]}
     for script in commands.SCRIPTS:
-        assert {*script.rights.split()} <= documented | {*FENCED}, script.name
+        helpers = {f"+{command}" for command in [*MADE.split(), *CLAIMED.split()]}
+        assert {*script.rights.split()} <= documented | {*FENCED} | helpers, script.name
     assert commands.RELEASE_LUA.rights == "+evalsha +script|load +del +get"
 
 

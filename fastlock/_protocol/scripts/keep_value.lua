@@ -3,7 +3,7 @@
 -- ARGV     1: token, 2: value, 3: how long it is kept, in milliseconds, 4: the version that was found before the value
 --          was made, empty = none
 -- returns  1: kept; 2: not kept, as it was discarded meanwhile; 0: not kept, as the lock is somebody else's or nobody's
--- cost     3 commands, 4 with a version
+-- cost     2 commands, 3 with a version
 local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE', 1, true) then
   return held
@@ -14,6 +14,5 @@ end
 if KEYS[3] and (redis.call('GET', KEYS[3]) or '') ~= ARGV[4] then
   return 2
 end
-redis.call('STRLEN', KEYS[2]) -- an error if the key holds something that is no value, which SET would overwrite
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 return 1
