@@ -571,7 +571,8 @@ class Client(Uncopyable):
 
     async def close(self) -> None:
         """Close all connections, after releases that are under way (a second at most); a task that waits gets
-        ClientClosedError. Held locks stay until they are released or their leases end."""
+        ClientClosedError. Held locks stay until they are released or their leases end. Elections and jobs are
+        cancelled, and have a second to end."""
         await stop_all(self._background)
         await self._transport.close()
 

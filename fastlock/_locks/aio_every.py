@@ -79,4 +79,4 @@ class Job(Schedule, Background):
                 await self._lock.release()
             except Exception as error:
                 self._release_failed(error)
-            self._lease = None
+            self._lease = self._lock = None

@@ -120,8 +120,9 @@ class Election(Candidacy, Background):
             LOG.exception("on_loss of election %s failed", abbreviated(self._name))
 
     async def _release(self) -> None:
+        lock, self._lock = self._lock, None
         try:
-            await self._lock.release()
+            await lock.release()
         except Exception as error:
             self._log_release(error)
 

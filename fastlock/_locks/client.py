@@ -539,7 +539,7 @@ class Client(Uncopyable):
 
     def close(self) -> None:
         """Close all connections; a thread that waits gets ClientClosedError. Held locks stay until they are released or
-        their leases end."""
+        their leases end. Elections and jobs are stopped, and have a second to end."""
         stop_all(self._background)
         self._transport.close()
 

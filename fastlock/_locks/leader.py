@@ -210,8 +210,9 @@ class Election(Candidacy, Background):
             LOG.exception("on_loss of election %s failed", abbreviated(self._name))
 
     def _release(self) -> None:
+        lock, self._lock = self._lock, None
         try:
-            self._lock.release()
+            lock.release()
         except Exception as error:
             self._log_release(error)
 
