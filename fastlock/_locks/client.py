@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
 
 from fastlock import _implementation
 from fastlock._errors import LockNotAcquiredError
@@ -190,7 +190,7 @@ class Client(Uncopyable):
         blocking_timeout: float | None = None,
         raise_on_release_error: bool = True,
         fence: bool = False,
-        prefer: Literal[writer] | None = None,
+        prefer: Literal["writer"] | None = None,
         queue: bool | None = None,
         auto_renew: bool = False,
         max_hold: float | None = None,

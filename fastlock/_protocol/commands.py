@@ -318,7 +318,7 @@ def fenced_key(resource: bytes) -> bytes:
 @lru_cache(1024)
 def size_key(name: bytes) -> bytes:
     """The key of how many permits a semaphore has, where that was changed."""
-    return _beside(b"fastlock:size:", name)
+    return beside(b"fastlock:size:", name)
 
 
 @lru_cache(1024)
