@@ -87,11 +87,11 @@ def explain(refusal: errors.ResponseError, lock: Any, clock: Clock) -> Steps[err
         return errors.LockError(lock._cannot("acquire", f"it has {rest} permits, fewer than asked for"), lock._text)
     if code not in ("WRONGTYPE", "WRONGKIND") or not errors.is_own(refusal):
         return refusal
-    kind = rest if code == "WRONGKIND" else (yield from _other_kind(lock._key, clock))
+    kind = rest if code == "WRONGKIND" else (yield from other_kind(lock._key, clock))
     return errors.LockKindError(lock._cannot("acquire", f"its name is in use by {kind}"), lock._text)
 
 
-def _other_kind(key: bytes, clock: Clock) -> Steps[str]:
+def other_kind(key: bytes, clock: Clock) -> Steps[str]:
     """The kind of a name whose key holds no plain lock."""
     replies = yield from execute(RawCommands([(b"ZRANGE", key, b"0", b"0")]), RetryState(clock))
     first = replies[0] if isinstance(replies, list) else None

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastlock import _errors as errors
-from fastlock._protocol import commands
-from fastlock._protocol.acquire import Acquire
+from fastlock._protocol import commands, describe
+from fastlock._protocol.acquire import Acquire, queue_of
 from fastlock._protocol.extension import Move, Outcome
 from fastlock._protocol.lease import ENDED, Lease, Lost, new_token
 from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueues, Waiter
 from fastlock._protocol.losses import abbreviated
 from fastlock._protocol.renewal import CHUNK, Renewal, RenewalSettings, RenewMany, send_renewals
 from fastlock._protocol.retry import RetryState, limited, run_scripts, with_undo
-from fastlock._protocol.steps import Answer, Clock, Enter, Operation, RawCommands, Sleep, Steps, lease_end
+from fastlock._protocol.steps import Answer, Clock, Operation, RawCommands, Sleep, Steps, lease_end
 from fastlock._protocol.undo import Undo
 
 MAX_NAMES = 1000  # of one multi lock: the server does nothing else while it acquires them (1.6 ms)
@@ -104,6 +104,12 @@ class AcquireAll(Operation["list[Lease] | None"]):
                 self.outcome_unknown = True
                 return None
             at = self._judge(replies, clock)
+            if at is not None and self.blocked is None:
+                kind = yield from describe.other_kind(self.keys[at], clock)
+                name = abbreviated(self.names[at])
+                raise errors.LockKindError(
+                    f"Unable to acquire lock {name}: its name is in use by {kind}", self.names[at]
+                )
             if at is None and clock() < (end := lease_end(self.request.sent, self.ms)):
                 return [Lease(*each, end) for each in zip(self.names, self.keys, self.tokens, strict=True)]
             # Granted, but the leases ended before the reply came: no success, and undone before the next try
@@ -146,9 +152,8 @@ class AcquireAll(Operation["list[Lease] | None"]):
         self.blocked = None
         if at is not None:
             _, holder, left = replies[at if self.apart else 0]
-            if holder is None:
-                raise wrong_kind(self.names[at])
-            self.blocked = Blocked(self.names[at], shown(holder), None if left < 0 else left / 1000)
+            if holder is not None:  # else its key holds something that is no plain lock
+                self.blocked = Blocked(self.names[at], shown(holder), None if left < 0 else left / 1000)
         return at
 
     def _give_up(self, at: int) -> Steps[None]:
@@ -240,11 +245,11 @@ class AcquireOne(Acquire):
         self.whole = whole
         self.until, self.sleep = whole.until, whole.sleep
 
-    def _enter(self, waiter: Waiter, request: Enter, answer: object, clock: Clock) -> Steps[None]:
+    def _enter(self, waiter: Waiter, request: RawCommands, answer: object, clock: Clock) -> Steps[None]:
         yield from super()._enter(waiter, request, answer, clock)
         if waiter.lease is None:
             yield from self.whole.extend_held(clock)
-            queue = request.queue
+            queue = queue_of(waiter)
             queue.recheck_at = min(queue.recheck_at, self.whole.extension_time())
 
     def _sleep_before_try(self, clock: Clock) -> Steps[None]:
@@ -265,13 +270,6 @@ def shown(token: bytes) -> str | None:
     if not (commands.can_be_contended(plain) and commands.token_matches(token, plain)):
         return None
     return plain[len(commands.PLAIN_PREFIX) :][:SHOWN_DIGITS].decode("ascii", "replace")
-
-
-def wrong_kind(name: object) -> errors.RedisError:
-    """The error of a name whose key holds something that is no lock."""
-    return errors.as_own(
-        errors.ResponseError(f"WRONGTYPE the key of {abbreviated(name)} holds something that is no lock of this kind")
-    )
 
 
 def _is_reply(reply: object) -> bool:

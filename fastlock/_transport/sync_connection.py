@@ -29,6 +29,7 @@ from fastlock._transport.writing import STREAM_ERRORS, compile_templates, write_
 if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
 
+MAX_PARTS = 16  # of a template
 SPIN_SECONDS = 100e-6  # to poll the socket before sleeping, while a single thread waits: about what a sleep may cost
 
 
@@ -107,8 +108,10 @@ class Connection:
             template = stream.templates[request.opcode]
             return stream.round_trip(template, request.key, request.token, request.ms, timeout, spin)
         if isinstance(request, RawCommands) and not request.needs_push and len(request.calls) == 1:
-            reply = stream.round_trip(self.impl.Template(*request.calls[0]), b"", b"", 0, timeout, spin)
-            return reply if reply is self.busy else [reply]
+            (call,) = request.calls
+            if len(call) <= MAX_PARTS:
+                reply = stream.round_trip(self.impl.Template(*call), b"", b"", 0, timeout, spin)
+                return reply if reply is self.busy else [reply]
         return self.busy
 
     def classify_error(self, request: Request, error: BaseException) -> Any:

@@ -613,7 +613,7 @@ async def test_one_hash_slot_is_enough_for_atomic(api: Api, server: Server) -> N
 async def test_a_key_that_is_no_lock_is_named(api: Api, server: Server, probe: redis.Redis) -> None:
     probe.zadd("b", {"member": 1})
     lock = api.client(server.url).multi_lock(NAMES)
-    with pytest.raises(redis.exceptions.ResponseError, match="'b' holds something that is no lock"):
+    with pytest.raises(fastlock.LockKindError, match="'b': its name is in use by something that is no lock"):
         await api.enter(lock)
     assert probe.exists(*NAMES) == 1 and await api.get(lock.locked()) and not await api.get(lock.owned())
     probe.delete("b")

@@ -238,8 +238,10 @@ def test_names_in_several_hash_slots_are_acquired_one_by_one(clock: Clock) -> No
 
 
 def test_a_key_that_is_no_lock_is_named(clock: Clock) -> None:
-    ran = run_steps(clock, acquire(), [[2, None, 0]])
-    assert isinstance(ran.raised, errors.ResponseError) and "'B'" in str(ran.raised)
+    for member, kind in ((b"x", "something that is no lock"), (OTHER + b"|r", "a read-write lock")):
+        ran = run_steps(clock, acquire(), [[2, None, 0]], [[member]])
+        assert isinstance(ran.raised, errors.LockKindError)
+        assert str(ran.raised).endswith(f"'B': its name is in use by {kind}")
 
 
 @pytest.mark.parametrize("senseless", [[[7]], [None], [[0, None]], [[0, 1, 2]], b"OK", [[0, None, 0]] * 2])
