@@ -20,7 +20,15 @@ from fastlock._locks.aio_every import Job
 from fastlock._locks.aio_leader import Election
 from fastlock._locks.aio_lock import ClientLock, GuardedLock, ReentrantLock
 from fastlock._locks.aio_multi import MultiLock
-from fastlock._locks.aio_shared import ReadLock, ReadWriteLock, Semaphore, WriteLock
+from fastlock._locks.aio_shared import (
+    GuardedReadLock,
+    GuardedSemaphore,
+    GuardedWriteLock,
+    ReadLock,
+    ReadWriteLock,
+    Semaphore,
+    WriteLock,
+)
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.decorator import answered, name_maker, when_busy
 from fastlock._locks.every import JobOptions, check_schedule
@@ -205,6 +213,7 @@ class Client(Uncopyable):
         auto_renew: bool = False,
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
+        cancel_on_loss: bool = False,
     ) -> ReadWriteLock:
         """A read-write lock: `rw_lock(name).read` and `.write` are locks. Many may read at once, or one may write.
 
@@ -215,12 +224,13 @@ class Client(Uncopyable):
         """
         if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
             timeout = LEASE_SECONDS
-        renewal = settings_for(auto_renew, timeout, max_hold, on_lost)
+        renewal = settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss)
         first = as_preference(prefer)
         queue = self._queue if queue is None else queue
         more = (True, raise_on_release_error, fence, False, queue)
-        read = ReadLock(self, name, timeout, sleep, blocking, blocking_timeout, *more, renewal=renewal)
-        write = WriteLock(self, name, timeout, sleep, blocking, blocking_timeout, *more, renewal=renewal)
+        sides = (GuardedReadLock, GuardedWriteLock) if cancel_on_loss else (ReadLock, WriteLock)
+        read = sides[0](self, name, timeout, sleep, blocking, blocking_timeout, *more, renewal=renewal)
+        write = sides[1](self, name, timeout, sleep, blocking, blocking_timeout, *more, renewal=renewal)
         owners, write.first = self._rw_owners.of(read._key), first
         read._share(owners)
         write._share(owners)
@@ -241,6 +251,7 @@ class Client(Uncopyable):
         auto_renew: bool = False,
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
+        cancel_on_loss: bool = False,
     ) -> Semaphore:
         """A semaphore: at most `permits` of the name are held at once, by all clients together.
 
@@ -250,10 +261,11 @@ class Client(Uncopyable):
         """
         if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
             timeout = LEASE_SECONDS
-        semaphore = Semaphore(
+        kind = GuardedSemaphore if cancel_on_loss else Semaphore
+        semaphore = kind(
             *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
             *(False, False, self._queue if queue is None else queue),
-            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
+            renewal=settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss),
         )
         semaphore._set_permits(permits, n)
         return semaphore

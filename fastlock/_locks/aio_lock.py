@@ -29,6 +29,10 @@ class AsyncLock(Uncopyable, BaseLock):
 
     _owner = task_owner
 
+    def _is_inner(self, lease: Lease) -> bool:
+        """Whether to leave the lock takes back one of several acquires only."""
+        return False
+
     def _orphaned_lease(self) -> Lease | None:
         # Needed after `wait_for(lock.acquire(), 1)`, which before Python 3.12 acquires in a task of its own; and where
         # no event loop runs, as a coroutine that is closed leaves an `async with`
@@ -137,36 +141,44 @@ class ClientLock(MutableSettings, AsyncLock):
         __aenter__ = tasks.aio_enter_lease
 
 
-class GuardedLock(ClientLock):
-    """A lock with cancel_on_loss: if its lease is lost, the body of the `async with` is cancelled, and leaving it
-    raises LockLostError."""
+class Guarded:
+    """What a lock with cancel_on_loss does besides: if its lease is lost, the body of the `async with` is cancelled,
+    and leaving it raises LockLostError."""
 
     __slots__ = ()
 
     if not TYPE_CHECKING:
 
         async def __aenter__(self):
-            lease = await ClientLock.__aenter__(self)
-            lease._renewal.body = Body(asyncio.current_task())
+            lease = await super().__aenter__()
+            renewal = lease._renewal
+            if renewal is not None and renewal.settings.cancel_on_loss and renewal.body is None:
+                renewal.body = Body(asyncio.current_task())
             return lease
 
         async def __aexit__(self, kind, error, trace):
             lease, lost = self.lease, False
             body = None if lease is None or lease._renewal is None else lease._renewal.body
-            if body is not None:
+            if body is not None and not self._is_inner(lease):
                 lease._renewal.body = None
                 try:
                     lost = await body.was_cancelled(error)
                 except asyncio.CancelledError as cancelled:  # by others: the lock is left all the same
-                    await ClientLock.__aexit__(self, type(cancelled), cancelled, None)
+                    await super().__aexit__(type(cancelled), cancelled, None)
                     raise
             try:
-                await ClientLock.__aexit__(self, kind, error, trace)
+                await super().__aexit__(kind, error, trace)
             except LockError:
                 if not lost:
                     raise
             if lost:
                 raise self._lost_in_body() from error
+
+
+class GuardedLock(Guarded, ClientLock):
+    """A lock with cancel_on_loss."""
+
+    __slots__ = ()
 
 
 class ReentrantLock(ClientLock):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from fastlock._locks import plain
-from fastlock._locks.aio_lock import ClientLock
+from fastlock._locks.aio_lock import ClientLock, Guarded
 from fastlock._locks.reentrant import Owners, fixed_name
 from fastlock._locks.shared import PermitsSide, ReadSide, SharedLock, WriteSide, as_permits
 from fastlock._protocol import describe, shared
@@ -97,6 +97,18 @@ class WriteLock(WriteSide, _Side):
     __slots__ = ()
 
 
+class GuardedReadLock(Guarded, ReadLock):
+    """The side for readers, with cancel_on_loss."""
+
+    __slots__ = ()
+
+
+class GuardedWriteLock(Guarded, WriteLock):
+    """The side for writers, with cancel_on_loss."""
+
+    __slots__ = ()
+
+
 class ReadWriteLock:
     """A read-write lock, made by `Client.rw_lock()`: `read` and `write` are its two sides, each a lock like any other.
 
@@ -175,4 +187,9 @@ class Semaphore(PermitsSide, SharedClientLock):
         them; who waits for more than there are gets a LockError."""
         size = None if permits is None else as_permits(permits, "permits")
         await self._transport.drive(shared.resize(self._key, size, now))
-        self.permits = size or self.permits
+
+
+class GuardedSemaphore(Guarded, Semaphore):
+    """A semaphore with cancel_on_loss."""
+
+    __slots__ = ()

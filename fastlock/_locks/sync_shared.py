@@ -154,4 +154,3 @@ class Semaphore(PermitsSide, SharedClientLock):
         them; who waits for more than there are gets a LockError."""
         size = None if permits is None else as_permits(permits, "permits")
         self._transport.drive(shared.resize(self._key, size, now))
-        self.permits = size or self.permits

@@ -261,3 +261,26 @@ async def test_a_cancelled_waiter_leaves_nothing(api: Api, server: Server, probe
         await asyncio.gather(job, return_exceptions=True)
         await first.leave()
         await until(api, lambda: not probe.exists(NAME, QUEUE), "nothing left")
+
+
+@tasks_only
+async def test_the_body_of_a_lost_lease_is_cancelled(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url)
+    settings = {"timeout": 0.6, "auto_renew": True, "cancel_on_loss": True}
+    rw = client.rw_lock(NAME, **settings)
+    for lock in (client.semaphore(NAME, 2, **settings), rw.read, rw.write):
+        with pytest.raises(fastlock.LockLostError):
+            async with lock:
+                probe.delete(NAME)
+                await asyncio.sleep(60)
+    with pytest.raises(fastlock.LockLostError):
+        async with rw.write:
+            async with rw.read:
+                pass
+            async with rw.read:
+                probe.delete(NAME)
+                await asyncio.sleep(60)
+    async with rw.write as lease:
+        await rw.read.acquire()
+    assert lease._renewal.body is None, "who reads on is in no body"
+    await rw.read.release()

@@ -16,6 +16,7 @@ import pytest
 import redis
 from support.apis import Api
 from support.child_client import until
+from support.holding import Holder
 
 import fastlock
 from fastlock._protocol import commands, local_queue, renewal
@@ -37,6 +38,10 @@ FENCED = ["+evalsha", "+script|load", "+time"]
 QUEUED = "evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
 MADE = "evalsha script|load set get del pttl strlen getrange watch multi exec exists incr pexpire"  # once, refill
 CLAIMED = "evalsha script|load set get pttl pexpire time"  # every, leader: what fences need
+SHARED = (  # read-write locks, semaphores
+    "evalsha script|load set get del exists type time persist pexpireat pexpire publish subscribe zadd zcard zincrby"
+    " zrange zrangebyscore zrem zrevrangebyscore zscore pttl"
+)
 USEFUL = {"client", "config", "command", "info", "pubsub"}  # and not needed
 KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
 
@@ -213,10 +218,39 @@ async def test_helpers_need_only_the_documented_rights(
             assert await api.get(second.wait(10)) is True
 
 
+@KINDS
+async def test_shared_locks_need_only_the_documented_rights(
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+) -> None:
+    probe.execute_command("ACL", "LOG", "RESET")
+    rights = [f"+{right}" for right in SHARED.split()]
+    keys = [f"~fastlock:{what}:*" for what in ("queue", "size", "fence")]
+    client, other = (api.client(set_user("~app:*", *keys, "resetchannels", "&fastlock:*", *rights)) for _ in range(2))
+    for lock, next_lock in (
+        (client.rw_lock("app:rw").write, other.rw_lock("app:rw").read),
+        (client.rw_lock("app:rw").read, other.rw_lock("app:rw", prefer="writer").write),
+        (client.semaphore("app:s", 2, n=2, auto_renew=True), other.semaphore("app:s", 2, timeout=None)),
+    ):
+        async with api.within(lock):
+            assert await api.get(lock.extend(5)) and await api.get(lock.locked()) and await api.get(lock.owned())
+            holder = Holder(api, next_lock)
+            await until(api, lambda: probe.keys("fastlock:queue:*"), "its entry")
+        await holder.entered()
+        assert not client._transport.queues.push_refused
+        await holder.leave()
+    async with api.within(client.rw_lock("app:rw").write):
+        assert await api.get(client.rw_lock("app:rw").read.acquire())
+    await api.get(client.rw_lock("app:rw").read.release())
+    await api.get(client.semaphore("app:s", 2).resize(3))
+    await api.get(client.semaphore("app:s", 2).resize(None))
+    refused = {entry["object"].partition("|")[0] for entry in probe.acl_log()}
+    assert probe.keys() == [] and refused <= USEFUL, "only useful commands may be refused"
+
+
 def test_scripts_need_only_the_documented_rights() -> None:
     documented = {f"+{command}" for command in [*QUEUED.split(), *NEEDED["redis"].split(), "pubsub|numsub"]}
     for script in commands.SCRIPTS:
-        helpers = {f"+{command}" for command in [*MADE.split(), *CLAIMED.split()]}
+        helpers = {f"+{command}" for command in [*MADE.split(), *CLAIMED.split(), *SHARED.split()]}
         assert {*script.rights.split()} <= documented | {*FENCED} | helpers, script.name
     assert commands.RELEASE_LUA.rights == "+evalsha +script|load +del +get"
 
