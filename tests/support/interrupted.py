@@ -46,6 +46,8 @@ class Hard(BaseException):
 
 # Whether a `with` is left by a function of Python, which a signal can interrupt at its entry: that lease runs out.
 EXIT_IS_PYTHON = inspect.isfunction(fastlock.ClientLock.__exit__)
+# Modes whose locks are left by such a function in any build.
+PYTHON_EXITS = ("write", "permits")
 # Also what a lock raises, as a handler may use a lock; and what fastlock expects of its own calls.
 KINDS = (
     *(Soft, OSError, KeyboardInterrupt, TimeoutError, BlockingIOError, Hard, InterruptedError),
@@ -174,6 +176,8 @@ MODES = {
     "token": Mode(with_own_token, held=0.5),
     "many": Mode(many, held=0.5),
     "several": Mode(several, held=0.5),
+    "write": Mode(within, held=0.5),
+    "permits": Mode(within, held=0.5, auto_renew=True),
     "twice": Mode(within, held=0.3, signals=2),  # interrupted again while the first interrupt is undone
 }
 
@@ -268,17 +272,25 @@ class Run:
             return self.probe.lock(name, lock_class=fastlock.Lock)  # without end, as redis-py's
         if self.name == "reentrant":
             return self.client.reentrant_lock(name, timeout=LEASE, sleep=0.001)
+        if self.name == "write":
+            return self.client.rw_lock(name, timeout=LEASE, sleep=0.001).write
+        if self.name == "permits":
+            return self.client.semaphore(name, 2, 2, timeout=LEASE, sleep=0.001, **self.mode.settings)
         return self.client.lock(name, timeout=LEASE, sleep=0.001, **self.mode.settings)
 
     def occupy(self, name: str) -> threading.Thread:
         """Another client holds the lock for a moment, so that the attempt has to wait."""
-        lock = self.holder.lock(name, timeout=LEASE, thread_local=False)
+        lock: Any = self.holder.lock(name, timeout=LEASE)
+        if self.name == "write":
+            lock = self.holder.rw_lock(name, timeout=LEASE).read
+        elif self.name == "permits":
+            lock = self.holder.semaphore(name, 2, timeout=LEASE)
         lock.acquire()
-        pause = self.random.uniform(0, 0.003)
+        pause, lease = self.random.uniform(0, 0.003), lock.lease
 
         def release() -> None:
             time.sleep(pause)
-            lock.release()
+            self.holder.release_many([lease])
 
         thread = threading.Thread(target=release)
         thread.start()
