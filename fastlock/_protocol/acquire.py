@@ -307,6 +307,14 @@ class Acquire(Operation[Lease | None]):
         """Whether there is no time for another try."""
         return self.until is not None and clock() >= self.until - LAST_TRY_SECONDS
 
+    def granted(self, answer: object) -> Lease | None:
+        """The lease that the answer to the first try grants; None: it says anything else."""
+        if not self.fenced:
+            return self.lease(self.request.sent, None) if answer is None else None
+        if type(answer) is list and len(answer) == 1 and _is_fenced_reply(answer[0]) and answer[0][0] is None:
+            return self.lease(self.request.sent, answer[0][1])
+        return None
+
     def lease(self, sent: float, fence: int | None) -> Lease:
         return Lease(self.name, self.key, self.token, lease_end(sent, self.ms), fence)
 

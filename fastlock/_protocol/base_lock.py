@@ -21,7 +21,7 @@ from fastlock._protocol.losses import LOG, abbreviated, warn_of_loss
 from fastlock._protocol.release import Release
 from fastlock._protocol.renewal import RenewalSettings
 from fastlock._protocol.stats import Stats
-from fastlock._protocol.steps import Clock, Steps
+from fastlock._protocol.steps import Answer, Clock, Steps
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import by_handler
 
@@ -376,6 +376,14 @@ class LockAcquire(Acquire):
             self.lock._drop_lease(handed)
         return super().leave(waiter, lease, clock)
 
+    def at_once(self, answer: object, now: float) -> Lease | Literal[Answer.UNDECIDED] | None:
+        lease = self.granted(answer)
+        if lease is None or now >= lease._deadline:
+            return Answer.UNDECIDED
+        self._count(True)
+        self.lock._keep_lease(self.lock._owner(), lease)
+        return lease
+
     def continue_from(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         try:
             lease = yield from super().continue_from(answer, clock)
@@ -414,6 +422,14 @@ class LockRelease(Release):
         if self.lease._deadline == ENDED:
             self.lock._drop_lease(self.lease)
         return undos
+
+    def at_once(self, answer: object, now: float) -> bool | Literal[Answer.UNDECIDED]:
+        said = answer[0] if type(answer) is list and len(answer) == 1 else answer
+        if type(said) is not int or said != 1 or self.lease._release_unknown:
+            return Answer.UNDECIDED
+        self.lock._drop_lease(self.lease)
+        self.lease._deadline = ENDED
+        return True
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         was_mine = yield from super().continue_from(answer, clock)

@@ -11,9 +11,12 @@ import binascii
 import enum
 import hashlib
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 NAME, TOKEN, MS = 0, 1, 2
 
@@ -248,6 +251,20 @@ def describe(name: bytes) -> tuple[bytes, ...]:
     """The call that tells all that is known of a name."""
     keys = name, queue_key(name), fence_key(name), size_key(name)
     return (b"EVALSHA", DESCRIBE_LUA.sha, b"4", *keys)
+
+
+@lru_cache(1024)
+def try_template(make: Callable[..., T], name: bytes, mode: bytes, fenced: bool) -> T:
+    """The template of the call that acquires a name that several may hold, without joining its queue."""
+    call = join(name, b"fl:%b|%b" % (b"0" * 32, mode), b"", 0, fenced)
+    return make(*call[:-6], TOKEN, call[-5], MS, *call[-3:])
+
+
+@lru_cache(1024)
+def release_template(make: Callable[..., T], name: bytes, mode: bytes) -> T:
+    """The template of the call that releases a name that several may hold."""
+    call = hand_over(name, b"fl:%b|%b" % (b"0" * 32, mode))
+    return make(*call[:-2], TOKEN, call[-1])
 
 
 def _shared(script: Script, name: bytes, token: bytes, fenced: bool, *args: bytes) -> tuple[bytes, ...]:

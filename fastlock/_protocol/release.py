@@ -5,6 +5,9 @@ Never here: sockets, asyncio, threads, sleep.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode
@@ -35,8 +38,17 @@ class HandOver(RawCommands):
     allowed_after_close = True
 
     def __init__(self, lease: Lease) -> None:
-        super().__init__([commands.hand_over(lease._key, lease._raw_token)])
         self.lease = lease
+        self.token = lease._raw_token
+
+    @property
+    def calls(self) -> Sequence[commands.RawCommand]:  # type: ignore[override]  # few need it
+        return [commands.hand_over(self.lease._key, self.token)]
+
+    def filled(self, make: Callable[..., Any]) -> tuple[Any, bytes, int] | None:
+        if not commands.is_shared(self.token):
+            return None
+        return commands.release_template(make, self.lease._key, commands.mode_of(self.token)), self.token, 0
 
     def undo(self) -> Undo:
         return undo_of(self.lease, self.sent, self.stale)

@@ -8,8 +8,8 @@ Never here: sockets, asyncio, threads, sleep.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock._protocol import commands
 from fastlock._protocol.acquire import is_enter_reply, queue_of
@@ -30,9 +30,18 @@ class Try(RawCommands):
     """Request: acquire a name that several may hold, if that is possible at once."""
 
     def __init__(self, key: bytes, token: bytes, ms: int, fenced: bool) -> None:
-        super().__init__([commands.join(key, token, b"", ms, fenced)])
         self.key = key
         self.token = token
+        self.ms = ms
+        self.fenced = fenced
+
+    @property
+    def calls(self) -> Sequence[commands.RawCommand]:  # type: ignore[override]  # few need it
+        return [commands.join(self.key, self.token, b"", self.ms, self.fenced)]
+
+    def filled(self, make: Callable[..., Any]) -> tuple[Any, bytes, int]:
+        template = commands.try_template(make, self.key, commands.mode_of(self.token), self.fenced)
+        return template, self.token, self.ms
 
     def undo(self) -> Undo:
         return Undo([self.key], [self.token], self.stale)
@@ -76,6 +85,11 @@ class AcquireShared(LockAcquire):
     def local(self, queues: LocalQueues, now: float) -> None:
         """The server is asked first: there may be room beside those who hold the name."""
 
+    def granted(self, answer: object) -> Lease | None:
+        if type(answer) is not list or len(answer) != 1 or not is_enter_reply(answer[0]) or answer[0][0] != 1:
+            return None
+        return self.lease(self.request.sent, answer[0][2] if self.fenced else None)
+
     def _outcome(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         retry = RetryState(clock)
         try:
@@ -102,8 +116,15 @@ class MakeReader(HandOver):
     """Request: make a writer a reader."""
 
     def __init__(self, lease: Lease) -> None:
-        RawCommands.__init__(self, [commands.downgrade(lease._key, lease._raw_token)])
-        self.lease = lease
+        super().__init__(lease)
+        self._calls = [commands.downgrade(lease._key, lease._raw_token)]
+
+    @property
+    def calls(self) -> Sequence[commands.RawCommand]:  # type: ignore[override]
+        return self._calls
+
+    def filled(self, make: Callable[..., Any]) -> None:
+        return None
 
     def undo(self) -> Undo:
         """What carries it out for a caller that is gone: who writes no more goes on to read."""
@@ -120,6 +141,9 @@ class Downgrade(LockRelease):
         super().__init__(lock, lease)
         lease._releasing = releasing  # it goes on, renewed if it was
         self.request = MakeReader(lease)
+
+    def at_once(self, answer: object, now: float) -> Literal[Answer.UNDECIDED]:
+        return Answer.UNDECIDED
 
     def local(self, queues: LocalQueues, now: float) -> Answer | None:
         return Answer.ALREADY_RELEASED if self.lease._deadline == ENDED else None

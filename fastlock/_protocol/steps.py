@@ -13,7 +13,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from fastlock._errors import RedisError
 from fastlock._protocol import commands
@@ -34,6 +34,7 @@ class Answer(enum.Enum):
     ALREADY_RELEASED = enum.auto()  # the lease was released before
     NOT_ASKED = enum.auto()  # nobody was asked yet: begin with the local queue
     ASK_SERVER = enum.auto()  # the local queue was asked already: send the operation's first request
+    UNDECIDED = enum.auto()  # the first answer does not say all: `continue_from` finds the outcome
     RETRY_ELSEWHERE = enum.auto()  # the connection had ended while it was idle and nothing was sent: use another
 
 
@@ -100,6 +101,11 @@ class RawCommands(Request):
 
     def __init__(self, calls: list[commands.RawCommand]) -> None:
         self.calls = calls
+
+    def filled(self, make: Callable[..., Any]) -> tuple[Any, bytes, int] | None:
+        """The template of its only command, which `make` compiles and is kept for the next time, with the token and the
+        milliseconds that fill it; None: it has no template."""
+        return None
 
 
 class Enter(RawCommands):
@@ -207,6 +213,11 @@ class Operation(ABC, Generic[T]):
     def local(self, queues: LocalQueues, now: float) -> Answer | None:
         """The answer of the local queue, where that decides, so that nothing is sent; else None."""
         return None
+
+    def at_once(self, answer: object, now: float) -> T | Literal[Answer.UNDECIDED]:
+        """The outcome, where the first answer of the server says all, as nearly always; else UNDECIDED. It spares the
+        generators of `continue_from`, which would find the same."""
+        return Answer.UNDECIDED
 
     @abstractmethod
     def continue_from(self, answer: object, clock: Clock) -> Steps[T]:

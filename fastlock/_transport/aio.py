@@ -194,6 +194,12 @@ class AsyncTransport(Transport):
         """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
         `Operation.steps`."""
         try:
+            if answer is Answer.NOT_ASKED:
+                self.begin()
+                if (answer := op.local(self.queues, now()) or Answer.ASK_SERVER) is Answer.ASK_SERVER:
+                    answer = await self._execute(op.request)
+                    if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
+                        return outcome
             return await self.drive(op.steps(self.queues, now, answer))
         except BaseException as error:  # also raised as `drive` is entered, when the server has granted already
             try:

@@ -107,10 +107,14 @@ class Connection:
         if isinstance(request, Command):
             template = stream.templates[request.opcode]
             return stream.round_trip(template, request.key, request.token, request.ms, timeout, spin)
-        if isinstance(request, RawCommands) and not request.needs_push and len(request.calls) == 1:
-            (call,) = request.calls
-            if len(call) <= MAX_PARTS:
-                reply = stream.round_trip(self.impl.Template(*call), b"", b"", 0, timeout, spin)
+        if isinstance(request, RawCommands) and not request.needs_push:
+            make = self.impl.Template
+            filled = request.filled(make)
+            if filled is None and len(request.calls) == 1 and len(request.calls[0]) <= MAX_PARTS:
+                filled = make(*request.calls[0]), b"", 0
+            if filled is not None:
+                template, token, ms = filled
+                reply = stream.round_trip(template, b"", token, ms, timeout, spin)
                 return reply if reply is self.busy else [reply]
         return self.busy
 
