@@ -21,7 +21,7 @@ from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.losses import LOG, abbreviated
 from fastlock._protocol.multi import MAX_NAMES, AcquireAll, Blocked, MultiLease, ask_each, extend_all
-from fastlock._protocol.steps import Clock, Steps
+from fastlock._protocol.steps import Answer, Clock, Steps
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import by_handler
 
@@ -244,6 +244,14 @@ class LockAcquireAll(AcquireAll):
             if kept.leases[self.lock._order[0]]._raw_token == self.tokens[0]:
                 self.lock._drop(kept)
         return super().abandon(queues, clock)
+
+    def at_once(self, answer: object, now: float) -> list[Lease] | Literal[Answer.UNDECIDED] | None:
+        leases = self.granted(answer, now)
+        if leases is None:
+            return Answer.UNDECIDED
+        self._count(True)
+        self.kept = self.lock._keep(leases)
+        return leases
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[list[Lease] | None]:
         leases = yield from super().continue_from(answer, clock)

@@ -41,7 +41,7 @@ def exit_lock(self: Any, kind: object, error: BaseException | None, trace: objec
     if self._owners is not None and self._leave_inner(self._leases.get(self._owner())):
         return  # before the `try`: what is raised from here on must not release what the outer `with` holds
     try:
-        release(self)
+        self._transport.run(self._new_release())
     except BaseException as problem:
         self._exit_failed(error, problem)
 

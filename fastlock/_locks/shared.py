@@ -14,7 +14,7 @@ from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
 from fastlock._protocol.commands import READER, SEMAPHORE, WRITER
 from fastlock._protocol.describe import Found
 from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
-from fastlock._protocol.shared import AcquireShared, Downgrade
+from fastlock._protocol.shared import AcquireShared, Downgrade, ReleaseShared
 from fastlock._protocol.steps import Steps
 
 MAX_PERMITS = 2**31 - 1
@@ -32,6 +32,9 @@ class SharedLock(BaseLock):
 
     def _acquire_by(self, token: bytes, required: bool) -> LockAcquire:
         return AcquireShared(self, token, required)
+
+    def _release_of(self, lease: Lease) -> LockRelease:
+        return ReleaseShared(self, lease)
 
     def _new_acquire(
         self, token: bytes | None = None, required: bool = True, start: float | None = None

@@ -79,6 +79,13 @@ class AcquireAll(Operation["list[Lease] | None"]):
     def until(self, until: float | None) -> None:
         self.request.until = until
 
+    def granted(self, answer: object, now: float) -> list[Lease] | None:
+        """The leases that the answer to the first try grants; None: it says anything else, or they have ended."""
+        end = lease_end(self.request.sent, self.ms)
+        if self.apart or type(answer) is not list or answer != [[0, None, 0]] or now >= end:
+            return None
+        return [Lease(*each, end) for each in zip(self.names, self.keys, self.tokens, strict=True)]
+
     def continue_from(self, answer: object, clock: Clock) -> Steps[list[Lease] | None]:
         """Go on from the first answer to the outcome."""
         leases = yield from with_undo(self._try_until_granted(answer, clock), self._left)

@@ -112,6 +112,13 @@ class AcquireShared(LockAcquire):
         queue.entry = self.fresh_token()
 
 
+class ReleaseShared(LockRelease):
+    """A release of a name that several may hold: no other waiter of the client is handed the lease."""
+
+    def local(self, queues: LocalQueues, now: float) -> Answer | None:
+        return Answer.ALREADY_RELEASED if self.lease._deadline == ENDED else None
+
+
 class MakeReader(HandOver):
     """Request: make a writer a reader."""
 
@@ -132,7 +139,7 @@ class MakeReader(HandOver):
         return ScriptUndo(self.calls[0], self.stale, self.connection)
 
 
-class Downgrade(LockRelease):
+class Downgrade(ReleaseShared):
     """Release a read-write lock that is held for writing, and hold it for reading on. Raises LockNotOwnedError: the
     lock was not the caller's any more."""
 
@@ -144,9 +151,6 @@ class Downgrade(LockRelease):
 
     def at_once(self, answer: object, now: float) -> Literal[Answer.UNDECIDED]:
         return Answer.UNDECIDED
-
-    def local(self, queues: LocalQueues, now: float) -> Answer | None:
-        return Answer.ALREADY_RELEASED if self.lease._deadline == ENDED else None
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         was_mine = 0

@@ -214,6 +214,10 @@ class Operation(ABC, Generic[T]):
         """The answer of the local queue, where that decides, so that nothing is sent; else None."""
         return None
 
+    def begin(self, queues: LocalQueues, now: float) -> Answer:
+        """The answer of the local queue, or ASK_SERVER."""
+        return self.local(queues, now) or Answer.ASK_SERVER
+
     def at_once(self, answer: object, now: float) -> T | Literal[Answer.UNDECIDED]:
         """The outcome, where the first answer of the server says all, as nearly always; else UNDECIDED. It spares the
         generators of `continue_from`, which would find the same."""
@@ -230,7 +234,7 @@ class Operation(ABC, Generic[T]):
     def steps(self, queues: LocalQueues, clock: Clock, answer: object = Answer.NOT_ASKED) -> Steps[T]:
         """All steps from an answer on."""
         if answer is Answer.NOT_ASKED:
-            answer = self.local(queues, clock()) or Answer.ASK_SERVER
+            answer = self.begin(queues, clock())
         if answer is Answer.ASK_SERVER:
             answer = yield self.request
         return (yield from self.continue_from(answer, clock))

@@ -194,12 +194,11 @@ class AsyncTransport(Transport):
         """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
         `Operation.steps`."""
         try:
-            if answer is Answer.NOT_ASKED:
-                self.begin()
-                if (answer := op.local(self.queues, now()) or Answer.ASK_SERVER) is Answer.ASK_SERVER:
-                    answer = await self._execute(op.request)
-                    if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
-                        return outcome
+            self.begin()
+            if answer is Answer.NOT_ASKED and (answer := op.begin(self.queues, now())) is Answer.ASK_SERVER:
+                answer = await self._execute(op.request)
+                if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
+                    return outcome
             return await self.drive(op.steps(self.queues, now, answer))
         except BaseException as error:  # also raised as `drive` is entered, when the server has granted already
             try:
@@ -584,12 +583,10 @@ class AsyncTransport(Transport):
         await asyncio.sleep(0)  # asyncio's transport closes its socket in the next tick
 
     async def _shut(self) -> None:
-        self.closed = True
-        self.open_stream = None
+        self.closed, self.open_stream = True, None
         self._stop_watching_loop()
         self._renewal_timer.stop()
-        connection = self.connection
-        connecting = self._connecting
+        connection, connecting = self.connection, self._connecting
         if connecting is not None:
             connecting.cancel()
         for wakeup in list(self._sleeping):
@@ -649,13 +646,13 @@ class AsyncTransport(Transport):
         check()
         connection, self.closed, self.open_stream = self.connection, True, None
         self._stop_watching_loop()
-        if connection is not None and connection.error is None and connection.loop.is_closed():
-            connection.fail(errors.ClientClosedError("nobody holds this client"))
-        elif connection is not None and connection.error is None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed just now
-                connection.loop.call_soon_threadsafe(
-                    connection.fail, errors.ClientClosedError("nobody holds this client")
-                )
+        if connection is None or connection.error is not None:
+            return
+        error = errors.ClientClosedError("nobody holds this client")
+        if connection.loop.is_closed():
+            connection.fail(error)
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            connection.loop.call_soon_threadsafe(connection.fail, error)
 
     def forget_parent(self) -> None:
         """In a forked child: start without the parent's connection, pending undos and loop; nothing is sent on the

@@ -101,12 +101,11 @@ class SyncTransport(Transport):
         """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
         `Operation.steps`."""
         try:
-            if answer is Answer.NOT_ASKED:
-                check()
-                if (answer := op.local(self.queues, now()) or Answer.ASK_SERVER) is Answer.ASK_SERVER:
-                    answer = self._execute(op.request)
-                    if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
-                        return outcome
+            check()
+            if answer is Answer.NOT_ASKED and (answer := op.begin(self.queues, now())) is Answer.ASK_SERVER:
+                answer = self._execute(op.request)
+                if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
+                    return outcome
             return self.drive(op.steps(self.queues, now, answer))
         except BaseException as error:
             try:

@@ -461,7 +461,9 @@ def test_a_part_of_scripts_does_nothing_by_itself() -> None:
     parts = [path for path in SCRIPTS if path.read_text().startswith("-- Part of other scripts:")]
     assert [path.stem for path in parts] == ["ends", "grant", "publish", "shared", "shared_reply", "tokens"]
     first = [path for path in SCRIPTS if path.read_text().startswith("-- Beginning of other scripts:")]
-    assert [path.stem for path in first] == ["join_free", "release_alone"], "these stand before the parts"
+    assert [path.stem for path in first] == ["all_free", "all_mine", "join_free", "release_alone"], (
+        "these stand before the parts"
+    )
     whole = [path for path in SCRIPTS if path not in parts]
     assert [path for path in parts if part_faults(path.read_text())] == []
     assert [path for path in whole if not part_faults(path.read_text())] == []

@@ -4,7 +4,8 @@
 --          them, acquire those before it all the same, 0 = acquire none
 -- returns  {0, nil, 0}: all acquired; {i, token, left}: the i-th is the first that somebody else holds, by this token,
 --          and its lease has so many milliseconds left (-1: without end); {i, nil, 0}: it holds something that is no lock
--- cost     2 commands a name; 3 us a name. (MSETEX takes 1 us for three, but does not say which of them is held)
+-- cost     1 command, and 1 a name, where all are free; else 2 a name. (MSETEX takes 1 in all, but does not
+--          say which of them is held)
 local values, last, blocked = {}, #KEYS, {0, false, 0}
 for i, name in ipairs(KEYS) do
   local held = redis.pcall('GET', name)

@@ -4,7 +4,6 @@
 -- ARGV     1: token
 -- returns  1: released; 0: the name is of another kind; nothing: the script goes on, with `dropped`
 -- cost     2 commands, 4 of a semaphore
-redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
 local dropped = redis.pcall('ZREM', KEYS[1], ARGV[1])
 if type(dropped) == 'table' then
   return string.find(dropped.err, 'WRONGTYPE', 1, true) and 0 or dropped
@@ -18,3 +17,4 @@ if dropped == 1 then
     return 1
   end
 end
+redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
