@@ -46,6 +46,8 @@ class Lines:
         """The next message; None if none is complete within `seconds`. Raises EOFError if the other end is gone."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._unread:
+            if self._source < 0:
+                raise EOFError
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self], [], [], left)[0]:
                 return None
@@ -104,6 +106,7 @@ class Process(Lines):
             code = self._popen.wait(GONE_SECONDS)
         assert self._popen.stdout is not None
         self._popen.stdout.close()
+        self._source = -1  # or the next file that is opened would be read in its place
         return code
 
 

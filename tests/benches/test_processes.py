@@ -56,6 +56,18 @@ def lines() -> Iterator[tuple[int, Lines]]:
     os.close(source)
 
 
+def test_nothing_is_received_from_a_process_that_was_ended(start: Start) -> None:
+    process = start(ECHO)
+    process.leave()
+    process.end()
+    source, feed = os.pipe()  # in the place of the process's own
+    os.write(feed, b'{"of": "somebody else"}\n')
+    with pytest.raises(EOFError):
+        process.receive(1)
+    os.close(source)
+    os.close(feed)
+
+
 def test_messages_go_both_ways_and_what_a_library_prints_is_none(start: Start) -> None:
     process = start(ECHO)
     for message in ({"a": "ä\n"}, {"b": [1.5, None]}, {"large": "x" * 300_000}):
