@@ -12,6 +12,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def document(session: Session, server: dict[str, str], verdicts: list[Verdict], 
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "interrupted": interrupted,
         "command": command(sys.argv),
-        "environment": environment(session, server),
+        "environment": environment(session.versions, server),
         "parameters": session.plan.as_dict(),
         "noise": {
             name: {"spread": width, "rival": measured.subject}
@@ -81,7 +82,7 @@ def row(found: Row, samples: list[Sample]) -> dict[str, Any]:
     return found.as_dict() | {"samples": [sample.as_dict() for sample in samples]}
 
 
-def environment(session: Session, server: dict[str, str]) -> dict[str, Any]:
+def environment(versions: Mapping[str, dict[str, str]], server: dict[str, str]) -> dict[str, Any]:
     """Machine, versions and server, without which a number means nothing."""
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -95,7 +96,7 @@ def environment(session: Session, server: dict[str, str]) -> dict[str, Any]:
         "governor": governor(),
         "load": round(os.getloadavg()[0], 2),
         "server": server,
-        "rivals": session.versions,
+        "rivals": dict(versions),
     }
 
 

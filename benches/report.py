@@ -60,7 +60,7 @@ NOTES = {
 
 def show(session: Session, server: dict[str, str], verdicts: list[Verdict], interrupted: bool, stream: TextIO) -> None:
     """Print tables, notes, verdicts and failures to ``stream``."""
-    facts = environment(session, server)
+    facts = environment(session.versions, server)
     print(headline(facts), file=stream)
     for name, measured in session.measured.items():
         if any(measured.rows(x) for x in measured.samples):

@@ -31,12 +31,12 @@ OWN = {"command", "results", "of_a_run", "a", "b", "json", "fail_over", "result"
 """Arguments of compare and render, and those that argparse itself adds."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --html, and the commands below ``fastlock bench``."""
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Declare --html, and the commands below ``fastlock bench``, to which others may be added."""
     parser.add_argument("--html", metavar="FILE", type=writable, help="write a page with charts there, for a browser")
     parser.set_defaults(of_a_run=parser.get_default)
-    commands = parser.add_subparsers(dest="results", metavar="compare | render", title="commands about saved results")
-    compared = commands.add_parser("compare", help="compare two results", description=COMPARE)
+    commands = parser.add_subparsers(dest="results", metavar="compare | render | family", title="commands")
+    compared = commands.add_parser("compare", help="compare two saved results", description=COMPARE)
     compared.add_argument("a", metavar="A.json", help="the older result")
     compared.add_argument("b", metavar="B.json", help="the newer one")
     compared.add_argument(
@@ -49,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if anything of fastlock takes more than PERCENT longer in B, beyond the noise, or is gone, or"
         " B failed",
     )
-    rendered = commands.add_parser("render", help="make a page from a result", description=RENDER)
+    rendered = commands.add_parser("render", help="make a page from a saved result", description=RENDER)
     rendered.add_argument("result", metavar="RESULT.json")
     rendered.add_argument("page", metavar="REPORT.html", type=writable)
+    return commands
 
 
 def run(args: argparse.Namespace) -> int:
