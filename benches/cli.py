@@ -16,11 +16,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastlock._cli.console import OK, WRONG, Refusal, mask, scrub
 
 from . import options, results
+from .family import options as family
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -31,12 +32,19 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options, and the commands below ``fastlock bench``."""
     options.add_arguments(parser)
-    results.add_arguments(parser)
+    commands = results.add_arguments(parser)
+    family.add_arguments(
+        commands.add_parser("family", help="each kind of lock beside the plain one, and what users have today")
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark and return 0 or 1. Raises Refusal if it cannot be run, KeyboardInterrupt after printing what
     was measured."""
+    if args.results == "family":
+        with results.libraries():
+            from .family import command
+        return command.run(args)
     if args.results:
         return results.run(args)
     refuse_slow_build(_core())
@@ -59,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             try_lock=args.try_lock,
         )
     )
-    with _target(args.url, args.server) as target:
+    with open_or_refuse(args.url, args.server) as target:
         return _measure(args, target, plan)
 
 
@@ -77,7 +85,7 @@ def _core() -> ModuleType | None:
 
 
 @contextlib.contextmanager
-def _target(url: str | None, server: str | None) -> Iterator[Target]:
+def open_or_refuse(url: str | None, server: str | None) -> Iterator[Target]:
     """The server to measure, or a Refusal that says why there is none."""
     import redis
 
@@ -106,12 +114,12 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
     server, session = target.describe(), Session(target, plan)
     stopped: KeyboardInterrupt | None = None
     try:
-        with _signals_noted(session):
+        with signals_noted(session):
             session.run()
     except KeyboardInterrupt as interrupt:  # SIGTERM too: the command line makes it one
         stopped = interrupt
     finally:
-        with _signals_ignored():
+        with signals_ignored():
             session.end()
     code = _report(args, session, server, stopped is not None)
     if stopped is not None:
@@ -119,8 +127,14 @@ def _measure(args: argparse.Namespace, target: Target, plan: Plan) -> int:
     return code
 
 
+class Stoppable(Protocol):
+    """What is told of Ctrl-C."""
+
+    stopped: KeyboardInterrupt | None
+
+
 @contextlib.contextmanager
-def _signals_noted(session: Session) -> Iterator[None]:
+def signals_noted(session: Stoppable) -> Iterator[None]:
     """Record Ctrl-C and SIGTERM in the session as well as raising them: a library may swallow what is raised in it."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -145,7 +159,7 @@ def _signals_noted(session: Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
+def signals_ignored() -> Iterator[None]:
     """Ignore Ctrl-C and SIGTERM: a second one must not cut short the cleanup after the first, which takes seconds."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
