@@ -86,6 +86,7 @@ bench: build
 
 bench-smoke: build
 	$(BIN)/fastlock bench --quick --rounds 1
+	$(BIN)/fastlock bench family --quick --rounds 1 --seconds 0.05 --processes 2 --leases 500 --lease 0.9
 	$(BIN)/fastlock flash-sale --stock 50 --processes 2 --threads 2
 	FASTLOCK_IMPL=cython $(BIN)/python -m pytest benches --benchmark-disable
 	FASTLOCK_IMPL=python $(BIN)/python -m pytest benches --benchmark-disable
