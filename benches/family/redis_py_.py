@@ -82,6 +82,7 @@ class RenewedByTask:
 
     def __init__(self, lock: Any, timeout: float, renewals: list[int]) -> None:
         self._lock, self._timeout, self._renewals = lock, timeout, renewals
+        self._released = self._sleeps = False
 
     async def acquire(self) -> bool:
         if not await self._lock.acquire():
@@ -91,13 +92,17 @@ class RenewedByTask:
 
     async def _renew(self) -> None:
         with contextlib.suppress(RedisError):  # lost: the release says so
-            while True:
+            while not self._released:
+                self._sleeps = True
                 await asyncio.sleep(self._timeout / 3)
+                self._sleeps = False
                 await self._lock.reacquire()
                 self._renewals.append(1)
 
     async def release(self) -> None:
-        self._task.cancel()
+        self._released = True
+        if self._sleeps:  # cancelled in the middle of a renewal, the pool may wait for a connection for ever
+            self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         await self._lock.release()
