@@ -1,7 +1,7 @@
 """Renewal: held leases that are given a new end again and again, and what happens when one is lost.
 
 A lease is due when a third of its time has passed, and those that are due soon are renewed along with it, by scripts of
-up to 100 names. What is not answered is sent again until shortly before the lease ends by this process's clock, which
+up to 128 names. What is not answered is sent again until shortly before the lease ends by this process's clock, which
 is before the server lets anybody else have the name: then the lease is lost, and its holder is told. A name whose lease
 was lost is never acquired again in its place. Never here: sockets, asyncio, threads, sleep.
 """
@@ -34,7 +34,7 @@ DUE_PART = 1 / 3  # of a lease's time, after which it is renewed
 JITTER = 0.1  # part of that by which it varies: many clients that began together do not go on together
 EARLY_PART = 1 / 30  # of a lease's time, by which it may be renewed early, along with another
 LOST_PART = 1 / 30  # of a lease's time, by which its loss is told before it ends: time to stop, and for slow machines
-CHUNK = 100  # names renewed by one script: the server does nothing else meanwhile
+CHUNK = 128  # names renewed by one script: the server does nothing else meanwhile
 ATTEMPT_SECONDS = 1.0  # after which a renewal that was not answered is sent again: leases added meanwhile are waiting
 
 

@@ -96,21 +96,21 @@ def test_leases_that_are_due_soon_are_renewed_along(client: Client, clock: Clock
     assert client.due() == ["c"]
 
 
-def test_many_leases_are_renewed_by_scripts_of_a_hundred(client: Client, clock: Clock) -> None:
-    leases = [client.lease(f"n{i}") for i in range(250)]
+def test_many_leases_are_renewed_by_scripts_of_128(client: Client, clock: Clock) -> None:
+    leases = [client.lease(f"n{i}") for i in range(300)]
     clock.go(10)
-    assert len(client.take()) == 250
+    assert len(client.take()) == 300
     steps, request = client.start()
-    assert [int(call[2]) for call in request.calls] == [100, 100, 50]
-    assert {len(call) for call in request.calls} == {3 + 300, 3 + 150}
+    assert [int(call[2]) for call in request.calls] == [128, 128, 44]
+    assert {len(call) for call in request.calls} == {3 + 3 * 128, 3 + 3 * 44}
     with pytest.raises(StopIteration):
-        steps.send([[1] * 100, [1] * 99 + [0], [2] * 50])
+        steps.send([[1] * 128, [1] * 127 + [0], [2] * 44])
     (gone,) = client.told
-    assert gone.lease().name == "n199" and gone.lost
-    assert {lease._contended for lease in leases[200:]} == {True} and not any(
-        lease._contended for lease in leases[:200]
+    assert gone.lease().name == "n255" and gone.lost
+    assert {lease._contended for lease in leases[256:]} == {True} and not any(
+        lease._contended for lease in leases[:256]
     )
-    assert client.renewals.stats.renewals == 249 and client.renewals.stats.losses == 1
+    assert client.renewals.stats.renewals == 299 and client.renewals.stats.losses == 1
 
 
 def test_a_lease_is_lost_when_it_ends_before_a_renewal_is_answered(client: Client, clock: Clock) -> None:
