@@ -118,7 +118,7 @@ def test_renewal(measurable: None, shared: embedded.Server, db: redis.Redis, tmp
     for (api, case), row in rows.items():
         assert row["lost"] == 0 and row["renewals"] >= 2 * row["leases"] and row["cpu_scaled"] > 0
         if case == cases.RENEWED:
-            assert row["leases"] == 250 and 1 <= row["per_renewal"] < 10 and 0 < row["shortest"] <= 0.9
+            assert row["leases"] == 250 and 0.7 <= row["per_renewal"] < 10 and 0 < row["shortest"] <= 0.9
         else:
             assert row["leases"] == 100 and row["per_renewal"] == pytest.approx(100) and row["shortest"] is None, api
     names = [verdict["name"] for verdict in document["budgets"]]
@@ -297,14 +297,13 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 def test_several_names_are_judged_by_acquire_and_by_name() -> None:
     part = measured(**{cases.MULTI_3: [30.0] * 3, cases.PLAIN_3: [40.0] * 3, cases.READ: [24.0] * 3})
-    settings = command.settings_of(parsed("family", "--part", "pairs", "--api", "threads", "--rtt", "0"))
+    settings = command.settings_of(parsed("family", "--part", "pairs", "--api", "threads", "--rtt", "1"))
     found = {verdict.name: verdict for verdict in judge.judge(settings, part, renewals.RenewalPart())}
-    assert len(found) == 7
-    per_acquire, per_name = (
-        found[f"multi, 3 names, here, threads, times {what}"] for what in ("plain", "three plain pairs")
-    )
-    assert (per_acquire.measured, per_acquire.met) == (3, False)
+    assert len(found) == 5 + 7
+    per_name = found["multi, 3 names, here, threads, times three plain pairs"]
     assert (per_name.measured, per_name.met) == (0.75, True)
+    assert "multi, 3 names, through the network, threads, times plain" in found
+    assert "multi, 3 names, here, threads, times plain" not in found
     assert found["rw, read, here, threads, times plain"].met
     assert found["semaphore, here, threads, times plain"].measured is None, "not measured is missed"
     assert not found["semaphore, here, threads, times plain"].met
