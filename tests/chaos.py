@@ -1,13 +1,12 @@
 """The chaos: many processes that want the same few names, while they are killed, stopped, interrupted and cut off.
 
-    python -m tests.chaos --minutes 10 --processes 8 [--seed N] [--server valkey|redis|floor] [--impl cython|python]
-                          [--shortest SECONDS]
+    python -m tests.chaos --kind plain --seconds 300 --processes 8 [--seed N] [--server valkey|redis|floor]
+                          [--impl cython|python] [--shortest SECONDS]
 
-Half of the workers wait in threads, half in asyncio (`support/callers.py`: what they do). The chaos picks actions at
-random: it kills workers, which are replaced, stops them for up to 1.5 s, sends Ctrl-C and signals whose handlers raise,
-cuts connections at the server, makes the server forget scripts, pause, or restart with its data or (`wipe`) without.
-`support/judge.py` lists what must hold all the while. At the end every worker exits in good order, and when the longest
-lease has ended no key is left but counters of fences. Exit code 1: a violation.
+Half of the workers wait in threads, half in asyncio (`support/callers.py`, `kind_callers.py`). The chaos picks actions
+at random: it kills workers, which are replaced, stops them for up to 1.5 s, sends Ctrl-C and signals whose handlers
+raise, cuts connections at the server, makes it forget scripts, pause, or restart with its data or (`wipe`) without.
+`support/judge.py` lists what must hold. At the end all workers exit, and no key is left but counters of fences.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import redis
 
@@ -37,9 +35,20 @@ from fastlock.embedded import Server
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # support/ is on the path of pytest, not of `python -m`
 
-from support.callers import LONGEST, OVER, RIVAL, SHORTEST, WIPED, Plan, Worker
+from support.callers import ACTED, LONGEST, OVER, RIVAL, SHORTEST, WIPED, Caller, Plan, Worker
 from support.event_log import Reader
-from support.judge import History, Judge
+from support.judge import History, Judge, Size
+from support.kind_callers import (
+    FairCaller,
+    MultiCaller,
+    ReadWriteCaller,
+    ReentrantCaller,
+    RenewedCaller,
+    SemaphoreCaller,
+)
+from support.kind_judges import PERMITS, MultiJudge, ReadWriteJudge, SemaphoreJudge
+from support.plants import MISTAKES, plant
+from support.register import Writes, judge_writes, read
 from support.servers import Servers
 
 CALLERS = 4  # of each worker
@@ -49,25 +58,51 @@ ACTIONS = {
     **{"pause": 2, "restart": 1, "wipe": 1},
 }
 MILD = {"cut": 12, "cut_messages": 8, "flush": 3}  # beside a planted violation: actions on workers would excuse a lot
+SIZES = (2, 3, 5, None)  # to which semaphores are resized
 LONGEST_STOP, LONGEST_PAUSE = 1.5, 0.3  # seconds
 STARTUP = 1.0  # seconds: before that a worker is still starting, and is spared a Ctrl-C
 EXIT_SECONDS = 30.0  # seconds in which all workers have to exit at the end
 QUEUES = 10.0  # seconds for which a queue outlives its last use
-PLANTS = ("claim", "squat", "fence", "key", "fail", "desert")
+LONG = 30.0  # seconds of a run in which stopped holders have to have written to the register
+PLANTS = (*ACTED, "stale", *MISTAKES)
 
 
-def work(plan: Plan, number: int, api: str) -> None:
+@dataclass(frozen=True)
+class Kind:
+    """One kind of lock in the chaos: who wants it, who judges, how many names there are, and whether holders write to
+    the register by their fences."""
+
+    caller: type[Caller]
+    judge: type[Judge]
+    names: int
+    fenced: bool = False
+    resized: int = 0  # how many of the actions resize a semaphore
+
+
+KINDS = {
+    "plain": Kind(Caller, Judge, 8, fenced=True),
+    "fair": Kind(FairCaller, Judge, 8, fenced=True),
+    "reentrant": Kind(ReentrantCaller, Judge, 6, fenced=True),
+    "renewed": Kind(RenewedCaller, Judge, 8, fenced=True),
+    "read-write": Kind(ReadWriteCaller, ReadWriteJudge, 4, fenced=True),
+    "semaphore": Kind(SemaphoreCaller, SemaphoreJudge, 3, resized=4),
+    "multi": Kind(MultiCaller, MultiJudge, 5, fenced=True),
+}
+
+
+def work(plan: Plan, number: int, api: str, kind: Kind) -> None:
     """A worker's process."""
-    Worker(plan, number, api).run()
+    plant(plan.plant)
+    Worker(plan, number, api, kind.caller).run()
 
 
 class Victim:
     """A worker as the chaos sees it."""
 
-    def __init__(self, plan: Plan, number: int, api: str) -> None:
+    def __init__(self, plan: Plan, number: int, api: str, kind: Kind) -> None:
         self.number, self.api, self.born = number, api, now()
         self.reader = Reader(plan.folder / f"{number}.events", number)
-        self.process = multiprocessing.get_context("fork").Process(target=work, args=(plan, number, api))
+        self.process = multiprocessing.get_context("fork").Process(target=work, args=(plan, number, api, kind))
         self.process.start()
         self.stopped = 0.0  # since when
         self.interrupted = self.born
@@ -81,10 +116,11 @@ class Victim:
 class Chaos:
     """One run: workers, the actions on them, and what was observed."""
 
-    def __init__(self, server: Server, plan: Plan, processes: int, plant: str = "") -> None:
-        self.plan, self.plant = plan, plant
+    def __init__(self, server: Server, plan: Plan, kind: Kind, processes: int, plant: str = "") -> None:
+        self.plan, self.kind, self.plant = plan, kind, plant
         self.rng = random.Random(f"{plan.seed}/hand")
         self.probe = redis.Redis.from_url(server.unix_url, client_name="hand")
+        self.client = fastlock.Client.from_url(server.unix_url)
         self.history = History()
         self.counts: Counter[str] = Counter()
         self.deck: list[str] = []  # actions to come: however short the run, none is left out by chance
@@ -93,13 +129,15 @@ class Chaos:
         self.later: list[tuple[float, int, Callable[[], None]]] = []  # calls to come, and when
         self.workers: list[Victim] = []
         self.gone: list[Victim] = []
+        self.writes = Writes()
+        self.ended = 0.0  # seconds that the workers took to end when the actions had
         for number in range(processes):
             self.start_worker("asyncio" if number % 2 else "threads")
 
     def start_worker(self, api: str) -> None:
         number = next(self.numbers)
         plan = replace(self.plan, plant=self.plant) if number == 0 else self.plan
-        self.workers.append(Victim(plan, number, api))
+        self.workers.append(Victim(plan, number, api, self.kind))
 
     # ------------------------------------------------------------------------------------------------------ actions
 
@@ -188,13 +226,22 @@ class Chaos:
         self.probe.ping()  # answered when the pause has ended
         self.history.pauses.append((start, now()))
 
+    def resize(self) -> None:
+        self.set_size(self.rng.randrange(self.plan.names), self.rng.choice(SIZES))
+
+    def set_size(self, name: int, size: int | None) -> None:
+        """Resize a semaphore; when exactly is not known."""
+        start = now()
+        self.client.semaphore(f"hot:{name}", PERMITS).resize(size)
+        self.history.sizes[name].append(Size(start, now(), size))
+
     def at(self, when: float, call: Callable[[], None]) -> None:
         heapq.heappush(self.later, (when, id(call), call))
 
     def act(self) -> None:
         """Take the next action, and schedule the one after it."""
         if not self.deck:
-            self.deck = list(Counter(MILD if self.plant else ACTIONS).elements())
+            self.deck = list(Counter(MILD if self.plant else {**ACTIONS, "resize": self.kind.resized}).elements())
             self.rng.shuffle(self.deck)
         name = self.deck.pop()
         self.counts[name] += 1
@@ -218,7 +265,12 @@ class Chaos:
             if now() > told + 10:
                 told = now()
                 progress(self)
+        ended = now()
         self.stop_workers()
+        self.ended = now() - ended
+        for name in self.history.sizes:
+            self.set_size(name, None)
+        self.client.close()
         self.nothing_is_left()
         return self.judge()
 
@@ -249,13 +301,14 @@ class Chaos:
         return [key for key in self.probe.scan_iter(pattern, count=1000) if not key.startswith(b"fastlock:fence:")]
 
     def nothing_is_left(self) -> None:
-        """Check that names are gone after the longest lease, queues when they expire."""
+        """Check that names are gone after the longest lease, and that the server deletes queues when they expire."""
         end = now()
-        for pattern, longest in (("hot:*", LONGEST), ("*", QUEUES)):
-            while (keys := self.left(pattern)) and now() < end + longest + 1:
-                time.sleep(0.05)
-            if keys:
-                self.wrong.append(f"left at the server {now() - end:.0f} s after the end: {keys[:5]}")
+        while (keys := self.left("hot:*")) and now() < end + LONGEST + 1:
+            time.sleep(0.05)
+        # A key that expires at this moment has -2 ms left
+        keys += [key for key in self.left("*") if self.probe.pttl(key) not in (-2, *range(int(QUEUES * 1000) + 1))]
+        if keys:
+            self.wrong.append(f"left at the server {now() - end:.0f} s after the end: {keys[:5]}")
 
     def read(self) -> int:
         """Read all event logs up to now; returns the number of requests."""
@@ -266,59 +319,89 @@ class Chaos:
     def judge(self) -> Judge:
         self.read()
         self.history.requests = [each for victim in self.gone for each in victim.reader.requests.values()]
-        judge = Judge(self.history, max(LONGEST, self.plan.shortest))
+        judge = self.kind.judge(self.history, max(LONGEST, self.plan.shortest))
         complaints = [path.read_text() for path in sorted(self.plan.folder.glob("*.wrong"))]
-        judge.wrong += self.wrong + complaints
+        if self.plan.register:
+            self.writes = judge_writes(read(redis.Redis.from_url(self.plan.register)), self.history.stops)
+        judge.wrong += self.wrong + complaints + self.writes.wrong
         return judge
 
 
-def run_chaos(server: Server, args: Any, progress: Callable[[Chaos], None]) -> tuple[Chaos, Judge]:
+def run_chaos(
+    server: Server, register: Server, args: argparse.Namespace, name: str, progress: Callable[[Chaos], None]
+) -> tuple[Chaos, Judge]:
     """A whole run on an empty server."""
+    kind = KINDS[name]
+    redis.Redis.from_url(register.unix_url).flushall()
     with tempfile.TemporaryDirectory(prefix="fastlock-chaos-") as folder:
-        plan = Plan(server.unix_url, Path(folder), args.seed, args.names, CALLERS, shortest=args.shortest)
-        chaos = Chaos(server, plan, args.processes, args.plant)
+        writes, names = register.unix_url if kind.fenced else "", args.names or kind.names
+        plan = Plan(server.unix_url, Path(folder), args.seed, names, CALLERS, shortest=args.shortest, register=writes)
+        chaos = Chaos(server, plan, kind, args.processes, args.plant)
         try:
-            return chaos, chaos.run(args.minutes * 60, progress)
+            return chaos, chaos.run(args.seconds, progress)
         finally:
             for victim in chaos.workers:  # none, unless there was an error
                 victim.process.kill()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--names", type=int, default=8, help="the fewer, the more callers of a process wait for each")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--shortest", type=float, default=SHORTEST, help="seconds of the shortest leases")
-    parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
-    parser.add_argument("--impl", choices=("cython", "python"), default="cython")
-    parser.add_argument("--plant", choices=PLANTS, default="", help="commit a violation, which has to be found")
-    args = parser.parse_args()
-    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported, so start again
-        os.environ["FASTLOCK_IMPL"] = args.impl
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    # a shell's background jobs would inherit that SIGINT is ignored
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def play(args: argparse.Namespace, name: str) -> int:
+    """Play one kind, and print what was found; returns the number of violations."""
     started = time.monotonic()
 
     def progress(chaos: Chaos) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {chaos.read():8} requests  {dict(chaos.counts)}", flush=True)
 
     options = () if args.server == "floor" else ("--enable-debug-command", "yes")
-    with Servers().start(args.server, args=options) as server:
-        chaos, judge = run_chaos(server, args, progress)
+    servers = Servers()
+    with servers.start(args.server, args=options) as server, servers.start(args.server) as register:
+        chaos, judge = run_chaos(server, register, args, name, progress)
+    judge.wrong += too_little(args, chaos)
     cell = f"{fastlock.IMPLEMENTATION} {args.server} seed {args.seed}"
-    print(f"{cell}: {args.processes} processes, {args.minutes:g} minutes, {dict(chaos.counts)}")
-    print(f"{len(judge.history.requests)} requests, {judge.grants:.0f} grants, never two holders" * (not judge.wrong))
+    print(f"{name}, {cell}: {args.processes} processes, {args.seconds:g} seconds, {dict(chaos.counts)}")
+    print(f"{len(judge.history.requests)} requests, {judge.grants:.0f} grants, {judge.seen()}" * (not judge.wrong))
     print(
-        f"longest gap {judge.longest_gap:.3f} s, longest wait {judge.longest_wait:.3f} s, "
-        f"overtaken at most {judge.overtaken} times, {judge.excused / (judge.waited or 1):.0%} of the waiting excused"
+        f"longest gap {judge.longest_gap:.3f} s, longest wait {judge.longest_wait:.3f} s "
+        f"({judge.longest_excused:.3f} s with what is excused), "
+        f"overtaken at most {judge.overtaken} times, {judge.excused / (judge.waited or 1):.0%} of the waiting excused; "
+        f"all were served {chaos.ended:.1f} s after the last action"
     )
+    if chaos.plan.register:
+        writes = chaos.writes
+        print(f"register: {writes.accepted} accepted, {writes.refused} refused, {writes.stopped} after a stop")
     for line in judge.wrong[:50]:
         print(f"WRONG: {line}")
-    print(f"{len(judge.wrong)} violations")
-    return int(bool(judge.wrong))
+    print(f"{len(judge.wrong)} violations", flush=True)
+    return len(judge.wrong)
+
+
+def too_little(args: argparse.Namespace, chaos: Chaos) -> list[str]:
+    """What a long run has to have met, else it proves little."""
+    if args.seconds < LONG or args.plant or not chaos.plan.register or chaos.writes.stopped:
+        return []
+    return [f"no holder that was stopped wrote by an old fence: {chaos.writes}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=(*KINDS, "all"), default="plain", help="all: one after the other")
+    parser.add_argument("--minutes", type=float, default=10, help="of each kind")
+    parser.add_argument("--seconds", type=float, help="of each kind, instead of minutes")
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--names", type=int, help="the fewer, the more callers of a process wait for each")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shortest", type=float, default=SHORTEST, help="seconds of the shortest leases")
+    parser.add_argument("--server", choices=("valkey", "redis", "floor"), default="valkey")
+    parser.add_argument("--impl", choices=("cython", "python"), default="cython")
+    parser.add_argument("--plant", choices=PLANTS, default="", help="commit a violation, which has to be found")
+    args = parser.parse_args()
+    args.seconds = args.minutes * 60 if args.seconds is None else args.seconds
+    if args.impl != fastlock.IMPLEMENTATION:  # it is chosen when fastlock is imported, so start again
+        os.environ["FASTLOCK_IMPL"] = args.impl
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    # a shell's background jobs would inherit that SIGINT is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    wrong = [play(args, name) for name in (KINDS if args.kind == "all" else [args.kind])]
+    return int(any(wrong))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Each caller writes what it requests and what it gets into the worker's event log, and the judge believes nothing else.
 Errors that a caller sees itself (an exception, a lease lost before its end) go into the worker's list of complaints.
-The order of the callers' actions comes from the seed, their timing from the machine.
+The order of the callers' actions comes from the seed, their timing from the machine. Here: callers of plain locks;
+`kind_callers.py` has those of the other kinds.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from redis.asyncio.lock import Lock as AsyncRivalLock
 from redis.lock import Lock as RivalLock
 
 import fastlock
+from fastlock import fencing
 from fastlock._protocol.lease import now
 
 from .apis import Api, drive
 from .event_log import ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, VANISHED, EventLog
+from .register import Register
 
 SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, extensions included
 PR_SET_PDEATHSIG = 1  # of prctl
-RENEWED = 0.15  # part of the locks of one name whose leases are renewed
 NEARLY = 0.02  # seconds before the end of a blocking_timeout, in which there is no time to ask again
 OVER = "over"  # a file that tells all workers that the run has ended
 WIPED = "wiped"  # a file that tells when the server last lost its data
 RIVAL = "rival"  # the name of redis-py's connections, which are not cut: redis-py would not know what it holds
+ACTED = ("claim", "squat", "fence", "key", "fail", "desert")  # the planted violations that a caller commits itself
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Plan:
     callers: int
     plant: str = ""  # the violation that this worker commits
     shortest: float = SHORTEST  # seconds of a lease
+    register: str = ""  # URL of the server on which holders write by their fences
 
 
 class Interrupted(Exception):
@@ -82,13 +86,14 @@ class AsyncNotedLock(AsyncRivalLock):
 class Worker:
     """One process of the chaos."""
 
-    def __init__(self, plan: Plan, number: int, api: str) -> None:
-        self.plan, self.number = plan, number
+    def __init__(self, plan: Plan, number: int, api: str, kind: type[Caller]) -> None:
+        self.plan, self.number, self.kind = plan, number, kind
         self.api = Api(api)
         self.log = EventLog(plan.folder / f"{number}.events")
         self.owner = os.getppid()
         self.client: Any = None
         self.rival: Any = None
+        self.register: Register | None = None
         self.interrupts = 0
 
     def over(self) -> bool:
@@ -129,8 +134,9 @@ class Worker:
         signal.signal(signal.SIGALRM, self.interrupt)
         self.client = fastlock.Client.from_url(self.plan.url, max_connections=3)
         self.rival = redis.Redis.from_url(self.plan.url, client_name=RIVAL)
+        self._open_register(redis.Redis.from_url(self.plan.register or self.plan.url, client_name=RIVAL))
         drive(self._connected())
-        callers = [Caller(self, number) for number in range(self.plan.callers)]
+        callers = [self.kind(self, number) for number in range(self.plan.callers)]
         threads = [threading.Thread(target=drive, args=(each.guarded(),)) for each in callers[1:]]
         for thread in threads:
             thread.start()
@@ -145,12 +151,18 @@ class Worker:
         async with (
             self.api.module.Client.from_url(self.plan.url) as self.client,
             redis.asyncio.Redis.from_url(self.plan.url, client_name=RIVAL) as self.rival,
+            redis.asyncio.Redis.from_url(self.plan.register or self.plan.url, client_name=RIVAL) as writer,
             asyncio.TaskGroup() as group,
         ):  # the group waits for all tasks, also when it is cancelled
+            self._open_register(writer)
             await self._connected()
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._complain_of_tasks)
             for number in range(self.plan.callers):
-                group.create_task(Caller(self, number).guarded())
+                group.create_task(self.kind(self, number).guarded())
+
+    def _open_register(self, client: Any) -> None:
+        if self.plan.register:
+            self.register = Register(client, self.number, self.plan.plant == "stale")
 
     async def _connected(self) -> None:
         """Make the first connection: one that is cut before counts as a wrong setting, and is not retried."""
@@ -185,6 +197,9 @@ class Worker:
 class Caller:
     """One thread or task of a worker, which does one action after the other."""
 
+    fair = 0.3  # part of the locks of one name that are in strict order
+    renewed = 0.15  # part of them whose leases are renewed
+
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker, self.number = worker, number
         self.api, self.log, self.plan = worker.api, worker.log, worker.plan
@@ -208,7 +223,7 @@ class Caller:
 
     async def turn(self) -> None:
         rng = self.rng.random()
-        if self.plan.plant and rng < 0.2:
+        if self.plan.plant in ACTED and rng < 0.2:
             await self.commit_violation()
         # Ctrl-C inside of redis-py's acquire can leave the key, so the main thread does not call it.
         elif rng < 0.06 and (self.api.is_async or self.number):
@@ -231,8 +246,8 @@ class Caller:
     async def single(self) -> None:
         rng, name, lease = self.rng, self.name(), self.lease()
         way = rng.choices(("wait", "limit", "try", "cancel"), (50, 20, 15, 15))[0]
-        settings: dict[str, Any] = {"fair": rng.random() < 0.3, "fence": rng.random() < 0.5}
-        if rng.random() < RENEWED:
+        settings: dict[str, Any] = {"fair": rng.random() < self.fair, "fence": rng.random() < 0.5}
+        if rng.random() < self.renewed:
             lease, settings["auto_renew"] = round(rng.uniform(SHORTEST, SHORTEST * 3), 3), True
         limit = rng.uniform(0.005, 1.5) if way == "limit" else None
         if way == "try":
@@ -290,15 +305,16 @@ class Caller:
 
     async def hold(self, lock: Any, request: int, lease: float) -> None:
         """Hold mostly for a moment; some callers extend, some hold beyond the lease, some never release."""
-        rng = self.rng
-        if lock.lease is not None and lock.lease._renewal is not None:
-            await self.hold_renewed(lock.lease, request)
+        rng, granted, owned = self.rng, now(), lock.lease
+        await self.write(lock.name, request, owned, granted)
+        if owned._renewal is not None:
+            await self.hold_renewed(owned, request)
             self.log.write(RELEASE, request)
             await self.release(lock)
             self.log.write(FREED, request)
             return
-        kinds = ("short", "long", "extend", "beyond", "never", "busy")
-        what = rng.choices(kinds, (92, 3, 2, 1.5, 1.5, 2 if lease < SHORTEST else 0))[0]
+        kinds, late = ("short", "long", "extend", "beyond", "never", "busy"), 40 if self.plan.plant == "stale" else 1.5
+        what = rng.choices(kinds, (92, 3, 2, late, 1.5, 2 if lease < SHORTEST else 0))[0]
         if what == "never":
             return
         if what == "extend" and lease < LONGEST / 2:
@@ -312,9 +328,23 @@ class Caller:
         else:
             longest = {"short": 0.005, "beyond": lease + 0.5}.get(what, lease / 2)
             await self.rest(rng.uniform(lease if what == "beyond" else 0, longest))
+        await self.write(lock.name, request, owned, granted)
         self.log.write(RELEASE, request)
         await self.release(lock)
         self.log.write(FREED, request)
+
+    async def write(self, name: Any, request: int, owned: Any, granted: float) -> None:
+        """Write to the register, without a look at the lease, as a holder that was stopped meanwhile does. Only one
+        whose lease has ended may be refused."""
+        register, main = self.worker.register, not self.api.is_async and not self.number
+        # A signal's handler that raises inside of redis-py may leave its locks locked, so the main thread does not call
+        if register is None or not owned.fence or main or self.rng.random() < 0.3:
+            return
+        deadline = owned._deadline
+        try:
+            await self.api.get(register.write(name, request, owned.fence, granted))
+        except fencing.StaleFenceError as error:
+            self.lost(deadline, f"register: {error}")
 
     async def hold_renewed(self, lease: Any, request: int) -> None:
         """Hold for longer than a lease, which is renewed; end when it is told lost, which has to be in time."""

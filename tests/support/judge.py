@@ -7,7 +7,7 @@
 to at most GAP + SLACK. A stopped worker does not wait. Not counted: time in which the server was paused, or in which a
 stopped or killed worker may have the name, as it had requested it (`Judge.excuses`).
 5. No waiter is forgotten: it waits at most its position in line (itself, and all that hold or wait when it arrives)
-times the longest lease, and GAP + SLACK, not counting the excuses.
+times the longest lease, and GAP + SLACK, not counting the excuses. `kind_judges.py`: what other kinds of lock change.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ LATE = 0.04  # seconds for which a caller may stand still between its grant and 
 JUST_NOW = 0.25  # seconds: a waiter that gave up so shortly before it was stopped may not have told the server yet
 
 
+@dataclass(frozen=True)
+class Size:
+    """A semaphore was resized, at some moment between `start` and `end`; None: to what its callers say."""
+
+    start: float
+    end: float
+    size: int | None
+
+
 @dataclass
 class History:
     """All that happened: requests, and when workers were stopped or killed and the server was paused."""
@@ -40,6 +49,7 @@ class History:
     kills: dict[int, float] = field(default_factory=dict)
     pauses: list[Span] = field(default_factory=list)
     wipes: list[Span] = field(default_factory=list)  # in which the server lost its data
+    sizes: dict[int, list[Size]] = field(default_factory=lambda: defaultdict(list))  # of each name, in order
     end: float = math.inf
 
 
@@ -92,6 +102,7 @@ class Judge:
         self.history, self.longest_lease = history, longest_lease
         self.wrong: list[str] = []
         self.grants = self.longest_gap = self.longest_wait = self.waited = self.excused = 0.0
+        self.longest_excused = 0.0  # the longest wait with all that is excused
         self.overtaken = 0
         by_name: dict[int, list[Request]] = defaultdict(list)
         for request in history.requests:
@@ -102,9 +113,17 @@ class Judge:
             self.no_two_holders(name, granted)
             self.fences_rise(name, granted)
             self.no_ended_lease(name, granted)
-            excuses = merge(self.excuses(requests))
-            self.no_idle_name(name, requests, excuses)
-            self.nobody_forgotten(name, requests, excuses)
+            self.waited_for(name, requests)
+
+    def waited_for(self, name: int, requests: list[Request]) -> None:
+        """Rules 4 and 5."""
+        excuses = merge(self.excuses(requests))
+        self.no_idle_name(name, requests, excuses)
+        self.nobody_forgotten(name, requests, excuses)
+
+    def seen(self) -> str:
+        """What the run showed beside that nothing was wrong."""
+        return "never two holders"
 
     def say(self, name: int, when: float, what: str) -> None:
         self.wrong.append(f"name {name} at {when:.6f}: {what}")
@@ -203,10 +222,20 @@ class Judge:
                 span = request.requested, min(request.ended, self.history.end)
                 wait = span[1] - span[0] - shared(span, excuses)
                 self.longest_wait = max(self.longest_wait, wait)
-                if wait > (len(before) + 1) * self.longest_lease + GAP + SLACK:
-                    self.say(name, span[0], f"{len(before)} ahead, and waited for {wait:.3f} s: {request}")
+                self.longest_excused = max(self.longest_excused, span[1] - span[0])
+                ahead = len(before) + self.overtakers_allowed(request, in_line)
+                if wait > self.longest_allowed(request, ahead):
+                    self.say(name, span[0], f"{ahead} ahead, and waited for {wait:.3f} s: {request}")
                 self._count_overtakers(request, grants)
             before.append(request)
+
+    def overtakers_allowed(self, request: Request, in_line: list[Request]) -> int:
+        """How many of those that came later may be served before this one."""
+        return 0
+
+    def longest_allowed(self, request: Request, ahead: int) -> float:
+        """For how many seconds a request may wait with so many ahead."""
+        return (ahead + 1) * self.longest_lease + GAP + SLACK
 
     def gone(self, request: Request) -> float:
         """When the request blocked no other any more."""
