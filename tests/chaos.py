@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import heapq
 import itertools
+import math
 import multiprocessing
 import os
 import random
@@ -59,6 +60,7 @@ ACTIONS = {
 }
 MILD = {"cut": 12, "cut_messages": 8, "flush": 3}  # beside a planted violation: actions on workers would excuse a lot
 SIZES = (2, 3, 5, None)  # to which semaphores are resized
+FREEZES = 3  # of the actions, where holders write to the register
 LONGEST_STOP, LONGEST_PAUSE = 1.5, 0.3  # seconds
 STARTUP = 1.0  # seconds: before that a worker is still starting, and is spared a Ctrl-C
 EXIT_SECONDS = 30.0  # seconds in which all workers have to exit at the end
@@ -77,6 +79,10 @@ class Kind:
     names: int
     fenced: bool = False
     resized: int = 0  # how many of the actions resize a semaphore
+
+    @property
+    def actions(self) -> dict[str, int]:
+        return {**ACTIONS, "resize": self.resized, "freeze": FREEZES * self.fenced}
 
 
 KINDS = {
@@ -155,11 +161,27 @@ class Chaos:
         self.gone.append(victim)
 
     def stop(self) -> None:
-        victim = self.rng.choice(self.workers)
+        self.stop_until(self.rng.choice(self.workers), now() + self.rng.uniform(0.01, LONGEST_STOP))
+
+    def stop_until(self, victim: Victim, end: float) -> None:
         if not victim.stopped:
             victim.stopped = now()
             victim.signal(signal.SIGSTOP)
-            self.at(now() + self.rng.uniform(0.01, LONGEST_STOP), lambda: self.resume(victim))
+            self.at(end, lambda: self.resume(victim))
+
+    def freeze(self) -> None:
+        """Stop a worker that holds a name with a fence for longer than its lease; others will have the name then."""
+        holders = [(self.lease_end(victim), victim) for victim in self.workers]
+        end, victim = min(holders, key=lambda each: each[0])
+        if end < math.inf:
+            self.stop_until(victim, end + self.rng.uniform(0.1, 0.5))
+
+    @staticmethod
+    def lease_end(victim: Victim) -> float:
+        """When the first lease with a fence ends that a worker holds, as its event log tells; infinite: it has none."""
+        victim.reader.read()
+        held = [each for each in victim.reader.requests.values() if each.fence and each.released == math.inf]
+        return min((each.deadline for each in held if each.deadline > now()), default=math.inf)
 
     def resume(self, victim: Victim) -> None:
         if victim.stopped:
@@ -241,7 +263,7 @@ class Chaos:
     def act(self) -> None:
         """Take the next action, and schedule the one after it."""
         if not self.deck:
-            self.deck = list(Counter(MILD if self.plant else {**ACTIONS, "resize": self.kind.resized}).elements())
+            self.deck = list(Counter(MILD if self.plant else self.kind.actions).elements())
             self.rng.shuffle(self.deck)
         name = self.deck.pop()
         self.counts[name] += 1

@@ -1,4 +1,4 @@
-"""A small chaos run; and the judge finds violations in canned histories and in a run with a planted violation."""
+"""A small chaos run of each kind of lock; and the judge finds violations in canned histories and in planted runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.event_log import BLOCKING, ENTRY, EXTENDED, FREED, GRANT, RELEASE, RIVAL, EventLog, Reader, Request
-from support.judge import GAP, JUST_NOW, SLACK, History, Judge, merge, without
+from support.event_log import (
+    BLOCKING,
+    DOWNGRADE,
+    ENTRY,
+    EXTENDED,
+    FREED,
+    GRANT,
+    RELEASE,
+    RIVAL,
+    WHOLE,
+    EventLog,
+    Reader,
+    Request,
+)
+from support.judge import GAP, JUST_NOW, SLACK, History, Judge, Size, merge, without
+from support.kind_judges import FORGOTTEN, PERMITS, MultiJudge, ReadWriteJudge, SemaphoreJudge
+from support.register import Attempt, judge_writes
 
 import fastlock
 from fastlock._protocol.lease import now
-from tests.chaos import ACTIONS
+from tests.chaos import ACTIONS, KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = GAP + SLACK + 0.1  # seconds: too long for a name to lie idle
@@ -34,8 +49,8 @@ def grant(requested: float, granted: float, released: float | None = None, **mor
     return request
 
 
-def judged(*requests: Request, **history: Any) -> list[str]:
-    return Judge(History(list(requests), **history), 2.0).wrong
+def judged(*requests: Request, judge: type[Judge] = Judge, **history: Any) -> list[str]:
+    return judge(History(list(requests), **history), 2.0).wrong
 
 
 def test_good_history() -> None:
@@ -91,8 +106,8 @@ def test_redis_py_may_wait_for_any_time() -> None:
     assert not judged(Request(0, 0, 0.0, 2.0, blocking=True, rival=True, ended=9.0))
 
 
-def waiting(until: float, worker: int = 0, requested: float = 0.0) -> Request:
-    return Request(worker, 0, requested, 2.0, blocking=True, rival=False, ended=until)
+def waiting(until: float, worker: int = 0, requested: float = 0.0, name: int = 0) -> Request:
+    return Request(worker, name, requested, 2.0, blocking=True, rival=False, ended=until)
 
 
 def test_excuses() -> None:
@@ -120,6 +135,106 @@ def test_forgotten_waiter() -> None:
     assert not judged(grant(0.5, 3.95, 3.99), *served)
 
 
+def read_write(*requests: Request, **history: Any) -> list[str]:
+    return judged(*requests, judge=ReadWriteJudge, **history)
+
+
+def test_reader_beside_a_writer() -> None:
+    write = grant(0, 1, 2, units=WHOLE)
+    assert not read_write(grant(0, 0, 1), grant(0, 0.1, 0.9), grant(0, 0.2, 1), write, grant(0, 2, 3), grant(0, 2, 3))
+    (wrong,) = read_write(write, grant(0, 1.9, 3))
+    assert "1001 units of 1000 held, for 0.1" in wrong
+    assert read_write(grant(0, 0, 1.1), grant(0, 0.1, 0.2), write), "the first reads on after the second"
+    assert read_write(write, grant(0, 1.5, 3, units=WHOLE)), "two writers"
+
+
+def test_reader_beside_a_writer_who_became_one() -> None:
+    downgraded = grant(0, 1, 2, units=WHOLE, downgraded=1.5)
+    assert not read_write(downgraded, grant(0, 1.5, 1.9))
+    assert read_write(downgraded, grant(0, 1.4, 1.9)), "before it is downgraded"
+    assert read_write(downgraded, grant(0, 1.9, 3, units=WHOLE)), "a writer beside it, who reads still"
+
+
+def test_fences_of_readers_rise_beside_each_other() -> None:
+    """Readers may learn of their fences in any order; each has a greater one than the writer before."""
+    write = grant(0, 0, 1, units=WHOLE, fence=5)
+    assert not read_write(write, grant(0, 1, 2, fence=7), grant(0, 1.1, 2, fence=6))
+    assert read_write(write, grant(0, 1, 2, fence=5)), "a reader with a writer's fence"
+    assert read_write(write, grant(0, 1, 2, fence=7), grant(0, 2, 3, fence=7, units=WHOLE)), "a writer with a reader's"
+
+
+def test_reader_who_is_overtaken_by_preferred_writers() -> None:
+    served = [grant(at, at + 0.1, at + 0.9, units=WHOLE) for at in map(float, range(12))]
+    reader = grant(0.5, 11.95, 11.99)
+    (wrong,) = read_write(reader, *served)
+    assert "1 ahead, and waited for 11.4" in wrong
+    preferred = [grant(at, at + 0.1, at + 0.9, units=WHOLE, first=True) for at in map(float, range(12))]
+    assert not read_write(reader, *preferred)
+
+
+def semaphore(*requests: Request, **history: Any) -> list[str]:
+    return judged(*requests, judge=SemaphoreJudge, **history)
+
+
+def test_one_permit_too_many() -> None:
+    full = [grant(0, 0.1, 2, units=PERMITS - 2), grant(0, 0.2, 1.5, units=2)]
+    assert not semaphore(*full, grant(0, 1.5, 2))
+    (wrong,) = semaphore(*full, grant(0, 1.4, 2))
+    assert f"{PERMITS + 1} units of {PERMITS} held, for 0.1" in wrong
+
+
+def test_size_counts_for_grants_after_it() -> None:
+    many = [grant(0, at / 10, 20, units=2, latest=99.0, deadline=99.0) for at in range(1, 4)]  # extended
+    larger = Size(-9.0, -8.9, 6)
+    assert semaphore(*many), "without the larger size"
+    assert not semaphore(*many, sizes={0: [larger]})
+    assert not semaphore(*many, sizes={0: [larger, Size(10, 10.1, 2)]}), "held since before the smaller size"
+    late = grant(15, 15.1, 16)
+    assert semaphore(many[0], late, sizes={0: [larger, Size(10, 10.1, 2)]}), "granted after it"
+    assert not semaphore(many[0], late, sizes={0: [larger, Size(10, 10.1, 2)]}, wipes=[(13.0, 13.1)]), "it was lost"
+    two = grant(15, 15.2, 16, units=2)
+    assert semaphore(two, late, sizes={0: [larger, Size(10, 10.1, 2)]}, wipes=[(8.0, 8.1)]), "set after the loss"
+
+
+def multi(*requests: Request, **history: Any) -> list[str]:
+    return judged(*requests, judge=MultiJudge, **history)
+
+
+def test_holder_of_several_names_that_misses_one() -> None:
+    both = [grant(0, 0.5, 1, name=name) for name in (0, 1)]
+    assert not multi(*both, grant(0.1, 1, 2, name=1))
+    (wrong,) = multi(*both, grant(0.1, 0.9, 2, name=1))
+    assert "name 1 at 0.9" in wrong and "two holders for 0.1" in wrong
+    (wrong,) = multi(both[0], waiting(0.5, name=1))
+    assert "only some of its names were granted" in wrong
+    (wrong,) = multi(both[0], grant(0, 0.5, 0.9, name=1))
+    assert "not all names were held for as long" in wrong
+
+
+def test_nobody_holds_any_name_while_callers_of_several_wait() -> None:
+    assert multi(waiting(LONG), waiting(LONG, name=1), waiting(LONG, worker=1)), "they wait for each other"
+    beside = grant(0, 0.1, LONG, name=2, worker=1)
+    assert not multi(waiting(LONG), waiting(LONG, name=1), beside), "whoever holds another name may be why"
+    (wrong,) = multi(waiting(FORGOTTEN + 1, worker=1), *(grant(at, at, at + 0.9) for at in map(float, range(30))))
+    assert "waited for 21.000 s" in wrong
+
+
+def attempt(fence: int, newest: int | None = None, worker: int = 0) -> Attempt:
+    return Attempt(worker, fence, fence, granted=1.0, sent=3.0, newest=newest)
+
+
+def test_older_fence_that_the_register_accepts() -> None:
+    good = judge_writes({"a": [attempt(1), attempt(1), attempt(3), attempt(2, 3), attempt(3), attempt(4)]})
+    assert (good.accepted, good.refused, good.stopped, good.wrong) == (5, 1, 0, [])
+    (wrong,) = judge_writes({"a": [attempt(3), attempt(2)]}).wrong
+    assert "an older fence was accepted" in wrong
+    (wrong,) = judge_writes({"a": [attempt(3), attempt(3, worker=1)]}).wrong
+    assert "two holders with one fence" in wrong
+    assert judge_writes({"a": [attempt(3), attempt(4, 3)]}).wrong, "refused, though it is newer"
+    assert judge_writes({"a": [attempt(3), attempt(2, 3)]}, {0: [(0.5, 2.0)]}).stopped == 1
+    assert judge_writes({"a": [attempt(3), attempt(2, 3)]}, {0: [(0.5, 0.9)], 1: [(1.0, 2.0)]}).stopped == 0
+
+
 def test_spans() -> None:
     assert merge([(3, 4), (0, 2), (1, 2.5), (5, 5)]) == [(0, 2.5), (3, 4)]
     assert without([(0, 10)], [(-1, 1), (2, 3), (2.5, 4), (9, 11)]) == [(1, 2), (4, 9)]
@@ -143,6 +258,21 @@ def test_event_log_is_read_back(tmp_path: Path) -> None:
     assert request.deadline == request.latest == end + 1
 
 
+def test_requests_of_several_names_are_one_entry(tmp_path: Path) -> None:
+    log, reader = EventLog(tmp_path / "7.events"), Reader(tmp_path / "7.events", 7)
+    requests = log.begin_requests([4, 2], 1.5, blocking=True)
+    log.write_all(GRANT, requests, [8.0, 9.0])
+    reader.read()
+    one, two = (reader.requests[number] for number in requests)
+    assert (one.name, two.name) == (4, 2) and one.requested == two.requested and one.granted == two.granted < math.inf
+    assert (one.deadline, two.deadline) == (8.0, 9.0)
+    write = log.begin_request(4, 1.5, blocking=True, units=WHOLE, first=True)
+    log.write_all(DOWNGRADE, [write])
+    reader.read()
+    assert reader.requests[write].units == WHOLE and reader.requests[write].first
+    assert reader.requests[write].downgraded < math.inf
+
+
 def chaos(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.chaos", "--impl", fastlock.IMPLEMENTATION, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -154,6 +284,14 @@ def test_chaos() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{fastlock.IMPLEMENTATION} valkey seed 20" in done.stdout and "never two holders" in done.stdout
     assert all(f"'{action}'" in done.stdout for action in ACTIONS), done.stdout
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "plain"])
+def test_chaos_of_each_kind(kind: str) -> None:
+    done = chaos("--kind", kind, "--seconds", "1.5", "--processes", "4", "--seed", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{kind}, {fastlock.IMPLEMENTATION} valkey seed 3")
+    assert KINDS[kind].judge(History(), 2.0).seen().partition(",")[0] in done.stdout
 
 
 @pytest.mark.parametrize(

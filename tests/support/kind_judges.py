@@ -100,7 +100,10 @@ class SemaphoreJudge(SharedJudge):
         super().__init__(history, longest_lease)
 
     def room(self, name: int, holders: Sequence[Request]) -> int:
-        return max(self.largest(name, *self.window(each)) for each in holders)
+        """The last of them was granted by the size of that moment, also when it is not known who was the last."""
+        windows = [self.window(each) for each in holders]
+        last = max(start for start, _ in windows)
+        return max(self.largest(name, last, end) for _, end in windows if end >= last)
 
     @staticmethod
     def window(request: Request) -> Span:
