@@ -24,7 +24,7 @@ from support.event_log import (
     Reader,
     Request,
 )
-from support.judge import GAP, JUST_NOW, SLACK, History, Judge, Size, merge, without
+from support.judge import GAP, JUST_NOW, LONGEST_WAIT, SLACK, History, Judge, Size, merge, without
 from support.kind_judges import FORGOTTEN, PERMITS, MultiJudge, ReadWriteJudge, SemaphoreJudge
 from support.register import Attempt, judge_writes
 
@@ -133,6 +133,9 @@ def test_forgotten_waiter() -> None:
     (wrong,) = judged(grant(0.5, 8.95, 8.99), *served)
     assert "1 ahead, and waited for 8.450 s" in wrong
     assert not judged(grant(0.5, 3.95, 3.99), *served)
+    excused = [(1.0, 8.0)]
+    assert not judged(grant(0.5, 8.95, 8.99), *served, pauses=excused)
+    assert judged(waiting(LONGEST_WAIT + 1), pauses=[(0.0, LONGEST_WAIT)]), "whatever the excuse"
 
 
 def read_write(*requests: Request, **history: Any) -> list[str]:

@@ -7,7 +7,8 @@
 to at most GAP + SLACK. A stopped worker does not wait. Not counted: time in which the server was paused, or in which a
 stopped or killed worker may have the name, as it had requested it (`Judge.excuses`).
 5. No waiter is forgotten: it waits at most its position in line (itself, and all that hold or wait when it arrives)
-times the longest lease, and GAP + SLACK, not counting the excuses. `kind_judges.py`: what other kinds of lock change.
+times the longest lease, and GAP + SLACK, not counting the excuses; and LONGEST_WAIT, whatever the excuse.
+`kind_judges.py`: what other kinds of lock change.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Span = tuple[float, float]
 GAP = 1.0  # seconds: the cost of a lost message, as waiters recheck every second
 MOMENT = 1.0  # seconds for which the server keeps a name for a waiter that it was granted to
 SLACK = 0.5  # seconds: for a busy machine
+LONGEST_WAIT = 30.0  # seconds
 LATE = 0.04  # seconds for which a caller may stand still between its grant and its log entry
 JUST_NOW = 0.25  # seconds: a waiter that gave up so shortly before it was stopped may not have told the server yet
 
@@ -224,7 +226,7 @@ class Judge:
                 self.longest_wait = max(self.longest_wait, wait)
                 self.longest_excused = max(self.longest_excused, span[1] - span[0])
                 ahead = len(before) + self.overtakers_allowed(request, in_line)
-                if wait > self.longest_allowed(request, ahead):
+                if wait > self.longest_allowed(request, ahead) or span[1] - span[0] > LONGEST_WAIT:
                     self.say(name, span[0], f"{ahead} ahead, and waited for {wait:.3f} s: {request}")
                 self._count_overtakers(request, grants)
             before.append(request)
