@@ -60,7 +60,7 @@ ACTIONS = {
 }
 MILD = {"cut": 12, "cut_messages": 8, "flush": 3}  # beside a planted violation: actions on workers would excuse a lot
 SIZES = (2, 3, 5, None)  # to which semaphores are resized
-FREEZES = 3  # of the actions, where holders write to the register
+FREEZES = 3  # of the actions
 LONGEST_STOP, LONGEST_PAUSE = 1.5, 0.3  # seconds
 STARTUP = 1.0  # seconds: before that a worker is still starting, and is spared a Ctrl-C
 EXIT_SECONDS = 30.0  # seconds in which all workers have to exit at the end
@@ -82,7 +82,7 @@ class Kind:
 
     @property
     def actions(self) -> dict[str, int]:
-        return {**ACTIONS, "resize": self.resized, "freeze": FREEZES * self.fenced}
+        return {**ACTIONS, "resize": self.resized, "freeze": FREEZES}
 
 
 KINDS = {
@@ -92,7 +92,7 @@ KINDS = {
     "renewed": Kind(RenewedCaller, Judge, 8, fenced=True),
     "read-write": Kind(ReadWriteCaller, ReadWriteJudge, 4, fenced=True),
     "semaphore": Kind(SemaphoreCaller, SemaphoreJudge, 3, resized=4),
-    "multi": Kind(MultiCaller, MultiJudge, 5, fenced=True),
+    "multi": Kind(MultiCaller, MultiJudge, 5),
 }
 
 
@@ -170,18 +170,17 @@ class Chaos:
             self.at(end, lambda: self.resume(victim))
 
     def freeze(self) -> None:
-        """Stop a worker that holds a name with a fence for longer than its lease; others will have the name then."""
-        holders = [(self.lease_end(victim), victim) for victim in self.workers]
-        end, victim = min(holders, key=lambda each: each[0])
-        if end < math.inf:
+        """Stop a worker that holds a name for longer than its lease; others will have the name then."""
+        holders = [(victim, end) for victim in self.workers for end in self.lease_ends(victim)]
+        if holders:
+            victim, end = self.rng.choice(holders)
             self.stop_until(victim, end + self.rng.uniform(0.1, 0.5))
 
-    @staticmethod
-    def lease_end(victim: Victim) -> float:
-        """When the first lease with a fence ends that a worker holds, as its event log tells; infinite: it has none."""
+    def lease_ends(self, victim: Victim) -> list[float]:
+        """When the leases end that a worker holds, as its event log tells: those with fences, if there is a register."""
         victim.reader.read()
-        held = [each for each in victim.reader.requests.values() if each.fence and each.released == math.inf]
-        return min((each.deadline for each in held if each.deadline > now()), default=math.inf)
+        held = [each for each in victim.reader.requests.values() if each.released == math.inf]
+        return [each.deadline for each in held if each.deadline > now() and (each.fence or not self.kind.fenced)]
 
     def resume(self, victim: Victim) -> None:
         if victim.stopped:

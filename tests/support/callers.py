@@ -309,6 +309,7 @@ class Caller:
         await self.write(lock.name, request, owned, granted)
         if owned._renewal is not None:
             await self.hold_renewed(owned, request)
+            await self.write(lock.name, request, owned, granted)
             self.log.write(RELEASE, request)
             await self.release(lock)
             self.log.write(FREED, request)
@@ -338,7 +339,7 @@ class Caller:
         whose lease has ended may be refused."""
         register, main = self.worker.register, not self.api.is_async and not self.number
         # A signal's handler that raises inside of redis-py may leave its locks locked, so the main thread does not call
-        if register is None or not owned.fence or main or self.rng.random() < 0.3:
+        if register is None or not owned.fence or main:
             return
         deadline = owned._deadline
         try:
@@ -348,7 +349,7 @@ class Caller:
 
     async def hold_renewed(self, lease: Any, request: int) -> None:
         """Hold for longer than a lease, which is renewed; end when it is told lost, which has to be in time."""
-        end, seen = now() + self.rng.uniform(0, LONGEST - SHORTEST * 4), lease._deadline
+        end, seen = now() + self.rng.uniform(0, LONGEST - SHORTEST * 4) * self.rng.choice((0.1, 1)), lease._deadline
         self.log.write(EXTENDING, request, end + LONGEST)
         while now() < end and not lease.lost.is_set():
             await self.rest(0.01)

@@ -42,13 +42,15 @@ class RenewedCaller(Caller):
 
 @dataclass
 class Turn:
-    """What one turn requests, by which lock. limit: its blocking_timeout. sides: where a lease may be found."""
+    """What one turn requests, by which lock. limit: its blocking_timeout. sides: where a lease may be found. read: the
+    side of a read-write lock for readers."""
 
     lock: Any
     requests: list[int]
     lease: float
     limit: float | None
     sides: tuple[Any, ...]
+    read: Any = None
     granted: float = math.inf
 
     @property
@@ -292,11 +294,10 @@ class ReadWriteCaller(OwnedCaller):
         request = self.log.begin_request(name, lease, blocking=way != "try", units=units, first=first)
         sides = (lock.write, lock.read) if rng.random() < 0.5 else (lock.read, lock.write)
         side = lock.write if writes else lock.read
-        return Turn(side, [request], lease, settings.get("blocking_timeout"), sides)
+        return Turn(side, [request], lease, settings.get("blocking_timeout"), sides, lock.read)
 
     async def hold_it(self, turn: Turn) -> None:
-        (read,) = (side for side in turn.sides if type(side).__name__ == "ReadLock")
-        if turn.lock is read:
+        if turn.lock is turn.read:
             await self.try_to_write(turn)
             await self.pass_time(turn)
             await self.check_owned(turn)
@@ -304,7 +305,7 @@ class ReadWriteCaller(OwnedCaller):
         elif self.rng.random() < 0.5:
             await super().hold_it(turn)
         else:
-            await self.downgrade(turn, read)
+            await self.downgrade(turn)
 
     async def try_to_write(self, turn: Turn) -> None:
         """A reader may not write: it would wait for itself."""
@@ -316,16 +317,12 @@ class ReadWriteCaller(OwnedCaller):
                 return
             self.worker.complain(f"{write!r}: its holder reads, and may write")
 
-    async def write_by(self, turn: Turn) -> None:
-        if turn.lock is not None and type(turn.lock).__name__ == "WriteLock":
-            await super().write_by(turn)
-
-    async def downgrade(self, turn: Turn, read: Any) -> None:
+    async def downgrade(self, turn: Turn) -> None:
         """Write, then read on."""
         await self.write_by(turn)
         write, deadline = turn.lock, turn.deadline
         try:
-            await self.api.get(read.acquire())
+            await self.api.get(turn.read.acquire())
         except fastlock.LockNotOwnedError:
             self.lost(deadline, "read as the writer")
             await self.let(turn)
@@ -341,7 +338,7 @@ class ReadWriteCaller(OwnedCaller):
             self.log.write_all(RELEASE, turn.requests)
             self.log.write_all(FREED, turn.requests)
             return
-        turn.lock = read
+        turn.lock = turn.read
         await self.rest(self.rng.uniform(0, 0.01))
         await self.check_owned(turn)
         await self.let(turn)
