@@ -1,12 +1,12 @@
 """The chaos: many processes that want the same few names, while they are killed, stopped, interrupted and cut off.
 
-    python -m tests.chaos --kind plain --seconds 300 --processes 8 [--seed N] [--server valkey|redis|floor]
-                          [--impl cython|python] [--shortest SECONDS]
+    python -m tests.chaos --kind plain --seconds 300 --processes 8 [--seed N] [--server valkey|redis|floor] [--impl ...]
 
 Half of the workers wait in threads, half in asyncio (`support/callers.py`, `kind_callers.py`). The chaos picks actions
-at random: it kills workers, which are replaced, stops them for up to 1.5 s, sends Ctrl-C and signals whose handlers
-raise, cuts connections at the server, makes it forget scripts, pause, or restart with its data or (`wipe`) without.
-`support/judge.py` lists what must hold. At the end all workers exit, and no key is left but counters of fences.
+at random: it kills workers, which are replaced, stops them for up to 1.5 s, or (`freeze`) beyond a lease that one
+holds, sends Ctrl-C and signals whose handlers raise, cuts connections at the server, makes it forget scripts, pause, or
+restart with its data or (`wipe`) without. `support/judge.py` lists what must hold; holders with a fence also write to
+the register (`register.py`). At the end all workers exit, and no key is left but counters of fences.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Chaos:
             self.stop_until(victim, end + self.rng.uniform(0.1, 0.5))
 
     def lease_ends(self, victim: Victim) -> list[float]:
-        """When the leases end that a worker holds, as its event log tells: those with fences, if there is a register."""
+        """When the leases end that a worker holds, by its event log: those with fences, if there is a register."""
         victim.reader.read()
         held = [each for each in victim.reader.requests.values() if each.released == math.inf]
         return [each.deadline for each in held if each.deadline > now() and (each.fence or not self.kind.fenced)]

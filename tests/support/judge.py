@@ -7,8 +7,7 @@
 to at most GAP + SLACK. A stopped worker does not wait. Not counted: time in which the server was paused, or in which a
 stopped or killed worker may have the name, as it had requested it (`Judge.excuses`).
 5. No waiter is forgotten: it waits at most its position in line (itself, and all that hold or wait when it arrives)
-times the longest lease, and GAP + SLACK, not counting the excuses; and LONGEST_WAIT, whatever the excuse.
-`kind_judges.py`: what other kinds of lock change.
+times the longest lease, and GAP + SLACK, not counting the excuses; and LONGEST_WAIT with them. (`kind_judges.py`)
 """
 
 from __future__ import annotations
