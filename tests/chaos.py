@@ -47,7 +47,7 @@ from support.kind_callers import (
     RenewedCaller,
     SemaphoreCaller,
 )
-from support.kind_judges import PERMITS, MultiJudge, ReadWriteJudge, SemaphoreJudge
+from support.kind_judges import PERMITS, MultiJudge, ReadWriteJudge, SemaphoreJudge, SharedJudge
 from support.plants import MISTAKES, plant
 from support.register import Writes, judge_writes, read
 from support.servers import Servers
@@ -65,7 +65,7 @@ LONGEST_STOP, LONGEST_PAUSE = 1.5, 0.3  # seconds
 STARTUP = 1.0  # seconds: before that a worker is still starting, and is spared a Ctrl-C
 EXIT_SECONDS = 30.0  # seconds in which all workers have to exit at the end
 QUEUES = 10.0  # seconds for which a queue outlives its last use
-LONG = 30.0  # seconds of a run in which stopped holders have to have written to the register
+LONG = 30.0  # seconds of a run that has to have met all that it is about
 PLANTS = (*ACTED, "stale", *MISTAKES)
 
 
@@ -376,7 +376,8 @@ def play(args: argparse.Namespace, name: str) -> int:
     servers = Servers()
     with servers.start(args.server, args=options) as server, servers.start(args.server) as register:
         chaos, judge = run_chaos(server, register, args, name, progress)
-    judge.wrong += too_little(args, chaos)
+    if args.seconds >= LONG and not args.plant:
+        judge.wrong += too_little(chaos, judge)
     cell = f"{fastlock.IMPLEMENTATION} {args.server} seed {args.seed}"
     print(f"{name}, {cell}: {args.processes} processes, {args.seconds:g} seconds, {dict(chaos.counts)}")
     print(f"{len(judge.history.requests)} requests, {judge.grants:.0f} grants, {judge.seen()}" * (not judge.wrong))
@@ -395,11 +396,16 @@ def play(args: argparse.Namespace, name: str) -> int:
     return len(judge.wrong)
 
 
-def too_little(args: argparse.Namespace, chaos: Chaos) -> list[str]:
+def too_little(chaos: Chaos, judge: Judge) -> list[str]:
     """What a long run has to have met, else it proves little."""
-    if args.seconds < LONG or args.plant or not chaos.plan.register or chaos.writes.stopped:
-        return []
-    return [f"no holder that was stopped wrote by an old fence: {chaos.writes}"]
+    missing = []
+    if chaos.plan.register and not chaos.writes.stopped:
+        missing.append(f"no holder that was stopped wrote by an old fence: {chaos.writes}")
+    if isinstance(judge, SharedJudge) and judge.most < 2:
+        missing.append("nobody ever held a name beside another")
+    if isinstance(judge, MultiJudge) and not judge.several:
+        missing.append("nobody ever held several names")
+    return missing
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ Span = tuple[float, float]
 GAP = 1.0  # seconds: the cost of a lost message, as waiters recheck every second
 MOMENT = 1.0  # seconds for which the server keeps a name for a waiter that it was granted to
 SLACK = 0.5  # seconds: for a busy machine
-LONGEST_WAIT = 30.0  # seconds
+LONGEST_WAIT = 60.0  # seconds
 LATE = 0.04  # seconds for which a caller may stand still between its grant and its log entry
 JUST_NOW = 0.25  # seconds: a waiter that gave up so shortly before it was stopped may not have told the server yet
 
