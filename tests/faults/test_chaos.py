@@ -295,6 +295,7 @@ def test_chaos_of_each_kind(kind: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{kind}, {fastlock.IMPLEMENTATION} valkey seed 3")
     assert KINDS[kind].judge(History(), 2.0).seen().partition(",")[0] in done.stdout
+    assert ("register: " in done.stdout) == KINDS[kind].fenced and "register: 0 accepted" not in done.stdout
 
 
 @pytest.mark.parametrize(
