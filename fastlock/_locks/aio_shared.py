@@ -5,6 +5,7 @@ Never here: decisions, frames, replies.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,12 @@ class Semaphore(PermitsSide, SharedClientLock):
     """
 
     __slots__ = ()
+
+    def _owner(self) -> Any:
+        try:
+            return asyncio.current_task()
+        except RuntimeError:  # no event loop runs
+            return None
 
     async def acquire(  # type: ignore[override]
         self,

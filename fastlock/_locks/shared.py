@@ -18,6 +18,7 @@ from fastlock._protocol.shared import AcquireShared, Downgrade, ReleaseShared
 from fastlock._protocol.steps import Steps
 
 MAX_PERMITS = 2**31 - 1
+MAX_OWNERS = 64  # whose leases one semaphore keeps: beyond, those are forgotten that have ended
 
 
 class SharedLock(BaseLock):
@@ -141,7 +142,8 @@ class WriteSide(SharedLock):
 
 
 class PermitsSide(SharedLock):
-    """A semaphore: each owner may hold several leases, of which the last is released first."""
+    """A semaphore: each thread or task may hold several leases, of which the last is released first. Where anybody may
+    release, a caller that holds none releases the last one of another."""
 
     __slots__ = ("_held", "n", "permits")
     _mode = SEMAPHORE
@@ -172,8 +174,8 @@ class PermitsSide(SharedLock):
         held = self._held.setdefault(owner, [])
         held.append(lease)
         if self._renewal is not None:
-            self._transport.renew(lease, self._ms, self._renewal, owner)
-        if len(self._held) > 64:
+            self._transport.renew(lease, self._ms, self._renewal, owner if self.thread_local else None)
+        if len(self._held) > MAX_OWNERS:
             for other, leases in list(self._held.items()):
                 if not any(kept is lease or kept._time_left() for kept in leases):
                     self._held.pop(other, None)
@@ -187,9 +189,26 @@ class PermitsSide(SharedLock):
                 if not held:
                     self._held.pop(owner, None)
 
-    def _lease_of(self, owner: object) -> Lease | None:
+    def _leases_of(self, owner: object) -> list[Lease]:
+        """The leases that this owner may release, the last one first."""
         held = self._held.get(owner)
-        return held[-1] if held else self._orphaned_lease()
+        if held or self.thread_local:
+            return list(reversed(held or ()))
+        return [lease for each in reversed(list(self._held.values())) for lease in reversed(list(each))]
+
+    def _lease_of(self, owner: object) -> Lease | None:
+        leases = self._leases_of(owner)
+        return leases[0] if leases else self._orphaned_lease()
+
+    def _new_release(self, owner: object = None) -> LockRelease:
+        for lease in self._leases_of(owner or self._owner()):
+            if is_inherited(lease) or lease._deadline == ENDED:
+                continue
+            # No call, in which another thread could release it, is made between the check and the change
+            if not lease._releasing:
+                lease._releasing = True
+                return self._release_of(lease)
+        return super()._new_release(owner)  # of one whose release failed before; or an error
 
     def _is_locked(self) -> Steps[bool]:
         found = yield from describe.find(self._key, now)

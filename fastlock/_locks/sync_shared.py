@@ -13,6 +13,7 @@ from fastlock._locks.reentrant import Owners, fixed_name
 from fastlock._locks.shared import PermitsSide, ReadSide, SharedLock, WriteSide, as_permits
 from fastlock._protocol import describe, shared
 from fastlock._protocol.lease import Lease, now
+from fastlock._transport.owners import thread_owner
 
 
 class SharedClientLock(SharedLock, ClientLock):
@@ -124,6 +125,9 @@ class Semaphore(PermitsSide, SharedClientLock):
     """
 
     __slots__ = ()
+
+    def _owner(self) -> Any:
+        return thread_owner()
 
     def acquire(  # type: ignore[override]
         self,

@@ -188,6 +188,25 @@ async def test_anybody_may_release_where_owners_do_not_count(api: Api, server: S
         await api.get(mine.release())
 
 
+async def test_releases_at_once_give_back_each_permit_once(api: Api, server: Server) -> None:
+    """Where anybody may release: no two of them take the same lease, and a `with` gives back its own."""
+    semaphore = api.client(server.url).semaphore(NAME, 8, thread_local=False)
+    for _ in range(20):
+        for _ in range(8):
+            assert await api.get(semaphore.acquire(blocking=False))
+        assert await api.together([semaphore.release] * 8) == [None] * 8
+        assert await api.get(semaphore.available()) == 8
+
+    async def work() -> None:
+        for _ in range(10):
+            async with api.within(semaphore) as lease:
+                await asyncio.sleep(0) if api.is_async else time.sleep(0)
+                assert lease.valid
+            assert not lease.valid
+
+    assert await api.together([work] * 6) == [None] * 6
+
+
 @pytest.mark.parametrize(
     ("permits", "n", "error", "text"),
     [
