@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from fastlock import _errors as errors
-from fastlock._protocol import commands
+from fastlock._protocol import commands, identity
 from fastlock._protocol.commands import Script
 from fastlock._version import __version__
 
@@ -50,19 +50,20 @@ class Session(NamedTuple):
 
 
 def greeting(client_name: str | None, db: int, credentials: tuple[str | None, str | None]) -> list[tuple[bytes, ...]]:
-    """The calls that open a connection, with these credentials (user, password)."""
+    """The calls that open a connection, with these credentials (user, password). Both names tell whose it is: that of
+    the client, which every server knows, is often the user's own."""
     user, password = credentials
+    told = identity.told()
     hello: list[bytes] = [b"HELLO", b"3"]
     if password is not None or user is not None:
         hello += [b"AUTH", (user or "default").encode(), (password or "").encode()]
-    if client_name:
-        hello += [b"SETNAME", client_name.encode()]
+    hello += [b"SETNAME", client_name.encode() if client_name else told]
     calls: list[tuple[bytes, ...]] = [
         tuple(hello),
         (b"CLIENT", b"INFO"),
         (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX"),
         (b"CONFIG", b"GET", b"maxmemory-policy"),
-        (b"CLIENT", b"SETINFO", b"LIB-NAME", b"fastlock"),
+        (b"CLIENT", b"SETINFO", b"LIB-NAME", told),
         (b"CLIENT", b"SETINFO", b"LIB-VER", __version__.encode()),
         (b"INFO", b"server"),
     ]

@@ -10,7 +10,7 @@ cdef extern from "<stdbool.h>":
 cdef class Lease:
     cdef public object _name, _fence
     cdef public bytes _key, _raw_token
-    cdef public double _deadline
+    cdef public double _deadline, _since
     cdef public flag _contended, _token_read, _expiry_unknown, _releasing, _release_unknown, _unreported
     cdef public short _extensions
     cdef public int _extensions_begun, _depth, _reads
@@ -23,5 +23,5 @@ cdef class Lease:
 cpdef bint is_inherited(Lease lease) except -1
 
 
-@cython.locals(digits=bytes, fresh=list, i=cython.Py_ssize_t, token=bytes)
+@cython.locals(mine=bytes, digits=bytes, fresh=list, i=cython.Py_ssize_t, token=bytes)
 cpdef bytes new_token()

@@ -1,4 +1,5 @@
-"""What is owned: the lease of one acquisition, the clock it is measured by, and the tokens that name it.
+"""What is owned: the lease of one acquisition, the clock it is measured by, and the tokens that name it and its
+process.
 
 A lease is a value: it says without I/O how long it is valid, and never claims more than the server granted, because its
 time is counted from before the command was sent, on a clock that nobody can set back and that goes on while the machine
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 from fastlock._errors import LockError
 from fastlock._fork import at_fork, check, generation
 
-__all__ = ["Lease", "Lost", "new_token", "now"]
+__all__ = ["Lease", "Lost", "new_token", "now", "process_id"]
 
 # CLOCK_MONOTONIC stands still while a machine is suspended, and the server's lease goes on.
 # (On macOS CLOCK_MONOTONIC goes on too, and there is no other.)
@@ -47,7 +48,7 @@ class Lease:
     __slots__ = (
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
         *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
-        *("_depth", "_reads"),
+        *("_depth", "_reads", "_since"),
         *("_generation", "_renewal", "__weakref__"),
     )
 
@@ -69,6 +70,7 @@ class Lease:
         self._generation = generation()  # a forked child owns nothing that its parent acquired
         self._depth = 1  # acquires of it that were not released: more than 1 of a reentrant lock
         self._reads = 0  # acquires for reading by its holder, who holds a read-write lock for writing
+        self._since = 0.0  # when it was acquired, on the clock `now`; 0: not known
         self._renewal: Any = None  # what renews it, of a lock with auto_renew
 
     @property
@@ -166,7 +168,7 @@ class Lease:
         self._generation = -1 if ownerless else generation()
         self._token_read, self._unreported, self._releasing = True, False, False
         self._extensions, self._extensions_begun, self._renewal = 0, 0, None
-        self._depth, self._reads = 1, 0
+        self._depth, self._reads, self._since = 1, 0, 0.0
         if math.isfinite(self._deadline):
             self._came_from(booted, end)
 
@@ -199,23 +201,36 @@ def boot_id() -> bytes:
         return b""
 
 
+ID_DIGITS = 16  # of the id of a process
 _BLOCK = 256  # tokens made at a time
+_process: list[bytes] = []  # the id of this process, once it was asked for
 _stock: list[bytes] = []
 
 
+def process_id() -> bytes:
+    """The id of this process: ID_DIGITS random hexadecimal digits, others in a forked child. It is no secret: it tells
+    whose a token is."""
+    check()
+    if not _process:
+        _process.append(os.urandom(ID_DIGITS // 2).hex().encode())  # of two threads at once the first one counts
+    return _process[0]
+
+
 def new_token() -> bytes:
-    """A token that nobody can guess: 128 random bits as 32 hexadecimal digits, behind `fl:`, which says it is ours."""
+    """A token that nobody can guess: `fl:`, which says it is ours, the id of this process, and 64 random bits as 16
+    hexadecimal digits. Nobody can try one without asking the server, so these are enough."""
     check()
     try:
         return _stock.pop()  # atomic: no two threads get the same token
     except IndexError as none:
         if none.__traceback__ is not None and none.__traceback__.tb_next is not None:
             raise  # a signal handler raised it
-        digits = os.urandom(16 * _BLOCK).hex().encode()
-        fresh = [b"fl:" + digits[i : i + 32] for i in range(0, 32 * _BLOCK, 32)]
+        mine, digits = b"fl:" + process_id(), os.urandom(8 * _BLOCK).hex().encode()
+        fresh = [mine + digits[i : i + 16] for i in range(0, 16 * _BLOCK, 16)]
         token = fresh.pop()
         _stock.extend(fresh)
         return token
 
 
+at_fork(_process.clear)
 at_fork(_stock.clear)  # a child must not use its parent's tokens again

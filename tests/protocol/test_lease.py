@@ -20,7 +20,7 @@ from support.run_steps import Clock
 
 import fastlock
 from fastlock._protocol import commands
-from fastlock._protocol.lease import ENDED, Lease, new_token, now
+from fastlock._protocol.lease import ENDED, Lease, new_token, now, process_id
 
 pytestmark = pytest.mark.usefixtures("impl")
 SOURCE = Path(fastlock.__file__).parent / "_protocol" / "lease.py"
@@ -179,8 +179,10 @@ def test_tokens_have_the_prefix_and_32_hex_digits_and_are_unique() -> None:
 
 
 def test_tokens_use_all_their_bits() -> None:
+    """All but the id of their process, which takes the first half."""
     tokens = [int(new_token().removeprefix(commands.PLAIN_PREFIX), 16) for _ in range(4000)]
-    for bit in range(128):
+    assert {f"{token >> 64:016x}".encode() for token in tokens} == {process_id()}
+    for bit in range(64):
         ones = sum(token >> bit & 1 for token in tokens)
         assert 1600 < ones < 2400  # 12 standard deviations
 
