@@ -21,6 +21,7 @@ from fastlock._locks.lock import ClientLock, ReentrantLock
 from fastlock._locks.multi import MultiLock
 from fastlock._locks.redis_py import Lock
 from fastlock._locks.sync_shared import ReadWriteLock, Semaphore
+from fastlock._protocol.description import Description, Holder, QueuedWaiter
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.multi import MultiLease
 from fastlock._version import __version__
@@ -30,7 +31,9 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "ClientLock",
+    "Description",
     "Election",
+    "Holder",
     "Job",
     "Lease",
     "Lock",
@@ -41,6 +44,7 @@ __all__ = [
     "LockNotOwnedError",
     "MultiLease",
     "MultiLock",
+    "QueuedWaiter",
     "ReadWriteLock",
     "ReentrantLock",
     "Semaphore",

@@ -17,6 +17,7 @@ from fastlock._locks.aio_lock import ClientLock, ReentrantLock
 from fastlock._locks.aio_multi import MultiLock
 from fastlock._locks.aio_shared import ReadWriteLock, Semaphore
 from fastlock._locks.redis_py import AsyncioLock as Lock
+from fastlock._protocol.description import Description, Holder, QueuedWaiter
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.multi import MultiLease
 
@@ -24,7 +25,9 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "ClientLock",
+    "Description",
     "Election",
+    "Holder",
     "Job",
     "Lease",
     "Lock",
@@ -35,6 +38,7 @@ __all__ = [
     "LockNotOwnedError",
     "MultiLease",
     "MultiLock",
+    "QueuedWaiter",
     "ReadWriteLock",
     "ReentrantLock",
     "Semaphore",

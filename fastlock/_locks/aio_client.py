@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
@@ -36,12 +37,14 @@ from fastlock._locks.leader import LEASE_SECONDS as LEADER_SECONDS
 from fastlock._locks.leader import Callback
 from fastlock._locks.multi import checked_names
 from fastlock._locks.once import MAKER_SECONDS, NameOrMaker, OnBusy, OnceOptions
+from fastlock._locks.own import own_leases
 from fastlock._locks.reentrant import OwnersByName
 from fastlock._locks.refill import RefillOptions
 from fastlock._locks.shared import as_preference
 from fastlock._locks.sharing import SharedByKey
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses, values
 from fastlock._protocol.batch_operations import AcquireMany, release_many
+from fastlock._protocol.description import Description, describe_names
 from fastlock._protocol.lease import Lease, new_token, now
 from fastlock._protocol.multi import MultiLease
 from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
@@ -571,6 +574,15 @@ class Client(Uncopyable):
         return self._transport.stats.as_dict(
             [] if self._transport.connection is None else [self._transport.connection.stream]
         )
+
+    async def describe(self, name: arguments.Name) -> Description:
+        """Who holds a name, since when and for how long still, and who waits for it, asked of the server.
+
+        Raises ValueError or TypeError for a name that makes no sense, redis-py's exceptions for error replies of the
+        server, and ConnectionError or TimeoutError when it stays away.
+        """
+        keys = [arguments.as_name(name)]
+        return (await self._transport.drive(describe_names([name], keys, own_leases, time.time, now)))[0]
 
     async def server_info(self) -> dict[str, Any]:
         """What the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
@@ -22,6 +23,7 @@ from fastlock._locks.leader import Callback, Election
 from fastlock._locks.lock import ClientLock, ReentrantLock
 from fastlock._locks.multi import MultiLock, checked_names
 from fastlock._locks.once import MAKER_SECONDS, NameOrMaker, OnBusy, OnceOptions
+from fastlock._locks.own import own_leases
 from fastlock._locks.reentrant import OwnersByName
 from fastlock._locks.refill import RefillOptions
 from fastlock._locks.shared import as_preference
@@ -29,6 +31,7 @@ from fastlock._locks.sharing import SharedByKey
 from fastlock._locks.sync_shared import ReadLock, ReadWriteLock, Semaphore, WriteLock
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses, values
 from fastlock._protocol.batch_operations import AcquireMany, release_many
+from fastlock._protocol.description import Description, describe_names
 from fastlock._protocol.lease import Lease, new_token, now
 from fastlock._protocol.multi import MultiLease
 from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
@@ -527,6 +530,15 @@ class Client(Uncopyable):
         """
         check()
         return self._transport.stats.as_dict([each.stream for each in self._transport.connections])
+
+    def describe(self, name: arguments.Name) -> Description:
+        """Who holds a name, since when and for how long still, and who waits for it, asked of the server.
+
+        Raises ValueError or TypeError for a name that makes no sense, redis-py's exceptions for error replies of the
+        server, and ConnectionError or TimeoutError when it stays away.
+        """
+        keys = [arguments.as_name(name)]
+        return (self._transport.drive(describe_names([name], keys, own_leases, time.time, now)))[0]
 
     def server_info(self) -> dict[str, Any]:
         """What the server is: server, version, mode, role, capabilities, maxmemory_policy. Connects if need be."""

@@ -316,7 +316,9 @@ class Acquire(Operation[Lease | None]):
         return None
 
     def lease(self, sent: float, fence: int | None) -> Lease:
-        return Lease(self.name, self.key, self.token, lease_end(sent, self.ms), fence)
+        lease = Lease(self.name, self.key, self.token, lease_end(sent, self.ms), fence)
+        lease._since = sent
+        return lease
 
     def _outcome(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         """What the answer to one try means. Returns the Lease, also one that has ended by now, or None."""

@@ -119,6 +119,7 @@ class BaseLock:
         if time >= deadline:
             return None
         lease = Lease(self.name, self._key, token, deadline)
+        lease._since = sent
         stats.acquires += 1
         self._keep(owner, lease)
         return lease

@@ -12,8 +12,8 @@ cdef double _ENDED
 cpdef tuple asked(names, timeout)
 
 
-@cython.locals(leases=list, odd=list, i=cython.Py_ssize_t)
-cpdef tuple granted(list names, list keys, bytes token, double deadline, list replies)
+@cython.locals(leases=list, odd=list, i=cython.Py_ssize_t, lease=Lease)
+cpdef tuple granted(list names, list keys, bytes token, double sent, double deadline, list replies)
 
 
 @cython.locals(given=list, mine=list, once=dict, one=Lease)

@@ -33,7 +33,7 @@ def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[
 
 
 def granted(
-    names: list[Any], keys: list[bytes], token: bytes, deadline: float, replies: list[Any]
+    names: list[Any], keys: list[bytes], token: bytes, sent: float, deadline: float, replies: list[Any]
 ) -> tuple[list[Any], list[int]]:
     """(A lease for each name that was free, None where another token holds it; the indexes of the names whose reply
     does not say all)."""
@@ -41,7 +41,9 @@ def granted(
     odd: list[int] = []
     for i, reply in enumerate(replies):
         if reply is None:
-            leases.append(Lease(names[i], keys[i], token, deadline))
+            lease = Lease(names[i], keys[i], token, deadline)
+            lease._since = sent
+            leases.append(lease)
         else:
             leases.append(None)
             if type(reply) is not bytes or commands.token_matches(reply, token):

@@ -69,7 +69,7 @@ class AcquireMany(Operation[list[Lease | None]]):
             answers = yield from resolve(request, answers, RetryState(clock))
         assert type(answers) is list, "as `resolve` returns it, where there is no deadline"
         end = lease_end(request.sent, self.ms)
-        leases, odd = batch.granted(self.names, self.keys, self.token, end, answers)
+        leases, odd = batch.granted(self.names, self.keys, self.token, self.request.sent, end, answers)
         for i in odd:
             one = Acquire(self.names[i], self.keys[i], self.token, self.ms)
             try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
-from fastlock._protocol.retry import RetryState, execute, run_script
+from fastlock._protocol.retry import RetryState, execute, run_scripts
 from fastlock._protocol.steps import Clock, RawCommands, Steps
 
 KINDS = {
@@ -19,7 +19,7 @@ KINDS = {
     commands.WRITER: "a read-write lock",
     commands.SEMAPHORE: "a semaphore",
 }
-OTHER = "something that is no lock"
+PLAIN, OTHER = "a lock", "something that is no lock"
 _CHANNEL_SIZE = 41  # bytes of a channel's name, which stands before the entry in a member of the queue
 
 
@@ -50,8 +50,14 @@ class Found:
 
 def find(key: bytes, clock: Clock) -> Steps[Found]:
     """Ask the server for all that it knows of a name."""
-    request = RawCommands([commands.describe(key)])
-    return _parsed(*(yield from run_script(request, (yield request), _is_description, RetryState(clock))))
+    return (yield from find_all([key], clock))[0]
+
+
+def find_all(keys: list[bytes], clock: Clock) -> Steps[list[Found]]:
+    """Ask the server for all that it knows of several names, in one flush."""
+    request = RawCommands([commands.describe(key) for key in keys])
+    replies = yield from run_scripts(request, (yield request), _is_description, RetryState(clock), len(keys))
+    return [_parsed(*reply) for reply in replies]
 
 
 def _is_description(reply: object) -> bool:
@@ -63,7 +69,7 @@ def _parsed(
 ) -> Found:
     holders, kind = [], None
     if type == b"string":
-        kind, holders = "a lock", [(held[0], math.inf if left < 0 else left / 1000)]
+        kind, holders = PLAIN, [(held[0], math.inf if left < 0 else left / 1000)]
     elif type != b"none":
         pairs = [(token, float(end)) for token, end in zip(held[::2], held[1::2], strict=True)]
         holders = [(token, (end - time) / 1000) for token, end in pairs if end > time]

@@ -214,6 +214,7 @@ class LocalQueue:
         end = sent + waiter.ms / 1000 if waiter.ms else math.inf
         lease = Lease(waiter.name, waiter.key, self.entry, end, reply[2] if waiter.fenced else None)
         lease._contended = reply[1] > 0 or self.was_queued
+        lease._since = sent
         if now >= end:
             return lease
         with self.queues.mutex:
@@ -315,6 +316,7 @@ class LocalQueue:
         of it has begun."""
         handed = Lease(waiter.name, self.key, lease._raw_token, lease._deadline)
         handed._contended = lease._contended
+        handed._since = now
         self.waiters.remove(waiter)
         if lease._token_read or lease._extensions:
             self._put_back_first(waiter)

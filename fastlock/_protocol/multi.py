@@ -118,7 +118,7 @@ class AcquireAll(Operation["list[Lease] | None"]):
                     f"Unable to acquire lock {name}: its name is in use by {kind}", self.names[at]
                 )
             if at is None and clock() < (end := lease_end(self.request.sent, self.ms)):
-                return [Lease(*each, end) for each in zip(self.names, self.keys, self.tokens, strict=True)]
+                return self._leases(end)
             # Granted, but the leases ended before the reply came: no success, and undone before the next try
             self.late_grants += at is None
             yield from self._give_up(0 if at is None or self.polls else at)
@@ -130,6 +130,12 @@ class AcquireAll(Operation["list[Lease] | None"]):
                 return None
             self.request.write(self.waited)
             answer = yield self.request
+
+    def _leases(self, end: float) -> list[Lease]:
+        leases = [Lease(*each, end) for each in zip(self.names, self.keys, self.tokens, strict=True)]
+        for lease in leases:
+            lease._since = self.request.sent
+        return leases
 
     def _replies(self, answer: object, clock: Clock) -> Steps[Any]:
         """From the answer to a try to the replies to its scripts: one for all names, or one for each of them."""

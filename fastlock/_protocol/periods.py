@@ -65,6 +65,7 @@ def claim(
     if not claimed:
         return Claim(None, time)
     lease = Lease(name, key, token, lease_end(request.sent, lease_ms), fence)
+    lease._since = request.sent
     if clock() >= lease._deadline:  # it ended before the reply came: the period is run by nobody
         yield request.undo()
         return Claim(None, time)

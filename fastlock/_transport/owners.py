@@ -26,10 +26,11 @@ class _Sentinel:
 class ThreadOwner:
     """Stands for one thread, as the owner of leases. It may outlive the thread."""
 
-    __slots__ = ("sentinel",)
+    __slots__ = ("ident", "sentinel")
 
     def __init__(self, sentinel: _Sentinel) -> None:
         self.sentinel = weakref.ref(sentinel)
+        self.ident = get_ident()  # while it has not ended, no other thread has this number
 
     def ended(self) -> bool:
         """Whether the thread has ended."""
