@@ -1,4 +1,5 @@
-"""What all subcommands use to talk to their user: progress, refusals, argument types, and the masking of passwords.
+"""What all subcommands have in common: how they are declared, progress, refusals, argument types, and the masking of
+passwords.
 
 Standard library only, except for the one function that parses a server's URL: every command loads this file. Never
 here: what a subcommand does.
@@ -11,6 +12,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TextIO
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +27,15 @@ BAR = 20  # characters
 # Greedy up to the last @: a password with a raw @ or / in it is masked whole, at worst with some text behind it.
 _USERINFO = re.compile(r"://(?:([^:@/\s]+)(?=:))?.*@", re.DOTALL)
 _SECRET_PARAMETER = re.compile(r"([?&](?:ssl_)?password=)[^&#\s]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand: the line in the list, what declares its options, what runs it."""
+
+    summary: str
+    declare: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 class Refusal(Exception):

@@ -17,13 +17,24 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
-from fastlock._cli.console import INTERRUPTED, OK, REFUSED, WRONG, Progress, Refusal, mask, scrub, server_url
+from fastlock._cli import holders
+from fastlock._cli.console import (
+    INTERRUPTED,
+    OK,
+    REFUSED,
+    WRONG,
+    Command,
+    Progress,
+    Refusal,
+    mask,
+    scrub,
+    server_url,
+)
 from fastlock._version import __version__
 
 ALIVE_SECONDS = 1.0  # between two checks whether the server that `fastlock server` started still accepts connections
@@ -44,15 +55,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(REFUSED, f"{self.prog}: {' '.join(mask(message).split())} (see {self.prog} --help)\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One subcommand: the line in the list, what declares its options, what runs it."""
-
-    summary: str
-    declare: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -314,6 +316,7 @@ def _run_flash_sale(args: argparse.Namespace) -> int:
 COMMANDS = {
     "server": Command("start a private server and print its URL", _declare_server, _run_server),
     "info": Command("versions, build, and what the server can do", _declare_info, _run_info),
+    **holders.COMMANDS,
     "bench": Command("measure fastlock and its rivals", _declare_bench, _run_bench),
     "flash-sale": Command("sell a stock under a lock and audit the books", _declare_flash_sale, _run_flash_sale),
 }

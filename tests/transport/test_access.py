@@ -42,6 +42,8 @@ SHARED = (  # read-write locks, semaphores
     "evalsha script|load set get del exists type time persist pexpireat pexpire publish subscribe zadd zcard zincrby"
     " zrange zrangebyscore zrem zrevrangebyscore zscore pttl"
 )
+DESCRIBED = "evalsha script|load type get pttl time zrange"  # describe
+LISTED = f"{DESCRIBED} scan getrange"  # ls, watch
 USEFUL = {"client", "config", "command", "info", "pubsub"}  # and not needed
 KINDS = pytest.mark.parametrize(("server", "kind"), [(kind, kind) for kind in NEEDED], indirect=["server"])
 
@@ -250,7 +252,8 @@ async def test_shared_locks_need_only_the_documented_rights(
 def test_scripts_need_only_the_documented_rights() -> None:
     documented = {f"+{command}" for command in [*QUEUED.split(), *NEEDED["redis"].split(), "pubsub|numsub"]}
     for script in commands.SCRIPTS:
-        helpers = {f"+{command}" for command in [*MADE.split(), *CLAIMED.split(), *SHARED.split(), "mget"]}
+        more = [*MADE.split(), *CLAIMED.split(), *SHARED.split(), *LISTED.split(), "mget"]
+        helpers = {f"+{command}" for command in more}
         assert {*script.rights.split()} <= documented | {*FENCED} | helpers, script.name
     assert commands.RELEASE_LUA.rights == "+evalsha +script|load +del +get"
 
