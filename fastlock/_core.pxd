@@ -44,6 +44,7 @@ cdef class _ReplyFilter:
     cdef int64_t announced  # the size in that header; -1: it holds no size
     cdef int64_t skip  # bytes of a string that are still to come
     cdef bint drops  # whether these are dropped
+    cdef int64_t longest, items  # that a reply may announce
     cdef bytes held  # a string's header that is not complete yet; None: nothing is held back
     cdef bint within(self) noexcept
     cdef bytes passed(self, bytes chunk)

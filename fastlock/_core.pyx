@@ -24,7 +24,7 @@ from fastlock._libc cimport (
 
 from hiredis import ProtocolError, PushNotification, Reader
 
-from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_REPLY
+from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_LONG_ITEMS, MAX_LONG_REPLY, MAX_REPLY
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData
 
 cdef extern from *:

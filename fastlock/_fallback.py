@@ -5,7 +5,7 @@ Used where the compiled core is not there, or by FASTLOCK_IMPL=python. Its parts
 
 from __future__ import annotations
 
-from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_REPLY
+from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_LONG_ITEMS, MAX_LONG_REPLY, MAX_REPLY
 from fastlock._native import RLock
 from fastlock._socket_stream import BUSY, SocketStream
 from fastlock._stream import PendingReply, Stream, Template
@@ -19,6 +19,8 @@ __all__ = [
     "MAX_DROPPED",
     "MAX_FRAME",
     "MAX_ITEMS",
+    "MAX_LONG_ITEMS",
+    "MAX_LONG_REPLY",
     "MAX_REPLY",
     "SOURCES",
     "Mutex",

@@ -9,6 +9,9 @@ cdef class _ReplyFilter:
     that holds something else than a lock is answered like any name that is held. No token is empty.
     """
 
+    def __cinit__(self):
+        self.longest, self.items = LONGEST, ITEMS
+
     cdef bint within(self) noexcept:
         """Whether the rest of a line or of a string is still to come."""
         return self.skip > 0 or self.kind != 0
@@ -71,10 +74,10 @@ cdef class _ReplyFilter:
         cdef bint items = (
             self.kind == b"*" or self.kind == b"%" or self.kind == b"~" or self.kind == b">" or self.kind == b"|"
         )
-        cdef int64_t most = DROPPED if self.kind == b"$" else LONGEST if string else ITEMS
+        cdef int64_t most = DROPPED if self.kind == b"$" else self.longest if string else self.items
         if (string or items) and self.announced > most:
             raise ProtocolError(f"a reply that announces too much: {chr(self.kind)}{self.announced}")
         if string and self.announced >= 0:
-            self.drops = self.announced > LONGEST
+            self.drops = self.kind == b"$" and self.announced > LONGEST
             self.skip = self.announced if self.drops else self.announced + 2
         return self.drops

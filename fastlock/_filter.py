@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hiredis import ProtocolError
 
-from fastlock._limits import MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_REPLY
+from fastlock._limits import MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_LONG_ITEMS, MAX_LONG_REPLY, MAX_REPLY
 
 _STRINGS = frozenset((b"$", b"=", b"!"))
 _SIZED = _STRINGS | {b"*", b"%", b"~", b">", b"|"}
@@ -20,12 +20,17 @@ class ReplyFilter:
     that holds something else than a lock is answered like any name that is held. No token is empty.
     """
 
-    __slots__ = ("_drops", "_head", "_skip")
+    __slots__ = ("_drops", "_head", "_skip", "items", "longest")
 
     def __init__(self) -> None:
         self._head = b""  # the start of a line that is not complete yet; a string's header has not been passed on
         self._skip = 0  # bytes of a string that are still to come
         self._drops = False  # whether these are dropped
+        self.longest, self.items = MAX_REPLY, MAX_ITEMS  # that a reply may announce
+
+    def expect_long(self) -> None:
+        """Let long replies pass from now on: lists and verbatim strings. Other strings are still dropped."""
+        self.longest, self.items = MAX_LONG_REPLY, MAX_LONG_ITEMS
 
     def within(self) -> bool:
         """Whether the rest of a line or of a string is still to come."""
@@ -71,9 +76,9 @@ class ReplyFilter:
         if kind not in _SIZED or not (size := line[1:].rstrip(b"\r")).isdigit():
             return False
         announced = int(size.lstrip(b"0")[:20] or b"0")  # 20 digits are too much already
-        if announced > (MAX_DROPPED if kind == b"$" else MAX_REPLY if kind in _STRINGS else MAX_ITEMS):
+        if announced > (MAX_DROPPED if kind == b"$" else self.longest if kind in _STRINGS else self.items):
             raise ProtocolError(f"a reply that announces too much: {line!r:.40}")
         if kind in _STRINGS:
-            self._drops = announced > MAX_REPLY
+            self._drops = kind == b"$" and announced > MAX_REPLY
             self._skip = announced if self._drops else announced + 2
         return self._drops

@@ -144,6 +144,10 @@ cdef class Stream:
         """Whether the rest of a reply is still to come."""
         return self.partial > 0 or self.filter.within()
 
+    def expect_long(self):
+        """Let long replies pass from now on, which no command of a lock has."""
+        self.filter.longest, self.filter.items = MAX_LONG_REPLY, MAX_LONG_ITEMS
+
     cpdef feed(self, data):
         """Parse bytes from the server. ProtocolError: they make no sense, the connection must be closed."""
         cdef bytes chunk = data if type(data) is bytes else bytes(data)
@@ -178,8 +182,8 @@ cdef class Stream:
             if type(reply) is list or type(reply) is dict:
                 _check_depth(reply, DEPTH)
             replies.append(reply)
-        if self.partial > LONGEST + FRAME:
-            raise ProtocolError(f"a reply of more than {LONGEST + FRAME} bytes")
+        if self.partial > self.filter.longest + FRAME:
+            raise ProtocolError(f"a reply of more than {self.filter.longest + FRAME} bytes")
         if len(replies) > self.missing:
             raise ProtocolError(f"a reply that nobody asked for, among {replies!r:.80}")
         self.missing -= len(replies)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hiredis import ProtocolError, PushNotification, Reader
 
 from fastlock._filter import ReplyFilter
-from fastlock._limits import MAX_DEPTH, MAX_FRAME, MAX_REPLY
+from fastlock._limits import MAX_DEPTH, MAX_FRAME
 from fastlock._native import RLock
 from fastlock._stream_errors import by_handler
 
@@ -210,6 +210,10 @@ class Stream:
         """Whether the rest of a reply is still to come."""
         return self._partial > 0 or self._filter.within()
 
+    def expect_long(self) -> None:
+        """Let long replies pass from now on, which no command of a lock has."""
+        self._filter.expect_long()
+
     def feed(self, data: Any) -> None:
         """Parse bytes from the server. ProtocolError: they make no sense, the connection must be closed."""
         if self._out_of_step:
@@ -243,8 +247,8 @@ class Stream:
             if kind is list or kind is dict:
                 _check_depth(reply, MAX_DEPTH)
             replies.append(reply)
-        if self._partial > MAX_REPLY + MAX_FRAME:
-            raise ProtocolError(f"a reply of more than {MAX_REPLY + MAX_FRAME} bytes")
+        if self._partial > self._filter.longest + MAX_FRAME:
+            raise ProtocolError(f"a reply of more than {self._filter.longest + MAX_FRAME} bytes")
         if plain and self._reader.has_data():
             self._filter.passed(bytes(data))  # the chunk ends within a string: the filter has to know where
         with self._mutex:

@@ -12,7 +12,7 @@ from typing import Any
 from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._protocol.retry import RetryState, execute, run_scripts
-from fastlock._protocol.steps import Clock, RawCommands, Steps
+from fastlock._protocol.steps import Clock, LongReply, RawCommands, Steps
 
 KINDS = {
     commands.READER: "a read-write lock",
@@ -55,7 +55,7 @@ def find(key: bytes, clock: Clock) -> Steps[Found]:
 
 def find_all(keys: list[bytes], clock: Clock) -> Steps[list[Found]]:
     """Ask the server for all that it knows of several names, in one flush."""
-    request = RawCommands([commands.describe(key) for key in keys])
+    request = LongReply([commands.describe(key) for key in keys])
     replies = yield from run_scripts(request, (yield request), _is_description, RetryState(clock), len(keys))
     return [_parsed(*reply) for reply in replies]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from fastlock._protocol import commands, describe, identity
 from fastlock._protocol.describe import KINDS, OTHER, PLAIN, Found
-from fastlock._protocol.identity import Process
+from fastlock._protocol.identity import Processes
 from fastlock._protocol.lease import ID_DIGITS, process_id
 from fastlock._protocol.retry import RetryState, execute
-from fastlock._protocol.steps import Clock, RawCommands, Steps
+from fastlock._protocol.steps import Clock, LongReply, Steps
 
 LOCK, RW_LOCK, SEMAPHORE, NO_LOCK = "lock", "rw_lock", "semaphore", "other"
 _KINDS = {PLAIN: LOCK, KINDS[commands.READER]: RW_LOCK, KINDS[commands.SEMAPHORE]: SEMAPHORE, OTHER: NO_LOCK}
@@ -123,9 +123,9 @@ def describe_found(
     ]
 
 
-def connected(clock: Clock) -> Steps[dict[str, Process] | None]:
-    """The processes that are connected to the server, by id; None: the user may not list them."""
-    replies: Any = yield from execute(RawCommands([(b"CLIENT", b"LIST")]), RetryState(clock))
+def connected(clock: Clock) -> Steps[Processes | None]:
+    """The processes that are connected to the server; None: the user may not list them."""
+    replies: Any = yield from execute(LongReply([(b"CLIENT", b"LIST")]), RetryState(clock))
     reply = replies[0] if isinstance(replies, list) else None
     return identity.read_clients(reply) if isinstance(reply, bytes) else None
 
@@ -134,19 +134,20 @@ def connected(clock: Clock) -> Steps[dict[str, Process] | None]:
 class _Known:
     """What is known beside what stands under a name. processes: None: nothing. since: by key and secret."""
 
-    processes: dict[str, Process] | None
+    processes: Processes | None
     leases: dict[tuple[bytes, bytes], Own]
     since: dict[tuple[bytes, bytes], float]
 
     def about(self, process: bytes | None) -> dict[str, Any]:
         """The attributes that say which process somebody is."""
         id = None if process is None else process.decode()
-        there = None if self.processes is None or id is None else self.processes.get(id)
+        there = None if self.processes is None or id is None else self.processes.by_id.get(id)
+        absent = False if id is not None and self.processes is not None and self.processes.complete else None
         return {
             "process": id,
             "host": None if there is None else there.host,
             "pid": None if there is None else there.pid,
-            "connected": None if self.processes is None or id is None else there is not None,
+            "connected": absent if there is None else True,
             "mine": process == process_id(),
         }
 

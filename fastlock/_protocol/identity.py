@@ -31,6 +31,15 @@ def told() -> bytes:
     return b"fastlock(%s:%d@%s)" % (process_id(), os.getpid(), host.encode())
 
 
-def read_clients(clients: bytes) -> dict[str, Process]:
-    """The processes by their ids, from the server's reply to CLIENT LIST."""
-    return {found[1].decode(): Process(found[3].decode(), int(found[2])) for found in _TOLD.finditer(clients)}
+class Processes(NamedTuple):
+    """The processes that are connected to the server, by id. complete: whether these are all: before Redis 7.2 a client
+    to which the user gave a name does not tell its process."""
+
+    by_id: dict[str, Process]
+    complete: bool
+
+
+def read_clients(clients: bytes) -> Processes:
+    """The processes, from the server's reply to CLIENT LIST."""
+    found = {told[1].decode(): Process(told[3].decode(), int(told[2])) for told in _TOLD.finditer(clients)}
+    return Processes(found, b" lib-name=" in clients)

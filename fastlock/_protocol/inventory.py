@@ -13,7 +13,7 @@ from fastlock._protocol import commands
 from fastlock._protocol.commands import Script
 from fastlock._protocol.describe import OTHER, PLAIN, Found, kind_of
 from fastlock._protocol.retry import RetryState, run_script
-from fastlock._protocol.steps import Clock, RawCommands, Steps
+from fastlock._protocol.steps import Clock, LongReply, Steps
 
 FIND_LOCKS_LUA = Script("find_locks")
 SHARED_BREAK_LUA = Script("ends", "publish", "shared", "shared_break")
@@ -34,12 +34,12 @@ def scan(cursor: bytes, pattern: bytes, clock: Clock) -> Steps[tuple[bytes, list
     Raises the redis-py exception of an error reply.
     """
     call = b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % BATCH
-    request = RawCommands([call])
+    request = LongReply([call])
     reply: Any = yield from run_script(request, (yield request), _is_page, RetryState(clock))
     following, keys = reply
     if not keys:
         return following, []
-    request = RawCommands([(b"EVALSHA", FIND_LOCKS_LUA.sha, b"%d" % len(keys), *keys)])
+    request = LongReply([(b"EVALSHA", FIND_LOCKS_LUA.sha, b"%d" % len(keys), *keys)])
     beginnings = yield from run_script(request, (yield request), _is_list, RetryState(clock))
     found = [_name(key, beginning) for key, beginning in zip(keys, beginnings, strict=True)]
     return following, [name for name in found if name is not None]
@@ -68,10 +68,10 @@ def break_locks(key: bytes, found: Found, clock: Clock) -> Steps[int]:
     """
     tokens = [token for token, _ in found.holders]
     if found.kind == PLAIN:
-        request = RawCommands([commands.hand_over(key, token) for token in tokens])
+        request = LongReply([commands.hand_over(key, token) for token in tokens])
     else:
         keys = key, commands.queue_key(key), commands.size_key(key)
-        request = RawCommands([(b"EVALSHA", SHARED_BREAK_LUA.sha, b"3", *keys, *tokens)])
+        request = LongReply([(b"EVALSHA", SHARED_BREAK_LUA.sha, b"3", *keys, *tokens)])
     reply: Any = yield from run_script(request, (yield request), _is_outcome, RetryState(clock))
     return sum(reply) if isinstance(reply, list) else int(reply)
 

@@ -67,6 +67,8 @@ class Request:
     # Whether a closed client sends it, too: the locks that it held when it was closed may be released
     allowed_after_close = False
 
+    long_reply = False  # whether its reply may be longer than that of any command of a lock
+
     def undo(self) -> Undo | None:
         """What undoes this request for a caller that is gone, whether or not the server executed it; None: there is
         nothing to undo."""
@@ -106,6 +108,12 @@ class RawCommands(Request):
         """The template of its only command, which `make` compiles and is kept for the next time, with the token and the
         milliseconds that fill it; None: it has no template."""
         return None
+
+
+class LongReply(RawCommands):
+    """Request: commands whose replies may be long."""
+
+    long_reply = True
 
 
 class Enter(RawCommands):

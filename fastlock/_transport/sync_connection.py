@@ -107,7 +107,7 @@ class Connection:
         if isinstance(request, Command):
             template = stream.templates[request.opcode]
             return stream.round_trip(template, request.key, request.token, request.ms, timeout, spin)
-        if isinstance(request, RawCommands) and not request.needs_push:
+        if isinstance(request, RawCommands) and not (request.needs_push or request.long_reply):
             make = self.impl.Template
             filled = request.filled(make)
             if filled is None and len(request.calls) == 1 and len(request.calls[0]) <= MAX_PARTS:

@@ -45,6 +45,8 @@ _TEMPLATES: dict[tuple[ModuleType, frozenset[str]], tuple[Any, ...]] = {}
 def write_request(stream: Stream, session: handshake.Session, request: Request, pending_reply: Pending) -> None:
     """Write a request into the stream of a connection; `pending_reply` gets the answer."""
     end_sessions(stream, session, request.stale)
+    if request.long_reply:
+        stream.expect_long()
     if isinstance(request, Command):
         stream.put(stream.templates[request.opcode], pending_reply, request.key, request.token, request.ms)
     elif isinstance(request, CommandBatch):
