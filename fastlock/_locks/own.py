@@ -23,7 +23,7 @@ from fastlock._transport.owners import ThreadOwner
 
 def own_leases(keys: Iterable[bytes]) -> dict[tuple[bytes, bytes], Own]:
     """The leases of this process on these keys, by key and secret. It looks at all objects of the process, which takes
-    some 50 ms for a million of them; those that `gc.freeze` has put aside it does not see."""
+    some 0.1 s for a million of them; those that `gc.freeze` has put aside it does not see."""
     wanted, leases, owners = set(keys), {}, {}
     for each in gc.get_objects():
         kind = type(each)  # not `isinstance`: an object may have a `__class__` that runs code

@@ -18,7 +18,7 @@ from fastlock._protocol.steps import Clock, LongReply, Steps
 FIND_LOCKS_LUA = Script("find_locks")
 SHARED_BREAK_LUA = Script("ends", "publish", "shared", "shared_break")
 QUEUE_PREFIX = b"fastlock:queue:"
-BATCH = 1000  # keys that one step looks at: the server does nothing else meanwhile (1 ms)
+BATCH = 1000  # keys that one step looks at: the server does nothing else meanwhile (1.5 ms)
 _PLAIN = re.compile(rb"fl[:+][0-9a-f]{32}")
 
 

@@ -391,6 +391,31 @@ def test_an_unfinished_reply_is_bounded(layer: ModuleType, header: bytes, size: 
     assert memory() - before < 4 << 20
 
 
+@pytest.mark.parametrize("size", [1000, 65_600, 1 << 20])
+def test_a_long_reply_passes_where_it_is_expected(layer: ModuleType, size: int) -> None:
+    """A list, a verbatim string; a plain string as long, which may be a key's value, is dropped as before."""
+    clients = b"=%d\r\ntxt:%b\r\n" % (100_004, b"c" * 100_000)
+    items = b"*20000\r\n" + b"$4\r\nabcd\r\n" * 20_000
+    dropped = b"$100000\r\n" + b"d" * 100_000 + b"\r\n"
+    stream, replies = layer.Stream(), [layer.PendingReply() for _ in range(4)]
+    for reply in replies:
+        stream.put_command(reply, (b"PING",))
+    stream.expect_long()
+    data = clients + items + dropped + b":1\r\n"
+    for start in range(0, len(data), size):
+        stream.feed(data[start : start + size])
+    assert [reply.reply for reply in replies] == [b"c" * 100_000, [b"abcd"] * 20_000, b"", 1]
+
+
+@pytest.mark.parametrize("frame", ["=%d" % (1 << 27), "*%d" % (1 << 21), "!%d" % (1 << 27)])
+def test_a_long_reply_has_its_limits(layer: ModuleType, frame: str) -> None:
+    stream = layer.Stream()
+    stream.put_command(layer.PendingReply(), (b"PING",))
+    stream.expect_long()
+    with pytest.raises(hiredis.ProtocolError, match="announces too much"):
+        stream.feed(frame.encode() + b"\r\n")
+
+
 @pytest.mark.parametrize("last", [1, 2, 3, 9, 20, 26, 65536])
 def test_the_longest_token_is_not_too_long(layer: ModuleType, last: int) -> None:
     """However its bytes arrive, and in the array that answers a fenced acquire."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from support.child_client import until
 from support.holding import Holder
 
 import fastlock
-from fastlock._protocol import commands, local_queue, renewal
+from fastlock._protocol import commands, describe, inventory, local_queue, renewal
+from fastlock._protocol.lease import now, process_id
 from fastlock._transport import aio, aio_connection, sync_connection, waiting
 from fastlock.embedded import Server
 
@@ -247,6 +249,51 @@ async def test_shared_locks_need_only_the_documented_rights(
     await api.get(client.semaphore("app:s", 2).resize(None))
     refused = {entry["object"].partition("|")[0] for entry in probe.acl_log()}
     assert probe.keys() == [] and refused <= USEFUL, "only useful commands may be refused"
+
+
+@KINDS
+async def test_describe_needs_only_the_documented_rights(
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+) -> None:
+    """Without the right to list clients it is not known where a holder runs."""
+    keys = [f"~fastlock:{what}:*" for what in ("queue", "fence", "size")]
+    locks = [api.client(server.url).lock("app:a"), api.client(server.url).semaphore("app:s", 3)]
+    for lock in locks:
+        await api.enter(lock)
+    for more in ([], ["client|list" if kind != "floor" else "client"]):
+        rights = [f"+{command}" for command in [*DESCRIBED.split(), *more]]
+        client = api.client(set_user("~app:*", *keys, *rights))
+        for name in ("app:a", "app:s"):
+            (holder,) = (await api.get(client.describe(name))).holders
+            assert holder.process == process_id().decode() and holder.mine and holder.depth == 1
+            assert (holder.pid, holder.connected) == ((os.getpid(), True) if more else (None, None))
+        await api.get(client.close())
+    client = api.client(set_user("~app:*", *keys, "+evalsha", "+script|load"))
+    with pytest.raises(redis.exceptions.NoPermissionError) as refused:
+        await api.get(client.describe("app:a"))
+    assert "needs +evalsha +script|load +" in shown_text(refused.value)
+    for lock in locks:
+        await api.leave(lock)
+
+
+@KINDS
+async def test_operators_need_only_the_documented_rights(
+    api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser
+) -> None:
+    keys = [f"~fastlock:{what}:*" for what in ("queue", "size", "fence")]
+    locks = [api.client(server.url).lock("app:a"), api.client(server.url).rw_lock("app:b").read]
+    for lock in locks:
+        await api.enter(lock)
+    listing = api.client(set_user("~app:*", *keys, *(f"+{command}" for command in LISTED.split())))
+    cursor, names = await api.get(listing._transport.drive(inventory.scan(b"0", b"*", now)))
+    assert (cursor, set(names)) == (b"0", {b"app:a", b"app:b"})
+    breaks = [*DESCRIBED.split(), *QUEUED.split(), *SHARED.split()]
+    client = api.client(set_user("~app:*", *keys, "resetchannels", "&fastlock:*", *(f"+{each}" for each in breaks)))
+    for lock in locks:
+        found = await api.get(client._transport.drive(describe.find(lock._key, now)))
+        assert await api.get(client._transport.drive(inventory.break_locks(lock._key, found, now))) == 1
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await api.get(lock.release())
 
 
 def test_scripts_need_only_the_documented_rights() -> None:
