@@ -20,6 +20,8 @@ def threads(client: fastlock.Client) -> None:
     with client.multi_lock(["a", b"b"]) as leases:
         assert_type(leases, fastlock.MultiLease)
     assert_type(client.lock("a").acquire(), bool)
+    assert_type(client.describe("a"), fastlock.Description)
+    assert_type(client.describe("a").holders[0], fastlock.Holder)
     assert_type(client.acquire_many(["a"]), list[fastlock.Lease | None])
     assert_type(client.release_many([lease]), list[bool])
 

@@ -24,7 +24,7 @@ from fastlock._cli import console
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "s3cret-@/#:tail"
 QUOTED = "s3cret-%40%2F%23%3Atail"
-COMMANDS = ("server", "info", "bench", "flash-sale")
+COMMANDS = ("server", "info", "bench", "flash-sale", "ls", "show", "break", "watch")
 
 
 def fastlock(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -407,7 +407,7 @@ def test_a_long_reply_passes_where_it_is_expected(layer: ModuleType, size: int) 
     assert [reply.reply for reply in replies] == [b"c" * 100_000, [b"abcd"] * 20_000, b"", 1]
 
 
-@pytest.mark.parametrize("frame", ["=%d" % (1 << 27), "*%d" % (1 << 21), "!%d" % (1 << 27)])
+@pytest.mark.parametrize("frame", [f"={1 << 27}", f"*{1 << 21}", f"!{1 << 27}"])
 def test_a_long_reply_has_its_limits(layer: ModuleType, frame: str) -> None:
     stream = layer.Stream()
     stream.put_command(layer.PendingReply(), (b"PING",))

@@ -302,7 +302,7 @@ async def test_more_than_a_reply_to_a_lock_has(api: Api, server: Server, probe: 
     probe.client_setname(f"{'x' * 100_000}")
     process = process_id()
     tokens = [b"fl:%b%016x|s1/9999" % (process, i) for i in range(6000)]
-    probe.zadd(NAME, {token: "+inf" for token in tokens})
+    probe.zadd(NAME, dict.fromkeys(tokens, "+inf"))
     probe.zadd(NAME, {"|used": -6000})
     entries = [b"fastlock:%b%016xfl:%032x|s1/9999" % (process, i, i) for i in range(6000)]
     probe.zadd(QUEUE, {entry: i for i, entry in enumerate(entries)})
