@@ -136,10 +136,11 @@ def test_a_reply_with_its_own_token_is_checked_again() -> None:
     token, ours = b"fl:" + b"a" * 32, b"fl+" + b"a" * 32
     keys = [b"%d" % n for n in range(6)]
     replies = [None, token, ours, b"fl+" + b"b" * 32, 5, b"fl:" + b"b" * 32]
-    leases, odd = batch.granted([str(n) for n in range(6)], keys, token, 5.0, replies)
+    leases, odd = batch.granted([str(n) for n in range(6)], keys, token, 1.0, 5.0, replies)
+    assert leases[0]._since == 1.0
     assert [lease is not None for lease in leases] == [True] + [False] * 5 and odd == [1, 2, 4]
     given = b"x" * 35
-    assert batch.granted(["x"], [b"x"], given, 5.0, [b"fl+" + given[3:]]) == ([None], []), (
+    assert batch.granted(["x"], [b"x"], given, 1.0, 5.0, [b"fl+" + given[3:]]) == ([None], []), (
         "such a token cannot be marked"
     )
 
