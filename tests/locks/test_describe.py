@@ -237,17 +237,19 @@ async def test_a_thread_that_has_ended(api: Api, server: Server, probe: redis.Re
 async def test_each_holder_of_several(api: Api, server: Server) -> None:
     clients = [api.client(server.url) for _ in range(2)]
     jobs: list[Any] = []
+    inside: list[int] = []
     leave, names = threading.Event(), ["one", "two", "three"]
 
     async def hold(at: int) -> None:
         rename(api, running(api), names[at])
         async with api.within(clients[at % 2].semaphore(NAME, 5)):
+            inside.append(at)
             await until(api, leave.is_set, "the word to leave", LONG)
 
     for at in range(3):
         jobs.append(api.start(lambda at=at: hold(at)))
-    while len((found := await described(api, clients[0])).holders) < 3:
-        await api.checkpoint()
+    await until(api, lambda: len(inside) == 3, "three holders")
+    found = await described(api, clients[0])
     assert sorted(each.owner or "" for each in found.holders) == sorted(names)
     leave.set()
     for job in jobs:
