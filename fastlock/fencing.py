@@ -31,6 +31,9 @@ class StaleFenceError(LockNotOwnedError):
         self.fence = fence
         self.newest = newest
 
+    def __reduce__(self) -> tuple[type[StaleFenceError], tuple[object, int, int]]:
+        return type(self), (self.lock_name, self.fence, self.newest)
+
 
 # ---------------------------------------------------------------------------------------------------------------- Redis
 

@@ -234,12 +234,18 @@ class Chaos:
         (Path(self.probe.config_get("dir")["dir"]) / "dump.rdb").unlink(missing_ok=True)
         return ended
 
+    def note_wipe(self, when: str) -> None:
+        """Tell the workers when the server lost its data; they read the file at any moment, so it is replaced."""
+        written = self.plan.folder / f"{WIPED}.new"
+        written.write_text(when)
+        written.replace(self.plan.folder / WIPED)
+
     def wipe(self) -> None:
         """Restart the server empty: earlier leases are worth nothing, and no client can know."""
         start = now()
-        (self.plan.folder / WIPED).write_text("inf")
+        self.note_wipe("inf")
         ended = self.restart(save="")
-        (self.plan.folder / WIPED).write_text(str(now()))
+        self.note_wipe(str(now()))
         self.history.wipes.append((start, ended))
 
     def pause(self) -> None:

@@ -41,7 +41,6 @@ from fastlock._locks.own import own_leases
 from fastlock._locks.reentrant import OwnersByName
 from fastlock._locks.refill import RefillOptions
 from fastlock._locks.shared import as_preference
-from fastlock._locks.sharing import SharedByKey
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses, values
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.description import Description, describe_names
@@ -87,7 +86,6 @@ class Client(Uncopyable):
         self._settings = settings
         self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = AsyncTransport(settings, _implementation.default)
-        self._shared = SharedByKey()
         self._background: set[Background] = set()  # elections and jobs that run
         self._owners = OwnersByName(contextlib.nullcontext)
         self._rw_owners = OwnersByName(contextlib.nullcontext)

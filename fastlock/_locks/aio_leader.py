@@ -82,7 +82,7 @@ class Election(Candidacy, Background):
         body.add_done_callback(lambda _: self._tell())
         try:
             while self.is_leader and _can_lead(body):
-                await self._change(min(lease.remaining, LONGEST_SLEEP))
+                await self._change(min(lease._renewal.lost_from() - now(), LONGEST_SLEEP))
         finally:
             self._lease, self._resigning = None, False
             leads = await self._end(body)

@@ -15,7 +15,7 @@ from fastlock._locks.reentrant import Owners, fixed_name
 from fastlock._locks.shared import PermitsSide, ReadSide, SharedLock, WriteSide, as_permits
 from fastlock._protocol import describe, shared
 from fastlock._protocol.lease import Lease, now
-from fastlock._transport.internals import coroutine_function
+from fastlock._transport.internals import coroutine_function, running_loop
 
 
 class SharedClientLock(SharedLock, ClientLock):
@@ -181,7 +181,8 @@ class Semaphore(PermitsSide, SharedClientLock):
         return self._release(self._owner(), None)
 
     def _orphaned_lease(self) -> Lease | None:
-        found = [held[-1] for task, held in self._held.items() if task is not None and task.done()]
+        closing = running_loop() is None  # as a coroutine that is closed leaves an `async with`
+        found = [lease for lease, task in self._held.items() if task is not None and (closing or task.done())]
         return found[-1] if found else None
 
     async def available(self) -> int:
@@ -193,7 +194,7 @@ class Semaphore(PermitsSide, SharedClientLock):
         acquires says. Waiters are granted what is free now. Permits that are held stay so, also if there are more of
         them; who waits for more than there are gets a LockError."""
         size = None if permits is None else as_permits(permits, "permits")
-        await self._transport.drive(shared.resize(self._key, size, now))
+        await self._transport.drive(shared.resize(self, size, now))
 
 
 class GuardedSemaphore(Guarded, Semaphore):

@@ -27,7 +27,6 @@ from fastlock._locks.own import own_leases
 from fastlock._locks.reentrant import OwnersByName
 from fastlock._locks.refill import RefillOptions
 from fastlock._locks.shared import as_preference
-from fastlock._locks.sharing import SharedByKey
 from fastlock._locks.sync_shared import ReadLock, ReadWriteLock, Semaphore, WriteLock
 from fastlock._protocol import arguments, base_lock, batch, handshake, losses, values
 from fastlock._protocol.batch_operations import AcquireMany, release_many
@@ -72,7 +71,6 @@ class Client(Uncopyable):
         self._settings = settings
         self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = transport = SyncTransport(settings, _implementation.default)
-        self._shared = SharedByKey()
         self._background: set[Background] = set()  # elections and jobs that run
         self._owners = OwnersByName(lambda: transport._mutex)  # not of `self`: a cycle would keep its sockets open
         self._rw_owners = OwnersByName(lambda: transport._mutex)

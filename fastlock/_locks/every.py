@@ -16,7 +16,7 @@ from fastlock._locks.once import refuse_async, refuse_coroutine
 from fastlock._protocol import periods
 from fastlock._protocol.arguments import Name, as_ms, as_name
 from fastlock._protocol.lease import Lease, new_token, now
-from fastlock._protocol.losses import LOG, abbreviated
+from fastlock._protocol.losses import LOG, abbreviated, shown
 from fastlock._protocol.periods import Claim
 from fastlock._protocol.renewal import check_timeout
 from fastlock._protocol.steps import Steps, backoff
@@ -113,7 +113,7 @@ class Schedule:
         """Note an error of the server. Returns the seconds to wait before the next try."""
         self._last_error = error
         if failures == 1:
-            LOG.warning("the job %s goes on when the server is back: %r", abbreviated(self._name), error)
+            LOG.warning("the job %s goes on when the server is back: %s", abbreviated(self._name), shown(error))
         return backoff(failures)
 
     def _run_failed(self, error: BaseException) -> None:
@@ -122,7 +122,7 @@ class Schedule:
 
     def _release_failed(self, error: Exception) -> None:
         if not isinstance(error, LockError):  # a loss was logged where it was found
-            LOG.warning("the lock of job %s ends by itself: %r", abbreviated(self._name), error)
+            LOG.warning("the lock of job %s ends by itself: %s", abbreviated(self._name), shown(error))
 
 
 class Job(Schedule, Background):

@@ -16,7 +16,7 @@ from fastlock._locks.once import refuse_async
 from fastlock._protocol.arguments import Name, as_name, as_wait
 from fastlock._protocol.base_lock import LockAcquire
 from fastlock._protocol.lease import Lease, now
-from fastlock._protocol.losses import LOG, abbreviated
+from fastlock._protocol.losses import LOG, abbreviated, shown
 from fastlock._protocol.renewal import check_timeout
 from fastlock._protocol.steps import backoff
 
@@ -100,7 +100,7 @@ class Candidacy:
         """Note an error of the server. Returns the seconds to wait before the next try."""
         self._last_error = error
         if failures == 1:
-            LOG.warning("the election %s goes on when the server is back: %r", abbreviated(self._name), error)
+            LOG.warning("the election %s goes on when the server is back: %s", abbreviated(self._name), shown(error))
         return backoff(failures)
 
     def _not_led(self, error: BaseException) -> None:
@@ -109,7 +109,7 @@ class Candidacy:
 
     def _log_release(self, error: Exception) -> None:
         if not isinstance(error, LockError):  # a loss was logged where it was found
-            LOG.warning("the leader of %s could not resign, its lease ends by itself: %r", self._name, error)
+            LOG.warning("the leader of %s could not resign, its lease ends by itself: %s", self._name, shown(error))
 
 
 class Election(Candidacy, Background):
@@ -181,7 +181,7 @@ class Election(Candidacy, Background):
             while leads and self.is_leader:
                 wake = self._changes.expect()
                 over = not self.is_leader
-                self._changes.wait(wake, 0.0 if over else min(lease.remaining, LONGEST_SLEEP))
+                self._changes.wait(wake, 0.0 if over else min(lease._renewal.lost_from() - now(), LONGEST_SLEEP))
         finally:
             self._lease, self._resigning = None, False
             try:

@@ -90,20 +90,12 @@ class Call:
 
     def new_lock(self) -> Any:
         """The lock under which the function runs."""
-        self.shared = self.client._shared.of(self.key)
-        self.serial = self.shared.serial
         self.lock = self.client.lock(self.name, **self.settings.lock_options)
         return self.lock
 
     def look_again(self) -> Steps[bytes | None]:
         """The same, for who has got the lock: others may have run the function while this caller waited."""
-        if self.shared.serial != self.serial:
-            raw: bytes | None = self.shared.raw
-            return raw
-        raw = yield from values.read(self.key, now)
-        if raw is not None:
-            self.shared.put(raw)
-        return raw
+        return values.read(self.key, now)
 
     def decode(self, raw: bytes | None) -> tuple[Any] | None:
         """(result,), or None: there is none that could be read."""
@@ -122,7 +114,6 @@ class Call:
                 "another caller may have run it too",
                 lock_name=self.name,
             )
-        self.shared.put(raw)
         return result
 
     def instead(self, error: LockNotAcquiredError) -> Callable[..., Any] | None:

@@ -43,8 +43,8 @@ def _kept(keeper: Any) -> list[tuple[Any, Lease]]:
     if isinstance(keeper, Owners):
         return list(keeper.leases.items())
     if isinstance(keeper, PermitsSide):
-        held: dict[Any, list[Lease]] = getattr(keeper, "_held", {})
-        return [(owner, lease) for owner, leases in list(held.items()) for lease in list(leases)]
+        held: dict[Lease, Any] = getattr(keeper, "_held", {})
+        return [(owner, lease) for lease, owner in list(held.items())]
     kept: list[tuple[Any, Any]] = list(getattr(keeper, "_leases", {}).items())
     return [
         (owner, each) for owner, lease in kept for each in (lease.leases if isinstance(lease, MultiLease) else (lease,))

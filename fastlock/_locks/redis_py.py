@@ -301,6 +301,9 @@ class DropIn(BaseLock, metaclass=_Whole):
             return extension.extend(lease, ms, bool(replace_ttl), now, action == "reacquire")
         return shortened(lease, ms, bool(replace_ttl), now)
 
+    def _tells_kind(self) -> bool:
+        return False
+
     def _endless(self, why: str) -> LockError:
         """The error that redis-py raises: its script answers 0 for a lease without end, as for a lost one."""
         return LockNotOwnedError(why, lock_name=self._text)

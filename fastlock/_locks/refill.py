@@ -17,9 +17,9 @@ from fastlock._locks.once import NameOrMaker, check_timeouts, refuse_async, refu
 from fastlock._protocol import values
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.lease import Lease, now
-from fastlock._protocol.losses import LOG, abbreviated
+from fastlock._protocol.losses import LOG, abbreviated, shown
 from fastlock._protocol.steps import Steps
-from fastlock._protocol.values import Codec, Found, Kept
+from fastlock._protocol.values import Codec, Found
 from fastlock._stream_errors import by_handler
 
 if TYPE_CHECKING:
@@ -91,8 +91,6 @@ class Call:
     def new_lock(self) -> Any:
         """The lock under which the value is made: who finds an old value does not wait for it."""
         waits = self.old is None
-        self.shared = self.client._shared.of(self.key)
-        self.serial = self.shared.serial
         self.lock = self.client.lock(
             self.name,
             self.settings.timeout,
@@ -106,14 +104,9 @@ class Call:
 
     def look_again(self) -> Steps[tuple[Any] | None]:
         """(value,), if others have made it while this caller waited for the lock."""
-        if self.shared.serial != self.serial:
-            return self.settings.codec.decode(self.shared.raw, self.name)
         found = yield from values.find(self.key, now, versioned=True)
         self.version = found.version
-        value = self._judge(found)
-        if value is not None and found.raw is not None:
-            self.shared.put(found.raw)
-        return value
+        return self._judge(found)
 
     def keep(self, lease: Lease, value: object) -> Steps[Any]:
         """Keep the loader's value, unless the lock was lost or the value discarded meanwhile. Returns the value as all
@@ -123,9 +116,7 @@ class Call:
         raw = codec.encode(refuse_coroutine(value), self.name)
         self.made = (codec.loads(raw),)
         ms = settings.ms + settings.stale_ms
-        kept = yield from values.keep(lease._key, lease._raw_token, self.key, raw, ms, now, self.version)
-        if kept is Kept.KEPT:
-            self.shared.put(raw)
+        yield from values.keep(lease._key, lease._raw_token, self.key, raw, ms, now, self.version)
         return self.made[0]
 
     def instead(self, error: Exception) -> tuple[Any] | None:
@@ -138,7 +129,7 @@ class Call:
         if self.made is not None:
             if not isinstance(error, RedisError) or not is_own(error):
                 return None
-            LOG.warning("the value of %s was loaded, and could not be kept: %r", abbreviated(self.name), error)
+            LOG.warning("the value of %s was loaded, and could not be kept: %s", abbreviated(self.name), shown(error))
             return self.made
         if self.old is not None:
             LOG.warning("loading %s failed, and its old value is used", abbreviated(self.name), exc_info=error)

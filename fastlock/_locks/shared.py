@@ -18,7 +18,7 @@ from fastlock._protocol.shared import AcquireShared, Downgrade, ReleaseShared
 from fastlock._protocol.steps import Steps
 
 MAX_PERMITS = 2**31 - 1
-MAX_OWNERS = 64  # whose leases one semaphore keeps: beyond, those are forgotten that have ended
+MAX_LEASES = 64  # leases that one semaphore keeps: beyond, ended ones are forgotten, whose owners never released them
 
 
 class SharedLock(BaseLock):
@@ -149,7 +149,7 @@ class PermitsSide(SharedLock):
     _mode = SEMAPHORE
     permits: int
     n: int
-    _held: dict[Any, list[Lease]]
+    _held: dict[Lease, Any]  # the leases that are held, each with its owner, in the order in which they were acquired
 
     def _set_permits(self, permits: int, n: int) -> None:
         self.permits, self.n, self._held = as_permits(permits, "permits"), as_permits(n, "n"), {}
@@ -171,30 +171,24 @@ class PermitsSide(SharedLock):
         return super()._acquire_with(sleep, blocking, blocking_timeout, token)
 
     def _keep_lease(self, owner: object, lease: Lease) -> None:
-        held = self._held.setdefault(owner, [])
-        held.append(lease)
+        if len(self._held) >= MAX_LEASES:
+            for kept in list(self._held):
+                if not kept._time_left():
+                    self._held.pop(kept, None)
+        self._held[lease] = owner
         if self._renewal is not None:
             self._transport.renew(lease, self._ms, self._renewal, owner if self.thread_local else None)
-        if len(self._held) > MAX_OWNERS:
-            for other, leases in list(self._held.items()):
-                if not any(kept is lease or kept._time_left() for kept in leases):
-                    self._held.pop(other, None)
 
     def _drop_lease(self, lease: Lease) -> None:
         if lease._renewal is not None:
             lease._renewal.end()
-        for owner, held in list(self._held.items()):
-            if lease in held:
-                held.remove(lease)
-                if not held:
-                    self._held.pop(owner, None)
+        self._held.pop(lease, None)
 
     def _leases_of(self, owner: object) -> list[Lease]:
         """The leases that this owner may release, the last one first."""
-        held = self._held.get(owner)
-        if held or self.thread_local:
-            return list(reversed(held or ()))
-        return [lease for each in reversed(list(self._held.values())) for lease in reversed(list(each))]
+        held = list(self._held.items())[::-1]
+        mine = [lease for lease, its in held if its is owner]
+        return mine if mine or self.thread_local else [lease for lease, _ in held]
 
     def _lease_of(self, owner: object) -> Lease | None:
         leases = self._leases_of(owner)

@@ -157,4 +157,4 @@ class Semaphore(PermitsSide, SharedClientLock):
         acquires says. Waiters are granted what is free now. Permits that are held stay so, also if there are more of
         them; who waits for more than there are gets a LockError."""
         size = None if permits is None else as_permits(permits, "permits")
-        self._transport.drive(shared.resize(self._key, size, now))
+        self._transport.drive(shared.resize(self, size, now))

@@ -105,6 +105,8 @@ class BaseLock:
 
     def _keep(self, owner: object, lease: Lease) -> None:
         self._leases[owner] = lease
+        if self._owners is not None:
+            self._owners.keep()
         if self._renewal is not None:
             self._transport.renew(lease, self._ms, self._renewal, owner)
         if len(self._leases) > _MAX_LEASES:
@@ -137,7 +139,7 @@ class BaseLock:
 
     def _reenter(self) -> Lease | None:
         """Acquire a reentrant lock once more, if the caller holds it; None: it does not. Raises LockNotOwnedError: its
-        lease has ended, or is being released. LockError: the lease has no fence, and this lock wants one."""
+        lease has ended. LockError: the lease has no fence, and this lock wants one."""
         lease = self._entered_before()
         if lease is not None:
             lease._depth += 1  # last: no call, in which a signal handler could raise, comes after it
@@ -148,9 +150,11 @@ class BaseLock:
         owner = self._owner()
         lease = self._leases.get(owner)
         if lease is None or is_inherited(lease):
-            self._owners.keep()
             return None
-        if lease._releasing or not lease._time_left():
+        if lease._releasing:  # by `release_many`, or by a release that was interrupted and is carried out all the same
+            self._drop_lease(lease)
+            return None
+        if not lease._time_left():
             raise self._lost("acquire")
         if self.fence and lease._fence is None:
             raise LockError(self._cannot("acquire", "it is held without a fence"), lock_name=self._text)
@@ -315,6 +319,10 @@ class BaseLock:
         if self._leases:
             why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
         return LockError(self._cannot(action, why), lock_name=self._text)
+
+    def _tells_kind(self) -> bool:
+        """Whether an acquire of a name that is of another kind raises LockKindError; else the server's refusal."""
+        return True
 
     def _not_got(self) -> LockNotAcquiredError:
         limit = self.blocking_timeout  # after it, nobody knows whether the name was held or the server was slow

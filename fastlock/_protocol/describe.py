@@ -85,16 +85,18 @@ def kind_of(member: bytes) -> str:
     return KINDS[commands.mode_of(member)] if commands.is_shared(member) else OTHER
 
 
-def explain(refusal: errors.ResponseError, lock: Any, clock: Clock) -> Steps[errors.ResponseError | errors.LockError]:
+def explain(
+    refusal: errors.ResponseError, lock: Any, clock: Clock, action: str = "acquire"
+) -> Steps[errors.ResponseError | errors.LockError]:
     """The error of an acquire that the server has refused: one that says what kind of lock the name is, if it is of
     another; else the refusal itself."""
     code, _, rest = str(refusal).partition(" ")
     if code == "PERMITS":
         return errors.LockError(lock._cannot("acquire", f"it has {rest} permits, fewer than asked for"), lock._text)
-    if code not in ("WRONGTYPE", "WRONGKIND") or not errors.is_own(refusal):
+    if code not in ("WRONGTYPE", "WRONGKIND") or not (errors.is_own(refusal) and lock._tells_kind()):
         return refusal
     kind = rest if code == "WRONGKIND" else (yield from other_kind(lock._key, clock))
-    return errors.LockKindError(lock._cannot("acquire", f"its name is in use by {kind}"), lock._text)
+    return errors.LockKindError(lock._cannot(action, f"its name is in use by {kind}"), lock._text)
 
 
 def other_kind(key: bytes, clock: Clock) -> Steps[str]:

@@ -24,6 +24,11 @@ def abbreviated(name: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+def shown(error: BaseException) -> str:
+    """An error for a log: its type and its text. (repr() drops the text of redis-py's errors since 8.0.)"""
+    return f"{type(error).__name__}: {error}"
+
+
 def warn_of_loss(name: object, action: str) -> None:
     """Log the loss of a lease, once for each lease that its holder finds lost."""
     why = "its lease had ended, or its key was deleted or taken"

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
-from fastlock._protocol.arguments import as_number, as_wait
+from fastlock._protocol.arguments import as_ms, as_number, as_wait
 from fastlock._protocol.extension import Move, set_expiry
 from fastlock._protocol.handshake import Purpose
 from fastlock._protocol.lease import ENDED, Lease, Lost
@@ -35,6 +35,7 @@ JITTER = 0.1  # part of that by which it varies: many clients that began togethe
 EARLY_PART = 1 / 30  # of a lease's time, by which it may be renewed early, along with another
 LOST_PART = 1 / 30  # of a lease's time, by which its loss is told before it ends: time to stop, and for slow machines
 CHUNK = 128  # names renewed by one script: the server does nothing else meanwhile
+SHORTEST_RETRY = 0.02  # seconds before a try at least; at most a quarter of what is left of the lease
 ATTEMPT_SECONDS = 1.0  # after which a renewal that was not answered is sent again: leases added meanwhile are waiting
 
 
@@ -77,10 +78,14 @@ def check_timeout(timeout: float | None) -> None:
             f"timeout must be at least {SHORTEST_SECONDS} seconds with auto_renew=True, not {timeout!r}: a lease is "
             f"renewed when a third of it is over (leave it out for {LEASE_SECONDS:g})"
         )
+    as_ms(timeout)
 
 
 class Host(Protocol):
     """What a renewal uses of its transport."""
+
+    @property
+    def stats(self) -> Stats: ...
 
     def new_event(self, renewal: Renewal) -> Lost:
         """What `lease.lost` is."""
@@ -132,7 +137,7 @@ class Renewal:
         lease = self.lease()
         if lease is not None and not self.over and not lease._releasing and lease._time_left() <= self.margin:
             lease._shorten(lease._deadline - self.margin)
-            self.found_lost()
+            self.found_lost(unreported=True)
         return self.lost
 
     def lost_from(self) -> float:
@@ -140,13 +145,18 @@ class Renewal:
         lease = self.lease()
         return -math.inf if lease is None or self.over or self.lost else lease._deadline - self.margin
 
-    def found_lost(self) -> None:
-        """Note that the lease was lost, and tell so, once."""
+    def found_lost(self, unreported: bool = False) -> None:
+        """Note that the lease was lost, and tell so, once. unreported: the loss is to be counted and logged here, as no
+        release or extension that found it does so."""
         self.lost = True
         try:
             self._untold.pop()  # one thread only gets it
         except IndexError:
             return
+        lease = self.lease()
+        if unreported and lease is not None:
+            self.host.stats.losses += 1
+            warn_of_loss(lease.name, "renew")
         if self.event is not None:
             self.event.wake()
         self.host.tell_lost(self)
@@ -166,10 +176,14 @@ class Renewal:
             if self.event is not None:
                 self.event.wake()
 
+    def has_ended(self, time: float) -> bool:
+        """Whether the lease is not renewed any more: as max_hold is over, or its owner is gone."""
+        return time >= self.until or self.owner_gone()
+
     def next_time(self, lease: Lease, time: float) -> float:
         """When there is something to do for the lease: to renew it, or to say that it is lost."""
         lost_from = lease._deadline - self.margin
-        if self.under_way or time >= self.until or self.owner_gone():
+        if self.under_way or self.has_ended(time):
             return lost_from
         if self.failures:
             return min(lost_from, self.retry_at)
@@ -204,6 +218,7 @@ class Renewals:
             self.schedule(renewal, time)
             self.added.pop(renewal, None)
         due: list[Renewal] = []
+        later: list[Renewal] = []
         part = DUE_PART * random.uniform(1 - JITTER, 1)
         while self.heap:
             at, _, renewal = self.heap[0]
@@ -217,19 +232,20 @@ class Renewals:
             if lease._deadline - renewal.margin <= time:
                 lease._shorten(time)
                 self._lost(renewal, lease)
-            elif renewal.next_time(lease, time) > time + early:  # its end was moved, or it is not renewed any more
+            elif renewal.has_ended(time):
+                later.append(renewal)
+            elif renewal.next_time(lease, time) > time + early:  # its end was moved
                 self.schedule(renewal, time)
             else:
                 renewal.under_way, renewal.part = True, part
                 self.schedule(renewal, time)
                 due.append(renewal)
+        for renewal in later:
+            self.schedule(renewal, time)
         return due
 
     def _lost(self, renewal: Renewal, lease: Lease) -> None:
-        if not renewal.lost:
-            self.stats.losses += 1
-            warn_of_loss(lease.name, "renew")
-            renewal.found_lost()
+        renewal.found_lost(unreported=True)
 
     def wake_time(self) -> float:
         """When `take_due` is to be called next, if none is added before."""
@@ -238,9 +254,10 @@ class Renewals:
         return self.heap[0][0] if self.heap else math.inf
 
     def first_end(self, time: float) -> float:
-        """When the first of all leases counts as lost, at most ATTEMPT_SECONDS from now: so long may a renewal take
-        before somebody has to look again."""
-        return min([time + ATTEMPT_SECONDS, *(end for _, _, each in self.heap if (end := each.lost_from()) > time)])
+        """Until when a renewal may take: half of the time until the first of all leases counts as lost, so that it can
+        be tried again, and at most ATTEMPT_SECONDS."""
+        left = [end - time for _, _, each in self.heap if (end := each.lost_from()) > time]
+        return time + min([ATTEMPT_SECONDS, *(max(SHORTEST_RETRY, each / 2) for each in left)])
 
     def end_of(self, due: list[Renewal]) -> float:
         """When the first of these leases counts as lost."""
@@ -265,7 +282,7 @@ class Renewals:
 
     def _renewed(self, moves: list[tuple[Renewal, Lease, Move]], until: float, clock: Clock) -> Steps[None]:
         request = RenewMany([(lease, renewal.ms) for renewal, lease, _ in moves])
-        request.until = until
+        request.until, request.strict = until, True
         answered = False
         try:
             replies = yield from send_renewals(request, RetryState(clock))
@@ -286,7 +303,8 @@ class Renewals:
         for (renewal, lease, move), reply in zip(moves, replies or [None] * len(moves), strict=True):
             if reply is None:
                 renewal.failures += 1
-                renewal.retry_at = clock() + backoff(renewal.failures)
+                most = max(SHORTEST_RETRY, (renewal.lost_from() - clock()) / 4)
+                renewal.retry_at = clock() + min(backoff(renewal.failures), most)
             else:
                 self._note(renewal, lease, move, reply, request.sent)
 
@@ -354,6 +372,9 @@ def _one_by_one(moves: list[tuple[Renewal, Lease, Move]], until: float, clock: C
     replies: list[int | None] = []
     for renewal, lease, _ in moves:
         try:
+            if clock() >= until:
+                replies.append(None)
+                continue
             sent = yield from set_expiry(lease._key, lease._raw_token, renewal.ms, clock, lease)
             replies.append(0 if sent is None else 1)
         except errors.RedisError as error:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlock._protocol import commands
+from fastlock import _errors as errors
+from fastlock._protocol import commands, describe
 from fastlock._protocol.acquire import is_enter_reply, queue_of
 from fastlock._protocol.base_lock import LockAcquire, LockRelease
 from fastlock._protocol.handshake import Purpose
@@ -155,8 +156,10 @@ class Downgrade(ReleaseShared):
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         was_mine = 0
         if answer is not Answer.ALREADY_RELEASED:
-            steps = run_script(self.request, answer, is_int, RetryState(clock))
-            was_mine = yield from with_undo(steps, lambda: None, self.undo)
+            retry = RetryState(clock)
+            steps = run_script(self.request, answer, is_int, retry)
+            # Once it may have been executed, the caller writes no more, whatever became of it
+            was_mine = yield from with_undo(steps, lambda: self.undo() if retry.outcome_unknown else None, self.undo)
         if was_mine:
             become_reader(self.lease)
             return True
@@ -177,7 +180,12 @@ def become_reader(lease: Lease) -> None:
         lease._raw_token = lease._raw_token[:-1] + commands.READER
 
 
-def resize(key: bytes, size: int | None, clock: Clock) -> Steps[None]:
-    """Change how many permits a semaphore has. Raises the redis-py exception of an error reply."""
-    request = RawCommands([commands.resize(key, size)])
-    yield from run_script(request, (yield request), is_int, RetryState(clock))
+def resize(lock: BaseLock, size: int | None, clock: Clock) -> Steps[None]:
+    """Change how many permits a semaphore has. Raises the redis-py exception of an error reply; LockKindError: the name
+    is of another kind."""
+    request = RawCommands([commands.resize(lock._key, size)])
+    try:
+        yield from run_script(request, (yield request), is_int, RetryState(clock))
+    except errors.ResponseError as refusal:
+        error = yield from describe.explain(refusal, lock, clock, "resize")
+        raise error from None

@@ -63,6 +63,7 @@ class Request:
     connection: Connection | None = None
     stale: tuple[Session, ...] = ()  # sessions that broke with it in flight: to be ended before it is sent again
     maybe_executed = False  # whether a reply to it was lost
+    strict = False  # whether `until` also limits how long a connection may take to come up
     needs_push = False  # whether it has to go over the push connection
     # Whether a closed client sends it, too: the locks that it held when it was closed may be released
     allowed_after_close = False

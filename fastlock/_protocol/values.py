@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from fastlock import _errors as errors
 from fastlock._limits import MAX_REPLY
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode, RawCommand, Script
-from fastlock._protocol.losses import LOG, abbreviated
+from fastlock._protocol.losses import LOG, abbreviated, shown
 from fastlock._protocol.release import is_int
 from fastlock._protocol.retry import RetryState, execute, resolve, run_script
 from fastlock._protocol.steps import Clock, Command, RawCommands, Steps
 from fastlock._stream_errors import by_handler
 
-KEEP_LUA = Script("tokens", "keep_value")
-DISCARD_LUA = Script("discard_value")
+KEEP_LUA = Script("tokens", "no_lock", "keep_value")
+DISCARD_LUA = Script("no_lock", "discard_value")
 VERSION_KEPT_MS = 86_400_000  # far longer than a value is being made
 MOST_READS = 10  # of a long value that is replaced each time while it is read
 
@@ -103,13 +104,16 @@ class Codec:
         return raw
 
     def decode(self, raw: bytes, name: object) -> tuple[Any] | None:
-        """(value,), or None for bytes that cannot be read: they count as none."""
+        """(value,), or None for bytes that cannot be read: they count as none. LockKindError: they are a lock's."""
+        plain = commands.PLAIN_PREFIX + raw[3:]
+        if commands.can_be_contended(plain) and commands.token_matches(raw, plain):
+            raise errors.LockKindError(f"No value can be kept under {abbreviated(name)}: the key holds a lock", name)
         try:
             return (self.loads(raw),)
         except Exception as error:
             if by_handler(error):
                 raise
-            LOG.warning("what is kept for %s cannot be read, and is made anew: %r", abbreviated(name), error)
+            LOG.warning("what is kept for %s cannot be read, and is made anew: %s", abbreviated(name), shown(error))
             return None
 
 
@@ -187,7 +191,7 @@ def keep(
     keys = (lock, key) if version is None else (lock, key, version_key(key))
     given = (token, raw, b"%d" % ms, version or b"")
     request, retry = RawCommands([(b"EVALSHA", KEEP_LUA.sha, b"%d" % len(keys), *keys, *given)]), RetryState(clock)
-    reply = yield from run_script(request, (yield request), is_int, retry)
+    reply = yield from _answered(request, key, retry)
     if reply == 1:
         return Kept.KEPT
     if retry.outcome_unknown and (yield from read(key, clock)) == raw:  # kept before the reply was lost
@@ -204,5 +208,16 @@ def forget(key: bytes, clock: Clock) -> Steps[bool]:
 def discard(key: bytes, clock: Clock) -> Steps[bool]:
     """Delete a value; one that is being made now will not be kept. Returns whether there was one."""
     call = (b"EVALSHA", DISCARD_LUA.sha, b"3", key, version_key(key), load_key(key), b"%d" % VERSION_KEPT_MS)
-    request = RawCommands([call])
-    return bool((yield from run_script(request, (yield request), is_int, RetryState(clock))))
+    return bool((yield from _answered(RawCommands([call]), key, RetryState(clock))))
+
+
+def _answered(request: RawCommands, key: bytes, retry: RetryState) -> Steps[int]:
+    """The number that a script replies. Raises LockKindError: the key holds a lock, or something else that is no
+    value."""
+    try:
+        return int((yield from run_script(request, (yield request), is_int, retry)))
+    except errors.ResponseError as refusal:
+        code, _, found = str(refusal).partition(" ")
+        if code != "WRONGKIND" or not errors.is_own(refusal):
+            raise
+        raise errors.LockKindError(f"No value can be kept under {key!r}: the key holds {found}", key) from None

@@ -241,11 +241,11 @@ class SyncTransport(Transport):
                     except IndexError as none:
                         if by_handler(none):
                             raise
-                        connection, owner = self._get_connection(request.until)
+                        connection, owner = self._get_connection(request.until, request.strict)
                     else:
                         if self._would_deadlock(connection):  # somebody listens for push messages there as well
                             (_,), owner = map(INSERT, (self.idle,), (0,), (connection,)), False
-                            connection, owner = self._get_connection(request.until)
+                            connection, owner = self._get_connection(request.until, request.strict)
             except CONNECT_ERRORS as error:
                 return self.not_sent(error)
             if not owner and self._would_deadlock(connection):
@@ -295,12 +295,12 @@ class SyncTransport(Transport):
             if owner:
                 self.idle.append(connection)
 
-    def _get_connection(self, until: float | None = None) -> tuple[Connection, bool]:
+    def _get_connection(self, until: float | None = None, strict: bool = False) -> tuple[Connection, bool]:
         """(connection, whether this caller has it for itself): an idle one, a new one, or a share in a busy one.
-        until: the caller's deadline; even so a new connection gets at least CLOSE_SECONDS to come up."""
+        until: the caller's deadline; unless that is `strict`, a new connection gets CLOSE_SECONDS to come up."""
         timeout = self.settings.connect_timeout
         if until is not None:
-            timeout = min(timeout, max(CLOSE_SECONDS, until - now()))
+            timeout = min(timeout, max(0.001 if strict else CLOSE_SECONDS, until - now()))
         mark = object()
         try:
             connection, owner = self._find_connection(mark, now() + timeout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import pickle
 import random
 import signal
 import sqlite3
@@ -281,3 +282,8 @@ def test_a_stopped_holder_wakes_up_and_is_refused(server: Server, probe: redis.R
     finally:
         child.kill()
         child.wait()
+
+
+def test_the_error_of_an_older_fence_is_pickled() -> None:
+    error = pickle.loads(pickle.dumps(fencing.StaleFenceError("sku", 1, 2)))
+    assert (type(error), error.lock_name, error.fence, error.newest) == (fencing.StaleFenceError, "sku", 1, 2)

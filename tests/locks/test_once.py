@@ -64,7 +64,7 @@ async def test_callers_of_one_client_pass_the_result_on_without_a_command(api: A
         return result
 
     assert await api.together([call] * count) == [1] * count
-    assert commands[-1] - commands[0] < count, "after the first has it, the others ask the server for nothing each"
+    assert commands[-1] - commands[0] < 4 * count, "after the first has it, the others read it, and no more"
 
 
 async def test_results_of_different_names_are_not_mixed_up(api: Api, server: Server) -> None:
@@ -228,8 +228,8 @@ async def test_forgetting_a_result(api: Api, server: Server) -> None:
     assert await api.get(client.once(NAME, function.native, ttl=TTL)) == 2
 
 
-async def test_a_result_that_was_forgotten_reaches_nobody_who_came_later(api: Api, server: Server) -> None:
-    """Also while another caller of the client, who came before, has yet to get it."""
+async def test_a_result_that_was_forgotten_reaches_nobody(api: Api, server: Server) -> None:
+    """Also nobody of the client who came before, and has yet to get it."""
     client = api.client(server.url)
     function = Counted(api, after_waits(api, [client], 2))
     first = api.start(lambda: client.once(NAME, function.native, ttl=TTL))
@@ -243,7 +243,7 @@ async def test_a_result_that_was_forgotten_reaches_nobody_who_came_later(api: Ap
     late = api.start(lambda: client.once(NAME, function.native, ttl=TTL))
     await waits(api, client, 3)
     await api.get(between.release())
-    assert [await early.get(SOON), await late.get(SOON)] == [1, 2]
+    assert [await early.get(SOON), await late.get(SOON)] == [2, 2]
 
 
 async def test_a_decorated_function(api: Api, server: Server, probe: redis.Redis) -> None:

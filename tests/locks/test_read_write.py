@@ -17,7 +17,7 @@ from support.child_client import NAME, QUEUE, SOON, ChildClient, until
 from support.holding import Holder
 
 import fastlock
-from fastlock._protocol import renewal
+from fastlock._protocol import commands, renewal
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -421,3 +421,26 @@ async def test_a_forked_child_does_not_enter_its_parents_lock(api: Api, server: 
         if (child := os.fork()) == 0:
             os._exit(1 if lock.read.acquire(blocking=False) or lease.valid else 0)
         assert os.waitpid(child, 0)[1] == 0 and lease.depth == 1
+
+
+async def test_a_full_server_renews_and_confirms(
+    api: Api, server: Server, probe: redis.Redis, server_config: Callable[..., None]
+) -> None:
+    """Where memory is full, nothing new is acquired; what is held is renewed, extended, downgraded and released."""
+    client = api.client(server.url)
+    rw, semaphore = client.rw_lock(NAME, timeout=5), client.semaphore(f"{NAME}2", 2, timeout=5)
+    plain = client.lock(f"{NAME}3", timeout=5)
+    async with api.within(rw.write) as lease, api.within(semaphore) as permit, api.within(plain) as token:
+        server_config(maxmemory="1")
+        replies = probe.evalsha(
+            probe.script_load(commands.RENEW_MANY_LUA.text),
+            *(3, NAME, f"{NAME}2", f"{NAME}3"),
+            *(lease.token, permit.token, token.token, 9000, 9000, 9000),
+        )
+        assert replies == [1, 1, 1] and probe.pttl(NAME) > 8000 and probe.pttl(f"{NAME}2") > 8000
+        assert await api.get(rw.write.extend(20, replace_ttl=True)) and lease.remaining > 19
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            await api.get(api.client(server.url).rw_lock("new").read.acquire())
+        assert await api.get(rw.read.acquire())
+    await api.get(rw.read.release())
+    assert not probe.exists(NAME)

@@ -304,3 +304,59 @@ def test_reentrant_locks_do_what_a_plain_model_does(server: Server, impl: str) -
         machine,
         settings=settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=checks),
     )
+
+
+# --------------------------------------------------------------------------------------- after a release that was cut
+
+
+@tasks_only
+async def test_a_release_that_was_cancelled_does_not_keep_its_task_out(api: Api, server: Server) -> None:
+    """The release is carried out all the same, and the task may acquire again: the server says when."""
+    client = api.client(server.url)
+    for make in (
+        client.reentrant_lock,
+        lambda name: client.rw_lock(name).write,
+        lambda name: client.rw_lock(name).read,
+    ):
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(None) as limit:
+                    async with make(NAME):
+                        limit.reschedule(0)
+            async with make(NAME) as lease:
+                assert lease.depth == 1 and lease.valid
+
+
+async def test_a_batch_releases_however_deep(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url)
+    for lock in (client.reentrant_lock(NAME), client.rw_lock(NAME).read, client.rw_lock(NAME).write):
+        await api.enter(lock)
+        lease = await api.enter(lock)
+        assert await api.get(client.release_many([lease])) == [True] and not probe.exists(NAME)
+        async with api.within(lock) as again:
+            assert again is not lease and again.depth == 1
+
+
+async def test_who_waited_long_keeps_what_it_acquired(api: Api, server: Server) -> None:
+    """Beside many other names, and though nobody refers to the lock that acquired."""
+    client, other = api.client(server.url), api.client(server.url)
+    lock = other.lock(NAME)
+    await api.enter(lock)
+    done, told = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        await api.enter(client.reentrant_lock(NAME))
+        gc.collect()
+        done.set()
+        await until(api, told.is_set, "the word") if api.is_async else told.wait(20)
+        await api.get(client.reentrant_lock(NAME).release())
+
+    job = api.start(hold)
+    await until(api, lambda: client.get_stats()["waits"], "a waiter")
+    for number in range(200):
+        async with api.within(client.reentrant_lock(f"{NAME}{number}")):
+            pass
+    await api.leave(lock)
+    await until(api, done.is_set, "the lock")
+    told.set()
+    await job.get()

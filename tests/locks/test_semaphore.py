@@ -183,7 +183,7 @@ async def test_anybody_may_release_where_owners_do_not_count(api: Api, server: S
     if not api.is_async:  # in asyncio, the lease of a task that has ended may be released by any
         with pytest.raises(fastlock.LockError):
             await api.get(mine.release())
-        await api.get(mine._client.release_many([lease for held in mine._held.values() for lease in held]))
+        await api.get(mine._client.release_many(list(mine._held)))
     else:
         await api.get(mine.release())
 
@@ -303,3 +303,34 @@ async def test_the_body_of_a_lost_lease_is_cancelled(api: Api, server: Server, p
         await rw.read.acquire()
     assert lease._renewal.body is None, "who reads on is in no body"
     await rw.read.release()
+
+
+async def test_a_dead_waiter_keeps_nobody_waiting(
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None
+) -> None:
+    """Also one that does not fit, of a semaphore or a read-write lock, while the holder goes on."""
+    client = api.client(server.url)
+    for kind, holds, fits in (
+        ({"kind": "semaphore", "permits": 3, "n": 3}, client.semaphore(NAME, 3), client.semaphore(NAME, 3)),
+        ({"kind": "write"}, client.rw_lock(NAME).read, api.client(server.url).rw_lock(NAME).read),
+    ):
+        first = Holder(api, holds)
+        await first.entered()
+        with ChildClient(api, server.url, **kind) as child:
+            await child.wait_for_line("ready")
+            child.send("acquire")
+            await in_queue(api, probe, 1)
+            assert await api.get(fits.acquire(blocking=False)) is False
+            child.kill()
+        end = time.monotonic() + SOON
+        while not await api.get(fits.acquire(blocking=False)):
+            assert time.monotonic() < end, "it waits behind a client that is gone"
+        await api.get(fits.release())
+        await first.leave()
+
+
+async def test_a_name_of_another_kind_is_not_resized(api: Api, server: Server) -> None:
+    client = api.client(server.url)
+    async with api.within(client.lock(NAME)):
+        with pytest.raises(fastlock.LockKindError, match="Cannot resize lock 'sku': its name is in use by a lock"):
+            await api.get(client.semaphore(NAME, 2).resize(3))

@@ -25,7 +25,8 @@ class Client:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.renewals = Renewals(Stats())
+        self.stats = Stats()
+        self.renewals = Renewals(self.stats)
         self.told: list[Renewal] = []
 
     def tell_lost(self, renewal: Renewal) -> None:
@@ -298,3 +299,31 @@ def test_settings_that_make_no_sense_are_named(keywords: dict[str, Any]) -> None
     name = next(iter(name for name in keywords if name != "auto_renew"))
     with pytest.raises((ValueError, TypeError), match=f"^{name} "):
         settings_for(*given.values())
+
+
+@pytest.mark.parametrize("ended", ["max_hold", "owner"])
+def test_what_is_not_renewed_any_more_is_not_renewed_along_with_another(
+    client: Client, clock: Clock, ended: str
+) -> None:
+    """Also where it is about to be lost as another one is due."""
+    gone = [False]
+    more: dict[str, Any] = {"max_hold": 1.5} if ended == "max_hold" else {}
+    held = [client.lease("mine", 3, gone=lambda: gone[0], **more), client.lease("other", 8.6)]
+    clock.go(1.0)
+    assert client.due() == ["mine"]
+    client.renew([1])
+    gone[0] = ended == "owner"
+    clock.go(2.87)  # the other one is due, and this one lost within its early time
+    assert client.due() == ["other"]
+    client.renew([1])
+    clock.go(0.1)
+    assert client.due() == [] and [each.lease() for each in client.told] == held[:1]
+
+
+def test_a_loss_that_its_holder_finds_is_counted_and_logged_once(
+    client: Client, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = client.lease()
+    clock.go(40)
+    assert lease._renewal.is_lost() and client.due() == []
+    assert client.stats.losses == 1 and len(caplog.records) == 1

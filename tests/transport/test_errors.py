@@ -88,8 +88,8 @@ async def test_wrong_type_reaches_its_caller_alone(
     client = api.client(server.unix_url, max_connections=1)
     probe.rpush("list", "x")
     (error,) = await one_among_many(api, client, "list")
-    assert type(error) is exceptions.ResponseError and "WRONGTYPE" in str(error)
-    with pytest.raises(exceptions.ResponseError, match="WRONGTYPE"):
+    assert isinstance(error, exceptions.ResponseError) and "in use by something that is no lock" in str(error)
+    with pytest.raises(fastlock.LockKindError, match="in use by something that is no lock"):
         await api.get(client.lock("list", fence=fence).acquire(blocking_timeout=30))
     await assert_in_step(api, client)
 

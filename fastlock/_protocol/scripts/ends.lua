@@ -1,12 +1,16 @@
 -- Part of other scripts: when the leases of a name end that several may hold, a zset of tokens by those times.
 -- KEYS     none
 -- ARGV     none
--- returns  clock(): milliseconds since 1970; end_in(ms): the time in so many milliseconds, as a score, 0 = never;
+-- returns  begin(name): write nothing, by a command that is never refused memory: those that follow are not either;
+--          clock(): milliseconds since 1970; end_in(ms): the time in so many milliseconds, as a score, 0 = never;
 --          settle(name): let the key live as long as the longest lease, or delete it where nobody holds it any more;
 --          other_form(token): a writer's token as the reader's that it becomes by a downgrade, and the reverse: the
 --          holder may not know yet whether the downgrade was executed
 -- cost     1 command for the first `clock`, 2 for `settle`
 local USED = '|used' -- a member of a semaphore: its score is minus the number of permits that are held
+local function begin(name)
+  redis.call('ZREM', name, '')
+end
 local CLOCK = {} -- the time, once it was asked
 local function clock()
   if not CLOCK.now then

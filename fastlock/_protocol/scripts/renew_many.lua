@@ -14,6 +14,7 @@ local function renew_shared(name, token, ms)
   if not score or type(score) == 'table' or (score ~= 'inf' and tonumber(score) <= clock()) then
     return 0
   end
+  begin(name)
   redis.call('ZADD', name, end_in(ms), token)
   settle(name)
   return 1

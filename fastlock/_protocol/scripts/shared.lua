@@ -64,14 +64,15 @@ local function grant(me, ms)
     end
     local channel, entry = split(first)
     local known = MODES[mode(entry)]
-    if known and not fits(entry) then
-      return mine
+    local fitting = known and fits(entry)
+    if known and not fitting and (entry == me or subscribers_of(channel) ~= 0) then
+      return mine -- it waits, and all others behind it; a client that is gone keeps nobody waiting
     end
     redis.call('ZREM', KEYS[2], first)
-    if entry == me then
+    if fitting and entry == me then
       mine = true
       hold(entry, ms)
-    elseif known and publish(channel, entry) then
+    elseif fitting and publish(channel, entry) then
       hold(entry, MOMENT)
     end
   end

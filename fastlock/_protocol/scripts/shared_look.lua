@@ -17,6 +17,7 @@ local fence = next_fence(me)
 drop_ended()
 local mine = redis.call('ZSCORE', KEYS[1], me)
 if mine then
+  begin(KEYS[1])
   hold(me, ARGV[3])
 else
   mine = grant(me, ARGV[3])
