@@ -403,6 +403,6 @@ async def test_no_value_takes_the_place_of_a_lock(api: Api, server: Server, prob
     for lock in (client.lock(NAME), client.semaphore(NAME, 2), client.rw_lock(NAME).write):
         async with api.within(lock) as lease:
             for call in (lambda: client.refill(NAME, loader.native, ttl=5), lambda: client.invalidate(NAME)):
-                with pytest.raises((fastlock.LockKindError, redis.exceptions.ResponseError), match="holds|WRONGTYPE"):
+                with pytest.raises((fastlock.LockKindError, redis.exceptions.ResponseError), match=r"holds|WRONGTYPE"):
                     await api.get(call())
             assert lease.valid and await api.get(lock.owned())
