@@ -56,8 +56,8 @@ servers:
 # as tests wait most of the time, and take about as long as each other. Those in pure Python run only the tests that depend on the
 # implementation, and on two servers, as both implementations send the same commands.
 SESSIONS := \
-	cython/benches+core cython/cli+locks+project cython/embedded+fencing+integrations+interrupts+transport cython/fastpath+faults+protocol \
-	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+fencing+integrations+interrupts
+	cython/benches+core cython/cli+helpers+project cython/kinds cython/locks cython/embedded+fencing+integrations+interrupts+transport cython/fastpath+faults+protocol \
+	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+fencing+helpers+integrations+interrupts+kinds
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --servers=valkey,redis
 TESTED := $(VENV)/.tested

@@ -49,7 +49,7 @@ OFF_FLOOR = {
     *("interrupts/test_interrupted_loops", "interrupts/test_interrupts"),
     *("locks/test_client", "locks/test_decorator", "locks/test_differential", "locks/test_dropin", "locks/test_stats"),
     *("locks/test_dropin_refusals", "locks/test_names_and_settings", "locks/test_sharing", "locks/test_waiting_cost"),
-    "locks/test_leader",
+    "helpers/test_leader",
     *("transport/test_connections", "transport/test_credentials", "transport/test_loops"),
 }
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
