@@ -231,7 +231,7 @@ class Renewals:
                 continue
             if lease._deadline - renewal.margin <= time:
                 lease._shorten(time)
-                self._lost(renewal, lease)
+                renewal.found_lost(unreported=True)
             elif renewal.has_ended(time):
                 later.append(renewal)
             elif renewal.next_time(lease, time) > time + early:  # its end was moved
@@ -243,9 +243,6 @@ class Renewals:
         for renewal in later:
             self.schedule(renewal, time)
         return due
-
-    def _lost(self, renewal: Renewal, lease: Lease) -> None:
-        renewal.found_lost(unreported=True)
 
     def wake_time(self) -> float:
         """When `take_due` is to be called next, if none is added before."""
@@ -317,7 +314,7 @@ class Renewals:
             move.to(sent + renewal.ms / 1000)
         elif not (reply or lease._releasing or lease._deadline == ENDED):
             lease._deadline = ENDED
-            self._lost(renewal, lease)
+            renewal.found_lost(unreported=True)
 
 
 class RenewMany(RawCommands):
