@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlock._locks import plain
 from fastlock._locks.aio_lock import ClientLock, Guarded
+from fastlock._locks.copying import Uncopyable
 from fastlock._locks.reentrant import Owners, fixed_name
 from fastlock._locks.shared import PermitsSide, ReadSide, SharedLock, WriteSide, as_permits
 from fastlock._protocol import describe, shared
@@ -110,7 +111,7 @@ class GuardedWriteLock(Guarded, WriteLock):
     __slots__ = ()
 
 
-class ReadWriteLock:
+class ReadWriteLock(Uncopyable):
     """A read-write lock, made by `Client.rw_lock()`: `read` and `write` are its two sides, each a lock like any other.
 
     Its holder is a task of a client: all read-write locks of the client on one name are one lock to it, and it may

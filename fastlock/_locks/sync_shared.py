@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastlock._locks import plain
+from fastlock._locks.copying import Uncopyable
 from fastlock._locks.lock import ClientLock
 from fastlock._locks.reentrant import Owners, fixed_name
 from fastlock._locks.shared import PermitsSide, ReadSide, SharedLock, WriteSide, as_permits
@@ -90,7 +91,7 @@ class WriteLock(WriteSide, _Side):
     __slots__ = ()
 
 
-class ReadWriteLock:
+class ReadWriteLock(Uncopyable):
     """A read-write lock, made by `Client.rw_lock()`: `read` and `write` are its two sides, each a lock like any other.
 
     Its holder is a thread of a client: all read-write locks of the client on one name are one lock to it, and it may

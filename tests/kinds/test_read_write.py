@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import pickle
 import random
 import signal
 import time
@@ -444,3 +446,12 @@ async def test_a_full_server_renews_and_confirms(
         assert await api.get(rw.read.acquire())
     await api.get(rw.read.release())
     assert not probe.exists(NAME)
+
+
+async def test_it_cannot_be_copied(api: Api, server: Server) -> None:
+    lock = api.client(server.url).rw_lock(NAME)
+    for each in (lock, lock.read, lock.write):
+        with pytest.raises(TypeError):
+            copy.copy(each)
+        with pytest.raises(TypeError):
+            pickle.dumps(each)
