@@ -75,8 +75,8 @@ class Job(Schedule, Background):
             time: float = await self._transport.drive(self._after_run(claim))
             return time
         finally:
+            lock, self._lock, self._lease = self._lock, None, None  # the next one may run before the answer
             try:
-                await self._lock.release()
+                await lock.release()
             except Exception as error:
                 self._release_failed(error)
-            self._lease = self._lock = None

@@ -173,8 +173,8 @@ class Job(Schedule, Background):
             time: float = self._transport.drive(self._after_run(claim))
             return time
         finally:
+            lock, self._lock, self._lease = self._lock, None, None  # the next one may run before the answer
             try:
-                self._lock.release()
+                lock.release()
             except Exception as error:
                 self._release_failed(error)
-            self._lease = self._lock = None
