@@ -20,7 +20,7 @@ LEASE, LONG = 5_000, 60_000  # milliseconds
 READS, READS_TOO, WRITES = (
     commands.shared_token(b"fl:" + digit * 32, mode) for digit, mode in ((b"1", READER), (b"2", READER), (b"3", WRITER))
 )
-PERMIT = commands.shared_token(b"fl:" + b"4" * 32, SEMAPHORE, (1, 1))
+PERMITS = [commands.shared_token(b"fl:" + digit * 32, SEMAPHORE, (1, 1)) for digit in (b"4", b"5", b"6")]
 
 
 def run(probe: redis.Redis, call: tuple[bytes, ...]) -> Any:
@@ -125,5 +125,19 @@ def test_of_two_kinds_in_a_queue_those_of_the_first_are_granted(probe: redis.Red
     run(probe, join(KEY, WRITES, b"", LEASE))
     assert run(probe, join(KEY, READS, CHANNEL, LEASE))[0] == 0
     probe.delete(NAME)
-    assert run(probe, join(KEY, PERMIT, CHANNEL, LEASE))[0] == 0
-    assert probe.zrange(NAME, 0, -1) == [READS] and probe.zrange(QUEUE, 0, -1) == [CHANNEL + PERMIT]
+    assert run(probe, join(KEY, PERMITS[0], CHANNEL, LEASE))[0] == 0
+    assert probe.zrange(NAME, 0, -1) == [READS] and probe.zrange(QUEUE, 0, -1) == [CHANNEL + PERMITS[0]]
+    assert run(probe, hand_over(KEY, READS)) == 1
+    assert run(probe, look(KEY, PERMITS[0], CHANNEL, LEASE))[0] == 1
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_reader_grants_no_permits(probe: redis.Redis, subscribed: None, fenced: bool) -> None:
+    """Its script does not know how many there are: those who wait for them ask for themselves."""
+    held, *waiting = PERMITS
+    run(probe, join(KEY, held, b"", LEASE))
+    for token in waiting:
+        assert run(probe, join(KEY, token, CHANNEL, LEASE))[0] == 0
+    probe.delete(NAME)
+    assert run(probe, join(KEY, READS, CHANNEL, LEASE, fenced))[0] == 0 and not probe.exists(NAME)
+    assert [run(probe, look(KEY, token, CHANNEL, LEASE))[0] for token in waiting] == [1, 0]

@@ -45,13 +45,16 @@ local function drop_ended()
     drop(token)
   end
 end
+local function knows_size() -- a script on a read-write lock has a counter of fences there, or nothing
+  return KEYS[3] and string.find(KEYS[3], 'fastlock:size:', 1, true) == 1
+end
 local function fits(token)
   local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
   if first and MODES[mode(first)] ~= MODES[mode(token)] then
     return false
   end
   if mode(token) == 's' then
-    return count(token) - (redis.call('ZSCORE', KEYS[1], USED) or 0) <= size(token)
+    return knows_size() and count(token) - (redis.call('ZSCORE', KEYS[1], USED) or 0) <= size(token)
   end
   return not first or (mode(token) == 'r' and mode(first) == 'r')
 end
