@@ -137,6 +137,16 @@ def test_what_is_held_is_extended_while_it_waits(clock: Clock) -> None:
     assert ran.outcome is not None
 
 
+def test_what_is_lost_while_it_waits_is_extended_no_more(clock: Clock) -> None:
+    queued = [[0, 60_000, 1]]
+    ran = run_steps(
+        clock, acquire(1500, blocking=True), HELD, [[1, 0, 0]], [[3, OTHER, 60_000]],
+        queued, queued, [[0, 1]], queued, [[1]], [[1, 0, 0]], ALL,
+    )  # fmt: skip
+    sent = [call for request in ran.requests for call in calls(request)]
+    assert [keys for script, keys, _ in sent if script == commands.RENEW_MANY_LUA.sha] == [(b"a", b"b"), (b"b",)]
+
+
 def test_nothing_is_extended_where_nothing_is_held(clock: Clock) -> None:
     op = acquire(300, blocking=True)
     ran = run_steps(clock, op, [[2, OTHER, 60_000]], [[0, 60_000, 1]], [[0, 60_000, 1]], [[1, 0, 0]], ALL)
