@@ -22,7 +22,7 @@ import pytest
 import redis
 from support import overlapping
 from support.apis import Api
-from support.child_client import LONG, ROOT, SOON, until
+from support.child_client import LONG, ROOT, SOON, until, waiters_of
 from support.faultproxy import FaultProxy, drop, swallow
 
 import fastlock
@@ -355,11 +355,6 @@ async def test_a_long_job_keeps_all_of_them(api: Api, server: Server, probe: red
     await until(api, lambda: len(waiters_of(lease)) == 1, "one that waits")
     await api.leave(lock)
     assert await waiting.get() is False and not lease.lost.is_set() and not client._transport.renewals.added
-
-
-def waiters_of(lease: Any) -> Any:
-    event = lease.lost
-    return event._waiting if hasattr(event, "_waiting") else event._changes._expected
 
 
 async def test_the_loss_of_one_is_the_loss_of_all(api: Api, server: Server, probe: redis.Redis, often: None) -> None:

@@ -20,11 +20,13 @@ from support.holding import Holder
 
 import fastlock
 from fastlock._protocol import commands, renewal
+from fastlock._protocol.base_lock import MAX_LEASES
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 tasks_only = pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # where its kind makes no difference
 
 
 async def in_queue(api: Api, probe: redis.Redis, count: int) -> None:
@@ -195,6 +197,19 @@ async def test_release_by_another_owner_is_an_error(api: Api, server: Server) ->
             with pytest.raises(fastlock.LockError, match="another thread or task acquired it"):
                 await api.start(side.release).get()
             assert lease.valid
+
+
+@one_server
+async def test_many_who_have_ended_cost_no_reader_its_lease(api: Api, server: Server) -> None:
+    """Nor is one of theirs forgotten before its end."""
+    client = api.client(server.url)
+    lock = client.rw_lock(NAME).read
+    async with api.within(lock) as lease:
+        for _ in range(MAX_LEASES + 1):
+            assert await api.start(lock.acquire).get() is True
+    assert not lease.valid
+    left = list(lock._leases.values())
+    assert await api.get(client.release_many(left)) == [True] * (MAX_LEASES + 1)
 
 
 @pytest.mark.parametrize("side", ["read", "write"])

@@ -20,12 +20,14 @@ from support.told_thread import ToldThread
 
 import fastlock
 import fastlock.asyncio
+from fastlock._locks.reentrant import FEWEST_KEPT
 from fastlock._protocol import renewal
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 tasks_only = pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # where its kind makes no difference
 
 
 async def test_the_holder_enters_again_without_a_command(api: Api, server: Server, probe: redis.Redis) -> None:
@@ -360,3 +362,17 @@ async def test_who_waited_long_keeps_what_it_acquired(api: Api, server: Server) 
     await until(api, done.is_set, "the lock")
     told.set()
     await job.get()
+
+
+@one_server
+async def test_what_is_held_is_kept_beside_many_other_names(api: Api, server: Server) -> None:
+    """Though nobody refers to the lock that acquired it, and somebody who has ended held the name before."""
+    client = api.client(server.url)
+    for make in (client.reentrant_lock, lambda name: client.rw_lock(name).read):
+        ended = await api.start(lambda make=make: api.enter(make(NAME))).get()
+        assert await api.get(client.release_many([ended])) == [True]
+        await api.enter(make(NAME))
+        for number in range(FEWEST_KEPT + 2):
+            async with api.within(make(f"{NAME}{number}")):
+                pass
+        await api.get(make(NAME).release())

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, QUEUE, SOON, ChildClient, until
+from support.child_client import NAME, QUEUE, SOON, ChildClient, until, waiters_of
 from support.holding import Holder
 
 import fastlock
+from fastlock._locks.shared import MAX_LEASES
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 tasks_only = pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # where its kind makes no difference
 
 
 async def in_queue(api: Api, probe: redis.Redis, count: int) -> None:
@@ -75,6 +77,7 @@ async def test_in_order_of_arrival(api: Api, server: Server, probe: redis.Redis)
     await first.entered()
     many = Holder(api, clients[1].semaphore(NAME, 3, n=3), order, "many")
     await in_queue(api, probe, 1)
+    assert await api.get(clients[0].semaphore(NAME, 3).locked()), "one is free, for who waits"
     few = Holder(api, clients[0].semaphore(NAME, 3), order, "few")
     await in_queue(api, probe, 2)
     assert await api.get(clients[0].semaphore(NAME, 3).acquire(blocking=False)) is False and probe.zcard(QUEUE) == 2
@@ -172,6 +175,27 @@ async def test_they_are_renewed(api: Api, server: Server, probe: redis.Redis) ->
         with pytest.raises(fastlock.LockNotOwnedError):
             await api.get(many.release())
         assert lease.lost.is_set() and not other.lost.is_set()
+
+
+@one_server
+async def test_a_release_ends_the_wait_for_a_loss(api: Api, server: Server) -> None:
+    client = api.client(server.url)
+    async with api.within(client.semaphore(NAME, 2, auto_renew=True)) as lease:
+        job = api.start(lambda: lease.lost.wait())
+        await until(api, lambda: len(waiters_of(lease)) == 1, "one that waits")
+    assert await job.get(SOON) is False and not client._transport.renewals.added
+
+
+@one_server
+async def test_leases_that_have_ended_are_forgotten_and_no_others(api: Api, server: Server) -> None:
+    client = api.client(server.url)
+    semaphore = client.semaphore(NAME, 2)
+    async with api.within(semaphore) as lease:
+        for _ in range(MAX_LEASES + 1):
+            assert await api.get(semaphore.acquire())
+            assert await api.get(client.release_many([semaphore.lease])) == [True]
+        assert len(semaphore._held) <= MAX_LEASES and lease.valid
+    assert not lease.valid
 
 
 async def test_anybody_may_release_where_owners_do_not_count(api: Api, server: Server) -> None:

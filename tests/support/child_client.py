@@ -61,6 +61,12 @@ async def waits(api: Api, client: Any, count: int) -> None:
     await until(api, lambda: client.get_stats()["waits"] >= count, f"{count} waiters")
 
 
+def waiters_of(lease: Any) -> Any:
+    """Those who wait for the loss of a renewed lease."""
+    event = lease.lost
+    return event._waiting if hasattr(event, "_waiting") else event._changes._expected
+
+
 async def held(api: Api, client: Any, **settings: Any) -> Any:
     """Acquire a lock; returns it."""
     lock = client.lock(NAME, **{"timeout": LONG, "thread_local": False, **settings})
