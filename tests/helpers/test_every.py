@@ -22,7 +22,8 @@ from support.faultproxy import FaultProxy, swallow
 
 import fastlock
 import fastlock.asyncio
-from fastlock._protocol import periods, renewal
+from fastlock._locks import every
+from fastlock._protocol import commands, periods, renewal
 from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
@@ -174,6 +175,29 @@ async def test_a_runner_that_is_stopped_runs_no_period_twice(api: Api, server: S
         await fleet.runs(6)
     await fleet.stop()
     assert fleet.once_a_period and child.output == ["running"]
+
+
+@one_server
+async def test_a_process_that_was_stopped_after_its_claim_does_not_run(
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease has ended, so that another one may be running the job."""
+    claimed: list[Any] = []
+    claim = every.Schedule._claim
+
+    def claim_and_stop(job: Any) -> Any:
+        answer = yield from claim(job)
+        if answer.lease is not None and not claimed:
+            claimed.append(answer.lease)
+            answer.lease._shorten(0.0)
+        return answer
+
+    monkeypatch.setattr(every.Schedule, "_claim", claim_and_stop)
+    fleet = Fleet(api, PERIOD)
+    job = fleet.add(api.client(server.url))
+    await fleet.runs(1)
+    await fleet.stop()
+    assert fleet.periods[0] > claimed[0].fence // int(PERIOD * 1_000_000) and job.runs == len(fleet.periods)
 
 
 async def test_a_claim_whose_reply_is_lost_is_run_once(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:
@@ -377,6 +401,26 @@ async def test_a_claim_is_confirmed_to_who_sent_it(api: Api, server: Server, pro
     probe.delete(NAME)
     assert [await claim("a"), await claim("b")] == [False, False], "the run has ended, or was lost"
     assert LONG * 2 * 1000 < probe.pttl(CLAIMED) <= LONG * 3 * 1000
+
+
+def test_everybody_is_told_when_the_period_ends(probe: redis.Redis) -> None:
+    """Who claims it, who claimed it before, who comes too late, and who finds that somebody else holds the lock."""
+    period = 10**12  # milliseconds: none ends in a test
+    for who, claimed in ((b"a", 1), (b"a", 1), (b"b", 0), (b"c", 0)):
+        if who == b"c":
+            probe.delete(CLAIMED)
+            probe.persist(NAME)
+        (call,) = periods.ClaimPeriod(NAME.encode(), b"fl:" + who * 32, 60_000, period, 0).calls
+        before = milliseconds(probe)
+        reply = probe.execute_command("EVAL", commands.script_of(call).text, *call[2:])
+        end = (before // period + 1) * period
+        assert reply[0] == claimed and before <= end - reply[1] <= milliseconds(probe)
+    probe.delete(NAME)
+
+
+def milliseconds(probe: redis.Redis) -> int:
+    seconds, micros = probe.time()
+    return int(seconds * 1000 + micros // 1000)
 
 
 async def test_a_skipped_period_is_run_by_nobody(api: Api, server: Server, probe: redis.Redis, claim: Any) -> None:
