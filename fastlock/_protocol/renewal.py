@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -250,15 +250,12 @@ class Renewals:
             heapq.heappop(self.heap)
         return self.heap[0][0] if self.heap else math.inf
 
-    def first_end(self, time: float) -> float:
-        """Until when a renewal may take: half of the time until the first of all leases counts as lost, so that it can
-        be tried again, and at most ATTEMPT_SECONDS."""
-        left = [end - time for _, _, each in self.heap if (end := each.lost_from()) > time]
+    def attempt_end(self, time: float, waiting: Iterable[Renewal] | None = None) -> float:
+        """Until when a renewal may take: half of the time until the first of the leases that wait for it (None: all)
+        counts as lost, so that it can be tried again, and at most ATTEMPT_SECONDS."""
+        renewals = (each for _, _, each in self.heap) if waiting is None else waiting
+        left = [end - time for each in renewals if (end := each.lost_from()) > time]
         return time + min([ATTEMPT_SECONDS, *(max(SHORTEST_RETRY, each / 2) for each in left)])
-
-    def end_of(self, due: list[Renewal]) -> float:
-        """When the first of these leases counts as lost."""
-        return min(renewal.lost_from() for renewal in due)
 
     def renew(self, due: list[Renewal], until: float, clock: Clock) -> Steps[None]:
         """Renew these leases, and note what became of each; try no longer than `until`."""

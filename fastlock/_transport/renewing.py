@@ -217,8 +217,9 @@ class RenewalTimer:
         if transport is None or transport.closed or transport.loop is None:
             return
         renewals = transport.renewals
-        if due := renewals.take_due(now()):
-            self._start(transport.loop, transport.drive(renewals.renew(due, renewals.end_of(due), now)))
+        if due := renewals.take_due(time := now()):
+            until = renewals.attempt_end(time, due)
+            self._start(transport.loop, transport.drive(renewals.renew(due, until, now)))
         self.ensure(renewals.wake_time())
 
     def _start(self, loop: asyncio.AbstractEventLoop, steps: Coroutine[Any, Any, None]) -> None:

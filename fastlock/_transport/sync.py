@@ -451,7 +451,7 @@ class SyncTransport(Transport):
     def renew_due(self) -> None:
         """Renew the leases that are due, for the thread that does so."""
         while due := self.renewals.take_due(now()):
-            self.drive(self.renewals.renew(due, self.renewals.first_end(now()), now))
+            self.drive(self.renewals.renew(due, self.renewals.attempt_end(now()), now))
 
     def wake_renewal(self, time: float) -> None:
         self._renewal_thread.ensure(time)
