@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from fastlock._protocol import batch, commands
+from fastlock import _errors as errors
+from fastlock._protocol import batch, commands, describe
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.handshake import Session
@@ -74,6 +75,11 @@ class AcquireMany(Operation[list[Lease | None]]):
             one = Acquire(self.names[i], self.keys[i], self.token, self.ms)
             try:
                 leases[i] = yield from _again(one, clock)
+            except errors.ResponseError as refusal:
+                error = yield from describe.explain_name(refusal, self.names[i], self.keys[i], clock)
+                if error is refusal:
+                    raise
+                raise error from None
             finally:
                 request.stale += one.request.stale  # sessions to be ended before an undo is sent
         return leases

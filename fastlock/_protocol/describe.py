@@ -11,6 +11,7 @@ from typing import Any
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
+from fastlock._protocol.losses import abbreviated
 from fastlock._protocol.retry import RetryState, execute, run_scripts
 from fastlock._protocol.steps import Clock, LongReply, RawCommands, Steps
 
@@ -93,10 +94,26 @@ def explain(
     code, _, rest = str(refusal).partition(" ")
     if code == "PERMITS":
         return errors.LockError(lock._cannot("acquire", f"it has {rest} permits, fewer than asked for"), lock._text)
-    if code not in ("WRONGTYPE", "WRONGKIND") or not (errors.is_own(refusal) and lock._tells_kind()):
+    if not (_is_of_kind(refusal) and lock._tells_kind()):
         return refusal
     kind = rest if code == "WRONGKIND" else (yield from other_kind(lock._key, clock))
     return errors.LockKindError(lock._cannot(action, f"its name is in use by {kind}"), lock._text)
+
+
+def explain_name(refusal: errors.ResponseError, name: Any, key: bytes, clock: Clock) -> Steps[errors.ResponseError]:
+    """As `explain`, for one of several names that are acquired together."""
+    return (yield from wrong_kind(name, key, clock)) if _is_of_kind(refusal) else refusal
+
+
+def wrong_kind(name: Any, key: bytes, clock: Clock) -> Steps[errors.LockKindError]:
+    """The error of an acquire of a name whose key holds no plain lock."""
+    kind = yield from other_kind(key, clock)
+    return errors.LockKindError(f"Unable to acquire lock {abbreviated(name)}: its name is in use by {kind}", name)
+
+
+def _is_of_kind(refusal: errors.ResponseError) -> bool:
+    """Whether a refusal is the server's, and due to what the key holds."""
+    return errors.is_own(refusal) and str(refusal).partition(" ")[0] in ("WRONGTYPE", "WRONGKIND")
 
 
 def other_kind(key: bytes, clock: Clock) -> Steps[str]:

@@ -20,7 +20,6 @@ from fastlock._protocol.acquire import Acquire, queue_of
 from fastlock._protocol.extension import Move, Outcome
 from fastlock._protocol.lease import ENDED, Lease, Lost, new_token
 from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueues, Waiter
-from fastlock._protocol.losses import abbreviated
 from fastlock._protocol.renewal import CHUNK, Renewal, RenewalSettings, RenewMany, send_renewals
 from fastlock._protocol.retry import RetryState, limited, run_scripts, with_undo
 from fastlock._protocol.steps import Answer, Clock, Operation, RawCommands, Sleep, Steps, lease_end
@@ -112,11 +111,7 @@ class AcquireAll(Operation["list[Lease] | None"]):
                 return None
             at = self._judge(replies, clock)
             if at is not None and self.blocked is None:
-                kind = yield from describe.other_kind(self.keys[at], clock)
-                name = abbreviated(self.names[at])
-                raise errors.LockKindError(
-                    f"Unable to acquire lock {name}: its name is in use by {kind}", self.names[at]
-                )
+                raise (yield from describe.wrong_kind(self.names[at], self.keys[at], clock))
             if at is None and clock() < (end := lease_end(self.request.sent, self.ms)):
                 return self._leases(end)
             # Granted, but the leases ended before the reply came: no success, and undone before the next try
@@ -190,7 +185,13 @@ class AcquireAll(Operation["list[Lease] | None"]):
     def _wait_for(self, at: int, clock: Clock) -> Steps[bool]:
         """Wait for one name as a plain acquire does. Returns whether it was granted within the caller's time."""
         self.inner = inner = AcquireOne(self, at)
-        lease = yield from inner.continue_from(Answer.WAIT_LOCALLY, clock)
+        try:
+            lease = yield from inner.continue_from(Answer.WAIT_LOCALLY, clock)
+        except errors.ResponseError as refusal:
+            error = yield from describe.explain_name(refusal, self.names[at], self.keys[at], clock)
+            if error is refusal:
+                raise
+            raise error from None
         self.late_grants += inner.late_grants
         self.polled |= inner.polled
         if lease is None:

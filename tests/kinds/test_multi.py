@@ -614,6 +614,23 @@ async def test_a_key_that_is_no_lock_is_named(api: Api, server: Server, probe: r
     probe.delete("b")
 
 
+@one_server
+async def test_a_name_that_becomes_another_kind_while_it_is_waited_for(
+    api: Api, server: Server, probe: redis.Redis
+) -> None:
+    client, other = api.client(server.url), api.client(server.url)
+    held = other.lock("b")
+    await api.enter(held)
+    waiting = api.start(client.multi_lock(NAMES).acquire)
+    await until(api, lambda: probe.exists("fastlock:queue:{b}"), "a waiter")
+    probe.delete("b", "fastlock:queue:{b}")
+    await api.enter(other.rw_lock("b").read)
+    with pytest.raises(fastlock.LockKindError, match=r"lock 'b': its name is in use by a read-write lock$"):
+        await waiting.get()
+    await until(api, lambda: probe.keys() == [b"b"], "the undo")
+    probe.delete("b")
+
+
 @pytest.mark.parametrize(("server", "release"), [("valkey", "delifeq"), ("redis", "pexpire")], indirect=["server"])
 async def test_a_user_that_may_not_queue_polls(api: Api, server: Server, probe: redis.Redis, release: str) -> None:
     """And its releases hand over to nobody."""
