@@ -11,7 +11,14 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from fastlock._errors import LockError, LockLostError, LockNotAcquiredError, LockNotOwnedError, ResponseError
+from fastlock._errors import (
+    ClientClosedError,
+    LockError,
+    LockLostError,
+    LockNotAcquiredError,
+    LockNotOwnedError,
+    ResponseError,
+)
 from fastlock._protocol import arguments, describe, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
@@ -154,6 +161,8 @@ class BaseLock:
         if lease._releasing:  # by `release_many`, or by a release that was interrupted and is carried out all the same
             self._drop_lease(lease)
             return None
+        if self._transport.closed:
+            raise ClientClosedError("this client is closed")
         if not lease._time_left():
             raise self._lost("acquire")
         if self.fence and lease._fence is None:

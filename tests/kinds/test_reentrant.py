@@ -104,6 +104,17 @@ async def test_an_error_in_the_body_takes_back_one_acquire(api: Api, server: Ser
     await api.leave(lock)
 
 
+async def test_the_lock_of_a_closed_client_is_not_entered_again(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url)
+    for lock in (client.reentrant_lock(NAME), client.rw_lock("prices").read):
+        assert await api.get(lock.acquire())
+    await api.get(client.close())
+    for lock in (client.reentrant_lock(NAME), client.rw_lock("prices").read):
+        with pytest.raises(fastlock.ClientClosedError):
+            await api.get(lock.acquire())
+    probe.delete(NAME, "prices")
+
+
 async def test_releasing_too_often_is_an_error(api: Api, server: Server) -> None:
     lock = api.client(server.url).reentrant_lock(NAME)
     for _ in range(2):
