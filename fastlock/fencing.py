@@ -57,7 +57,7 @@ def check(redis: Any, key: str | bytes, fence: int) -> Any:
 
 
 def _checked(redis: Any, key: str | bytes, fence: int, more: list[str | bytes | float]) -> Any:
-    raw, number = as_name(key), as_fence(fence)
+    raw, number = as_name(key, what="key"), as_fence(fence)
     script = redis.register_script(CHECK_FENCE)
     newest = script([raw, fenced_key(raw)], [number, as_ms(KEPT_SECONDS), *more])
     return _awaited(newest, key, number) if isinstance(newest, Awaitable) else _judge(newest, key, number)

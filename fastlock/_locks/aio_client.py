@@ -499,7 +499,7 @@ class Client(Uncopyable):
 
     async def invalidate(self, key: arguments.Name) -> bool:
         """Delete a value of `refill`; one that is being loaded now will not be kept. Returns whether there was one."""
-        return await self._transport.drive(values.discard(arguments.as_name(key), now))
+        return await self._transport.drive(values.discard(arguments.as_name(key, what="key"), now))
 
     def leader(
         self,

@@ -452,7 +452,7 @@ class Client(Uncopyable):
 
     def invalidate(self, key: arguments.Name) -> bool:
         """Delete a value of `refill`; one that is being loaded now will not be kept. Returns whether there was one."""
-        return self._transport.drive(values.discard(arguments.as_name(key), now))
+        return self._transport.drive(values.discard(arguments.as_name(key, what="key"), now))
 
     def leader(
         self,

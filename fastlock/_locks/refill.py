@@ -69,7 +69,7 @@ class Call:
         self.client = client
         self.settings = settings
         self.name: Any = key
-        self.key = as_name(key)
+        self.key = as_name(key, what="key")
         self.old: tuple[Any] | None = None  # (value,) that is past its time, and may still be served
         self.made: tuple[Any] | None = None  # (value,) that this call's loader returned
         self.version = b""

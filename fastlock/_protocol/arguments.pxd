@@ -4,6 +4,6 @@ import cython
 
 
 @cython.locals(name=bytes, text=str)
-cpdef bytes as_name(value, str encoding=*)
+cpdef bytes as_name(value, str encoding=*, str what=*)
 cpdef as_wait(value, str what)
 cpdef long long as_ms(value, str what=*) except? -1

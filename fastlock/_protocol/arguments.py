@@ -39,18 +39,18 @@ def as_bytes(value: object, what: str, encoding: str = "utf-8") -> bytes:
     return bytes(value)
 
 
-def as_name(value: object, encoding: str = "utf-8") -> bytes:
+def as_name(value: object, encoding: str = "utf-8", what: str = "name") -> bytes:
     """The key of a lock: exactly the bytes of its name. Errors as `as_bytes`; the prefix of queues and fence
-    counters is refused."""
+    counters is refused. what: the argument's name, for errors."""
     if type(value) is str and value.isascii() and encoding == "utf-8":
         text = value
         name = text.encode()
         if not 0 < len(name) <= MAX_BYTES:
-            name = as_bytes(value, "name")
+            name = as_bytes(value, what)
     else:
-        name = as_bytes(value, "name", encoding)
+        name = as_bytes(value, what, encoding)
     if name.startswith(RESERVED):
-        raise ValueError(f"name must not start with {RESERVED.decode()!r}: queues and fence counters live there")
+        raise ValueError(f"{what} must not start with {RESERVED.decode()!r}: queues and fence counters live there")
     return name
 
 

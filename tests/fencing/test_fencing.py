@@ -98,8 +98,8 @@ def test_an_asyncio_client_is_awaited(server: Server) -> None:
         ((NAME, 1, True), TypeError, "fence must be an int"),
         ((NAME, 1, 0), ValueError, "fence must be between"),
         ((NAME, 1, 2**53), ValueError, "fence must be between"),
-        (("", 1, 1), ValueError, "name must not be empty"),
-        ((17, 1, 1), TypeError, "name must be str"),
+        (("", 1, 1), ValueError, "key must not be empty"),
+        ((17, 1, 1), TypeError, "key must be str"),
     ],
 )
 def test_arguments_that_make_no_sense(
