@@ -98,6 +98,8 @@ def acquire(lock: BaseLock, required: bool) -> Any:
     except (IndexError, ValueError) as none:
         if by_handler(none):
             raise
+        connection = None
+    if connection is None:
         return transport.run(lock._new_acquire(None, required))
     try:
         try:
@@ -265,6 +267,8 @@ def release(lock: BaseLock) -> None:
         except (IndexError, ValueError) as none:
             if by_handler(none):
                 raise
+            connection = None
+        if connection is None:  # not in the handler: what is raised has no such context
             op = new_release(lock, lease, contended)
             transport.run(op, told)
             return

@@ -47,7 +47,7 @@ class SharedLock(BaseLock):
     ) -> LockAcquire:
         op = super()._acquire_with(sleep, blocking, blocking_timeout, None)
         until = op.until
-        op.renew(self._shared_token() if token is None else arguments.as_bytes(token, "token"))
+        op.use_token(self._shared_token() if token is None else arguments.as_bytes(token, "token"))
         op.until = until
         return op
 

@@ -82,9 +82,9 @@ class Acquire(Operation[Lease | None]):
         self.key = key
         self.ms = ms
         self.fenced = fenced
-        self.renew(token)
+        self.use_token(token)
 
-    def renew(self, token: bytes) -> None:
+    def use_token(self, token: bytes) -> None:
         """Acquire by this token from now on."""
         self.token = token
         if self.fenced:
@@ -296,7 +296,7 @@ class Acquire(Operation[Lease | None]):
         # A command with the old token may still be on its way: a release, or one on a session that may not be ended
         if not self.given:
             used, self.outcome_unknown = self.request, False
-            self.renew(self.fresh_token())
+            self.use_token(self.fresh_token())
             self.request.until, self.request.stale, self.request.sent = used.until, used.stale, used.sent
 
     def fresh_token(self) -> bytes:

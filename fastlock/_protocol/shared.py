@@ -76,7 +76,7 @@ class AcquireShared(LockAcquire):
         super().__init__(lock, token, required)
         self.alone = True
 
-    def renew(self, token: bytes) -> None:
+    def use_token(self, token: bytes) -> None:
         self.token = token
         self.request = Try(self.key, token, self.ms, self.fenced)
 
