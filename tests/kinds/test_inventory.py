@@ -89,8 +89,8 @@ async def test_a_renewed_lease_is_told_lost(
     assert await api.get(lock.acquire())
     lease = lock.lease
     assert await broken(api, api.client(server.url)) == 1
-    await until(api, lease.lost.is_set, "the loss")
-    assert told == [lease] and not lease.valid
+    await until(api, lambda: told == [lease], "the loss")
+    assert lease.lost.is_set() and not lease.valid
     with pytest.raises(fastlock.LockError):
         await api.get(lock.release())
 

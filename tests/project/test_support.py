@@ -278,3 +278,12 @@ def test_only_impl_runs_what_depends_on_the_implementation() -> None:
     assert "threads x python" in ended.stdout and "asyncio x python" in ended.stdout
     ended = session(TESTS, neither, "--only-impl", **environment)
     assert ended.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and "3 deselected" in ended.stdout
+
+
+def test_each_test_may_run_on_one_of_its_servers() -> None:
+    this, environment = f"{THIS}::test_each_test_gets_an_empty_server", {"CI": "", "PYTHONPATH": PACKAGE}
+    ended = session(TESTS, this, "--one-server-each", **environment)
+    assert ended.returncode == 0 and "1 passed, 2 deselected" in ended.stdout
+    both = f"{THIS}::test_body_runs_for_threads_and_for_asyncio"
+    ended = session(TESTS, both, "--one-server-each", **environment)
+    assert ended.returncode == 0 and "2 passed" in ended.stdout and "deselected" not in ended.stdout
