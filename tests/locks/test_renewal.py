@@ -17,7 +17,7 @@ import pytest
 import redis
 from support.apis import Api
 from support.child_client import NAME, SOON, until, wait_with, waits
-from support.faultproxy import FaultProxy, swallow
+from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 import fastlock.asyncio
@@ -138,6 +138,23 @@ async def test_a_renewal_whose_reply_is_lost_is_sent_again(api: Api, proxy: Faul
         armed = proxy.arm(swallow(), command="EVALSHA")
         await until(api, lambda armed=armed: armed.fired, "a renewal whose reply was lost")
         await renewed(api, client, 2)
+    assert lease.valid and not lease.lost.is_set()
+    await api.leave(lock)
+
+
+@threads_only  # in asyncio all wait for the one connection, for as long as connect_timeout
+@one_server
+async def test_a_connection_that_does_not_come_up_is_tried_again(
+    api: Api, server: Server, proxy: FaultProxy, often: None
+) -> None:
+    client = api.client(proxy.url)
+    lock = renewing(client)
+    lease = await api.enter(lock)
+    await renewed(api, client, 2)
+    armed = proxy.arm(stall(), command="HELLO", times=1)
+    proxy.cut()
+    await until(api, lambda: armed.fired, "a handshake that is not answered")
+    await renewed(api, client, 2)
     assert lease.valid and not lease.lost.is_set()
     await api.leave(lock)
 
