@@ -285,9 +285,9 @@ class Caller:
             start = now()
             try:
                 return await noted()
-            except redis.exceptions.ConnectionError:
-                # The connection was cut at the very end of the timeout, when nobody could say whether the name was
-                # held.
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+                # The connection was cut, or was still coming up, at the very end of the timeout, when nobody could say
+                # whether the name was held.
                 if limit is None or now() < start + limit - NEARLY:
                     raise
                 return False

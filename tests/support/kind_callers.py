@@ -129,7 +129,7 @@ class OwnedCaller(Caller):
         start = now()
         try:
             got = bool(await self.api.get(turn.lock.acquire()))
-        except redis.exceptions.ConnectionError:  # cut when there was no time to ask again
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):  # cut when there was no time left
             if turn.limit is None or now() < start + turn.limit - NEARLY:
                 raise
             got = False
