@@ -19,7 +19,7 @@ from fastlock._locks import once, refill
 from fastlock._locks.aio_background import Background, stop_all
 from fastlock._locks.aio_every import Job
 from fastlock._locks.aio_leader import Election
-from fastlock._locks.aio_lock import ClientLock, GuardedLock, ReentrantLock
+from fastlock._locks.aio_lock import ClientLock, GuardedLock, GuardedReentrantLock, ReentrantLock
 from fastlock._locks.aio_multi import MultiLock
 from fastlock._locks.aio_shared import (
     GuardedReadLock,
@@ -173,6 +173,7 @@ class Client(Uncopyable):
         auto_renew: bool = False,
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
+        cancel_on_loss: bool = False,
     ) -> ReentrantLock:
         """A lock that its holder, a task, may acquire again, by this lock or another reentrant one of this client.
 
@@ -183,7 +184,7 @@ class Client(Uncopyable):
         """
         if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
             timeout = LEASE_SECONDS
-        lock = ReentrantLock(
+        lock = (GuardedReentrantLock if cancel_on_loss else ReentrantLock)(
             self,
             name,
             timeout,
@@ -195,7 +196,7 @@ class Client(Uncopyable):
             fence,
             fair,
             self._queue if queue is None else queue,
-            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
+            renewal=settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss),
         )
         lock._share(self._owners.of(lock._key))
         return lock

@@ -188,6 +188,9 @@ class ReentrantLock(ClientLock):
 
     __slots__ = ()
 
+    def _is_inner(self, lease: Lease) -> bool:
+        return lease._depth > 1
+
     def _share(self, owners: Owners) -> None:
         """Keep leases where all reentrant locks of the client on this name find them."""
         self._owners, self._leases = owners, owners.leases
@@ -219,3 +222,9 @@ class ReentrantLock(ClientLock):
         async def __aexit__(self, kind, error, trace):
             if not self._leave_inner(self._leases.get(self._owner())):
                 await ClientLock.__aexit__(self, kind, error, trace)
+
+
+class GuardedReentrantLock(Guarded, ReentrantLock):
+    """A reentrant lock with cancel_on_loss."""
+
+    __slots__ = ()
