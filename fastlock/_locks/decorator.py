@@ -68,6 +68,8 @@ def when_busy(on_busy: object, options: dict[str, Any]) -> Callable[..., Any] | 
     if on_busy not in ("raise", "skip") and not callable(on_busy):
         wrong = TypeError if not isinstance(on_busy, str) else ValueError
         raise wrong(f'on_busy must be "wait", "raise", "skip" or a function of the call\'s arguments, not {on_busy!r}')
+    if options.get("blocking") and options.get("blocking_timeout") is None:
+        raise ValueError(f"blocking=True waits however long, and on_busy={on_busy!r} says what to do instead: give one")
     if "blocking_timeout" not in options:
         options.setdefault("blocking", False)
     if on_busy == "raise":

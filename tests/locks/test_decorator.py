@@ -293,6 +293,13 @@ async def test_on_busy_waits_unless_it_is_given(api: Api, server: Server) -> Non
     assert await job.get() == ("done", 7, 1)
 
 
+async def test_on_busy_beside_a_wait_without_end(api: Api, server: Server) -> None:
+    client = api.client(server.url)
+    with pytest.raises(ValueError, match=r"^blocking=True waits however long, and on_busy='skip' says"):
+        client.locked("a", on_busy="skip", blocking=True)(of_api(api, lambda: None))
+    client.locked("a", on_busy="skip", blocking=True, blocking_timeout=1)(of_api(api, lambda: None))
+
+
 @pytest.mark.parametrize(("on_busy", "error"), [("never", ValueError), (None, TypeError), (3, TypeError)])
 async def test_on_busy_that_makes_no_sense(api: Api, server: Server, on_busy: Any, error: Any) -> None:
     with pytest.raises(error, match=r"^on_busy must be"):
