@@ -2,7 +2,7 @@
 
 A test names what it needs: `server` (run on valkey, redis, floor), `api` (the API: threads, asyncio), `layer` (core,
 fallback), `impl`: the implementation of the process, which is one in a session, chosen by FASTLOCK_IMPL before it
-starts. --only-impl leaves out what does not depend on that, --one-server-each repeats no test on another server. An
+starts. --only-impl leaves out what does not depend on that, --one-server-each repeats few tests on another server. An
 `async def` test is run by its API's `Api`; without one, in an event loop. Helpers live in support/, decisions of
 fastlock nowhere here. Restrict by --servers=valkey,redis --apis=threads; --loop=uvloop for asyncio.
 """
@@ -56,6 +56,7 @@ OFF_FLOOR = {
 }
 # Tests that are much the same on each server: each of them runs on one of its servers, in turn.
 ON_ONE_EACH = {"cli/test_holders", "kinds/test_describe"}
+IN_ALL_CELLS = "kinds"  # the folder whose other tests --one-server-each leaves as they are
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SERVERS = pytest.StashKey[Servers]()
 MISSING = pytest.StashKey[dict[str, str]]()
@@ -182,8 +183,8 @@ def _on_one_server_each(items: list[pytest.Item], dropped: list[pytest.Item], al
     cells: dict[str, list[pytest.Item]] = {}
     for item in items:
         server = getattr(getattr(item, "callspec", None), "params", {}).get("server")
-        apart = not (all_tests or _name(item.path) in ON_ONE_EACH)
-        words = [word for word in re.split(r"[-\[\]]", item.nodeid) if apart or word != server]
+        alike = _name(item.path) in ON_ONE_EACH or (all_tests and item.path.parent.name != IN_ALL_CELLS)
+        words = [word for word in re.split(r"[-\[\]]", item.nodeid) if not alike or word != server]
         cells.setdefault("-".join(words), []).append(item)
     chosen = {each[zlib.crc32(name.encode()) % len(each)] for name, each in cells.items()}
     dropped += [item for item in items if item not in chosen]

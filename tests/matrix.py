@@ -6,8 +6,8 @@ For each interpreter that is found: a copy of the tree, a virtualenv and a compi
 folder; then its share of the versions of redis-py and hiredis, and with each the tests below. One more cell runs all
 tests of behaviour without the fast path. Runs as an unprivileged user in an empty home: as `nobody` when started by
 root, on a copy of an interpreter that lies where only root may go.
-`make test` runs all tests on all servers, with one interpreter. Prints a table of its cells; exits with 1 if a cell
-failed, or none could run. Standard library only.
+`make test` runs all tests, on all servers where that matters, with one interpreter. Prints a table of its cells; exits
+with 1 if a cell failed, or none could run. Standard library only.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ TESTS = (
     "transport/test_wakeups.py",
 )
 PURE = ("locks/test_dropin.py", "locks/test_lock.py")
-# Tests of behaviour, which need neither the benchmarks' libraries nor a checkout: the folders of each of four sessions
+# Tests of behaviour, which need neither the benchmarks' libraries nor a checkout: the folders of each session
 BEHAVIOUR = (
     ("core", "fastpath", "faults", "protocol"),
-    ("embedded", "integrations", "interrupts"),
+    ("embedded", "fencing", "helpers", "integrations", "interrupts"),
+    ("kinds",),
     ("locks",),
     ("transport",),
 )
