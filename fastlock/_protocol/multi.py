@@ -107,8 +107,7 @@ class AcquireAll(Operation["list[Lease] | None"]):
         while True:
             replies = yield from self._replies(answer, clock)
             if replies is Answer.DEADLINE_EXCEEDED:
-                self.outcome_unknown = True
-                return None
+                return None  # whoever gave this answer has undone the try
             at = self._judge(replies, clock)
             if at is not None and self.blocked is None:
                 raise (yield from describe.wrong_kind(self.names[at], self.keys[at], clock))

@@ -18,7 +18,7 @@ import redis
 from support.apis import Api
 from support.child_client import NAME, SOON, until
 from support.child_helper import ChildHelper
-from support.faultproxy import FaultProxy, swallow
+from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 import fastlock.asyncio
@@ -28,6 +28,7 @@ from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 CLAIMED = "fastlock:every:{sku}"
+RELEASE = "DELIFEQ"  # the command, on Valkey 9
 PERIOD = 0.05  # seconds: many in a test
 LONG = 3600.0  # seconds: a period that does not end in a test (but once an hour: then two are seen)
 threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
@@ -84,6 +85,18 @@ async def test_one_of_the_fleet_runs_each_period(api: Api, server: Server, probe
     assert fleet.once_a_period and sum(job.runs for job in fleet.jobs) == len(fleet.periods)
     assert [job.last_error for job in fleet.jobs] == [None] * 6 and not probe.exists(NAME)
     assert len({*fleet.periods}) >= 12
+
+
+@one_server
+async def test_a_run_has_ended_before_the_server_knows(api: Api, server: Server, proxy: FaultProxy) -> None:
+    """Else the next process may run the job while this one says that it does."""
+    fleet = Fleet(api, LONG)
+    job = fleet.add(api.client(proxy.url))
+    stalled = proxy.arm(stall(), command=RELEASE)
+    await until(api, lambda: stalled.fired, "the release")
+    assert job.lease is None and job.runs == 1
+    stalled.resume()
+    await fleet.stop()
 
 
 async def test_who_is_started_later_does_not_run_the_period_again(api: Api, server: Server) -> None:

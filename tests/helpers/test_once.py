@@ -12,7 +12,7 @@ import redis
 from support.apis import Api
 from support.child_client import NAME, SOON, until, waits
 from support.child_helper import ChildHelper
-from support.counted import Counted, after_waits
+from support.counted import Counted, after_renewals, after_waits
 from support.faultproxy import FaultProxy, swallow
 
 import fastlock
@@ -346,3 +346,12 @@ async def test_a_runner_that_is_cancelled_is_replaced(api: Api, server: Server) 
     assert await second.get(SOON) == 1
     with pytest.raises(asyncio.CancelledError):
         await first.get()
+
+
+@one_server
+async def test_the_lock_is_renewed_while_the_function_runs(
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client(server.url)
+    function = Counted(api, after_renewals(api, client, monkeypatch))
+    assert await api.get(client.once(NAME, function.native, ttl=TTL, timeout=5)) == 1

@@ -13,7 +13,7 @@ import redis
 from support.apis import Api
 from support.child_client import NAME, SOON, until, waits
 from support.child_helper import ChildHelper
-from support.counted import Counted, after_waits
+from support.counted import Counted, after_renewals, after_waits
 from support.faultproxy import FaultProxy, swallow
 
 import fastlock
@@ -406,3 +406,12 @@ async def test_no_value_takes_the_place_of_a_lock(api: Api, server: Server, prob
                 with pytest.raises((fastlock.LockKindError, redis.exceptions.ResponseError), match=r"holds|WRONGTYPE"):
                     await api.get(call())
             assert lease.valid and await api.get(lock.owned())
+
+
+@one_server
+async def test_the_lock_is_renewed_while_the_function_runs(
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client(server.url)
+    function = Counted(api, after_renewals(api, client, monkeypatch))
+    assert await api.get(client.refill(NAME, function.native, TTL, timeout=5)) == 1

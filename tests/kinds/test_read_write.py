@@ -141,7 +141,9 @@ async def test_who_reads_may_not_write(api: Api, server: Server) -> None:
         assert lease.valid and lease.depth == 1
 
 
-async def test_who_writes_may_read_and_goes_on_to_read(api: Api, server: Server, probe: redis.Redis) -> None:
+async def test_who_writes_may_read_and_goes_on_to_read(
+    api: Api, server: Server, probe: redis.Redis, no_recheck: None
+) -> None:
     client = api.client(server.url)
     lock = client.rw_lock(NAME)
     before = None

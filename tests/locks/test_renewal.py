@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, SOON, until, wait_with, waits
+from support.child_client import NAME, SOON, until, wait_with, waiters_of, waits
 from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
@@ -213,11 +213,6 @@ async def test_waiting_for_a_loss_ends_with_the_release(api: Api, server: Server
     with pytest.raises(fastlock.LockError, match="auto_renew=True"):
         again.lost  # noqa: B018
     await api.get(client.release_many([again]))
-
-
-def waiters_of(lease: Any) -> Any:
-    event = lease.lost
-    return event._waiting if hasattr(event, "_waiting") else event._changes._expected
 
 
 async def test_leases_released_in_a_batch_are_renewed_no_more(api: Api, server: Server) -> None:

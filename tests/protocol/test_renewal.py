@@ -85,6 +85,20 @@ def test_a_lease_is_due_after_a_third_of_its_time(client: Client, clock: Clock) 
     assert clock() + 10 - 1.01 <= client.renewals.wake_time() + 0.5 and client.renewals.stats.renewals == 1
 
 
+def test_a_try_leaves_time_for_another(client: Client, clock: Clock) -> None:
+    """A second at most, and half of what is left of the lease that ends first."""
+    renewals, start, leases = client.renewals, clock(), [client.lease("a")]
+    client.take()
+    assert renewals.attempt_end(start) == start + 1
+    clock.go(28)
+    assert renewals.attempt_end(clock()) == pytest.approx(clock() + 0.5)  # it counts as lost a second before its end
+    leases.append(client.lease("b"))
+    (due,) = client.take()
+    assert due.lease().name == "a" and renewals.attempt_end(clock(), [due]) == pytest.approx(clock() + 0.5)
+    clock.go(0.99)
+    assert renewals.attempt_end(clock(), [due]) == pytest.approx(clock() + 0.02), "never less"
+
+
 def test_leases_that_are_due_soon_are_renewed_along(client: Client, clock: Clock) -> None:
     leases = [client.lease("a")]
     for name, pause in (("b", 0.9), ("c", 0.2)):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from fastlock._protocol import renewal
 from support.apis import Api
 from support.child_client import until
 
@@ -43,3 +46,9 @@ def after_waits(api: Api, clients: list[Any], count: int) -> Callable[[], Any]:
     """Something for a function to wait for: that so many callers of these clients have to wait."""
     found = lambda: sum(each.get_stats()["waits"] for each in clients) >= count  # noqa: E731
     return api.native(lambda: until(api, found, "callers that wait"))
+
+
+def after_renewals(api: Api, client: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Something for a function to wait for: that the lease under which it runs was renewed, often."""
+    monkeypatch.setattr(renewal, "DUE_PART", 0.01)
+    return api.native(lambda: until(api, lambda: client.get_stats()["renewals"] >= 2, "renewals"))
