@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlock._errors import LockError
+from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import tasks
 from fastlock._locks.reentrant import Owners, fixed_name, refuse_token
@@ -17,7 +17,7 @@ from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._transport.internals import coroutine_function, running_loop
 from fastlock._transport.owners import task_owner
-from fastlock._transport.renewing import Body
+from fastlock._transport.renewing import Body, acquires
 
 _WRONG_API = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
@@ -40,6 +40,7 @@ class AsyncLock(Uncopyable, BaseLock):
         found = [lease for task, lease in self._leases.items() if task is not None and (closing or task.done())]
         return found[-1] if found else None
 
+    @acquires
     async def acquire(
         self,
         blocking: bool | None = None,
@@ -168,6 +169,9 @@ class Guarded:
                     raise
             try:
                 await super().__aexit__(kind, error, trace)
+            except LockNotOwnedError as found:  # lost, as the loop was blocked, before the body could be cancelled
+                if not lost:
+                    raise (found if body is None else self._lost_in_body()) from None
             except LockError:
                 if not lost:
                     raise
@@ -195,6 +199,7 @@ class ReentrantLock(ClientLock):
         """Keep leases where all reentrant locks of the client on this name find them."""
         self._owners, self._leases = owners, owners.leases
 
+    @acquires
     async def acquire(
         self,
         blocking: bool | None = None,

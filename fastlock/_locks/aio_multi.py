@@ -14,7 +14,7 @@ from fastlock._errors import LockError, LockLostError, RedisError
 from fastlock._locks.multi import BaseMultiLock
 from fastlock._protocol.multi import MultiLease
 from fastlock._transport.internals import coroutine_function, running_loop
-from fastlock._transport.renewing import Body
+from fastlock._transport.renewing import Body, acquires
 
 _WRONG_API = "this lock is for asyncio: use `async with`, or fastlock for `with`"
 
@@ -33,6 +33,7 @@ class MultiLock(BaseMultiLock):
         found = [lease for task, lease in self._leases.items() if task is not None and (closing or task.done())]
         return found[-1] if found else None
 
+    @acquires
     async def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, sleep: float | None = None
     ) -> bool:

@@ -17,6 +17,7 @@ from fastlock._locks.shared import PermitsSide, ReadSide, SharedLock, WriteSide,
 from fastlock._protocol import describe, shared
 from fastlock._protocol.lease import Lease, now
 from fastlock._transport.internals import coroutine_function, running_loop
+from fastlock._transport.renewing import acquires
 
 
 class SharedClientLock(SharedLock, ClientLock):
@@ -53,6 +54,7 @@ class _Side(SharedClientLock):
         """Keep leases where all read-write locks of the client on this name find them."""
         self._owners, self._leases = owners, owners.leases
 
+    @acquires
     async def acquire(  # type: ignore[override]  # no token: the holder is known by its task
         self, blocking: bool | None = None, blocking_timeout: float | None = None, sleep: float | None = None
     ) -> bool:
@@ -153,6 +155,7 @@ class Semaphore(PermitsSide, SharedClientLock):
         except RuntimeError:  # no event loop runs
             return None
 
+    @acquires
     async def acquire(  # type: ignore[override]
         self,
         n: int | None = None,

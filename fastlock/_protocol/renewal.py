@@ -219,6 +219,7 @@ class Renewals:
             self.added.pop(renewal, None)
         due: list[Renewal] = []
         later: list[Renewal] = []
+        lost: list[Renewal] = []
         part = DUE_PART * random.uniform(1 - JITTER, 1)
         while self.heap:
             at, _, renewal = self.heap[0]
@@ -231,7 +232,7 @@ class Renewals:
                 continue
             if lease._deadline - renewal.margin <= time:
                 lease._shorten(time)
-                renewal.found_lost(unreported=True)
+                lost.append(renewal)
             elif renewal.has_ended(time):
                 later.append(renewal)
             elif renewal.next_time(lease, time) > time + early:  # its end was moved
@@ -242,6 +243,13 @@ class Renewals:
                 due.append(renewal)
         for renewal in later:
             self.schedule(renewal, time)
+        try:
+            _tell(lost)
+        except BaseException:  # raised by a signal handler
+            for renewal in due:
+                renewal.under_way = False
+                self.schedule(renewal, time)
+            raise
         return due
 
     def wake_time(self) -> float:
@@ -312,6 +320,16 @@ class Renewals:
         elif not (reply or lease._releasing or lease._deadline == ENDED):
             lease._deadline = ENDED
             renewal.found_lost(unreported=True)
+
+
+def _tell(lost: list[Renewal]) -> None:
+    """Note that these leases were lost, and tell so; what is raised in that, only after all were told."""
+    try:
+        while lost:
+            lost.pop(0).found_lost(unreported=True)
+    finally:
+        if lost:
+            _tell(lost)
 
 
 class RenewMany(RawCommands):

@@ -11,7 +11,8 @@ import inspect
 import math
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlock import _native as native
 from fastlock._protocol.arguments import as_wait
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fastlock._transport.aio import AsyncTransport
     from fastlock._transport.sync import SyncTransport
 
+F = TypeVar("F", bound=Any)
 LONGEST_SLEEP = 1e6  # seconds: the system's functions take no infinite ones
 PAUSE = 1.0  # seconds after an error that nobody expected
 
@@ -91,14 +93,14 @@ class AsyncLost:
 
 def call_on_lost(renewal: Renewal) -> Any:
     """Call what the lock's user wants to be called when a lease is lost. Returns what that returns, or None; an error
-    is logged, as there is nobody to raise it for."""
+    is logged, as there is nobody to raise it for, also that of sys.exit(), and of a task that was cancelled."""
     lease, on_lost = renewal.lease(), renewal.settings.on_lost
     if lease is None or on_lost is None:
         return None
     try:
         return on_lost(lease)
-    except Exception as error:
-        if by_handler(error):
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or by_handler(error):
             raise
         LOG.exception("on_lost of lock %s failed", abbreviated(lease.name))
         return None
@@ -119,10 +121,19 @@ def never() -> bool:
     return False
 
 
+_ACQUIRES: set[CodeType] = set()
+
+
+def acquires(function: F) -> F:
+    """Decorator of a coroutine function that acquires a lock, in which a task may do nothing else."""
+    _ACQUIRES.add(function.__code__)
+    return function
+
+
 def task_ends(owner: object) -> Callable[[], bool]:
     """A function that says whether a task has ended (None: it may be any). A task that does nothing but acquire, as
     `wait_for` makes one until Python 3.12, is not the one that holds the lease."""
-    if not isinstance(owner, asyncio.Task) or getattr(owner.get_coro(), "__qualname__", "").endswith(".acquire"):
+    if not isinstance(owner, asyncio.Task) or getattr(owner.get_coro(), "cr_code", None) in _ACQUIRES:
         return never
     return owner.done
 
@@ -170,7 +181,7 @@ class RenewalThread:
                 if transport.renewals.added:  # since `renew_due` looked; later ones wake this thread
                     self.wake_time = -math.inf
                     continue
-            except Exception:  # whatever it is, it must not end all renewals
+            except BaseException:  # whatever it is, it must not end all renewals
                 LOG.exception("leases could not be renewed; trying again")
                 self.wake_time = now() + PAUSE
             del transport
@@ -217,10 +228,12 @@ class RenewalTimer:
         if transport is None or transport.closed or transport.loop is None:
             return
         renewals = transport.renewals
-        if due := renewals.take_due(time := now()):
-            until = renewals.attempt_end(time, due)
-            self._start(transport.loop, transport.drive(renewals.renew(due, until, now)))
-        self.ensure(renewals.wake_time())
+        try:
+            if due := renewals.take_due(time := now()):
+                until = renewals.attempt_end(time, due)
+                self._start(transport.loop, transport.drive(renewals.renew(due, until, now)))
+        finally:  # also if a signal handler raised in `on_lost`
+            self.ensure(renewals.wake_time())
 
     def _start(self, loop: asyncio.AbstractEventLoop, steps: Coroutine[Any, Any, None]) -> None:
         task = loop.create_task(steps, name="fastlock: renew")

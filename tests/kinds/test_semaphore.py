@@ -329,6 +329,10 @@ async def test_the_body_of_a_lost_lease_is_cancelled(api: Api, server: Server, p
                 pass
             probe.delete(NAME)
             await asyncio.sleep(60)
+    with pytest.raises(fastlock.LockLostError):
+        async with reentrant as lease:
+            probe.delete(NAME)  # no renewal has found it yet: the body ends by itself
+            assert not lease.lost.is_set()
     async with rw.write as lease:
         await rw.read.acquire()
     assert lease._renewal.body is None, "who reads on is in no body"

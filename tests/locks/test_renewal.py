@@ -303,6 +303,33 @@ async def test_an_error_in_on_lost_is_logged(
         await api.leave(lock)
 
 
+class Escaped(BaseException):
+    """Like an exception that ends a worker."""
+
+
+@one_server
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, Escaped])
+async def test_what_on_lost_raises_ends_no_other_renewal(
+    api: Api, server: Server, probe: redis.Redis, often: None, error: type[BaseException]
+) -> None:
+    def fail(lease: Any) -> None:
+        raise error
+
+    client = api.client(server.url)
+    other = client.lock("other", LEASE, auto_renew=True, thread_local=False)
+    lease = await api.enter(other)
+    for _ in range(2):
+        lock = renewing(client, on_lost=fail)
+        await api.enter(lock)
+        probe.delete(NAME)
+        await until(api, lock.lease.lost.is_set, "the loss")
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await api.leave(lock)
+        await renewed(api, client, 2)
+    assert lease.valid and not lease.lost.is_set()
+    await api.leave(other)
+
+
 @one_server
 async def test_a_timeout_that_is_set_later_is_checked(api: Api, server: Server) -> None:
     lock = renewing(api.client(server.url))
