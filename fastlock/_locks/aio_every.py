@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlock._errors import ClientClosedError
 from fastlock._locks.aio_background import Background
-from fastlock._locks.decorator import answered
+from fastlock._locks.decorator import answered, is_cancelled
 from fastlock._locks.every import Schedule
 from fastlock._locks.once import function_of
 from fastlock._protocol import periods
@@ -66,7 +66,7 @@ class Job(Schedule, Background):
                 await answered(self._function())
                 self._last_error = None
             except asyncio.CancelledError as error:
-                if (task := asyncio.current_task()) is None or task.cancelling():
+                if is_cancelled():
                     raise
                 self._run_failed(error)  # the function's own, as of a task that it awaits
             except Exception as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fastlock._errors import ClientClosedError
 from fastlock._locks.aio_background import Background
 from fastlock._locks.background import LONGEST_SLEEP
-from fastlock._locks.decorator import answered
+from fastlock._locks.decorator import answered, is_cancelled
 from fastlock._locks.leader import PAUSE, Callback, Candidacy
 from fastlock._protocol.arguments import Name, as_wait
 from fastlock._protocol.lease import Lease, now
@@ -85,21 +85,28 @@ class Election(Candidacy, Background):
                 await self._change(min(lease._renewal.lost_from() - now(), LONGEST_SLEEP))
         finally:
             self._lease, self._resigning = None, False
-            leads = await self._end(body)
+            cancelled = await self._end(body)
             try:
                 if self._told:
                     await self._call_on_loss(lease)
             finally:
                 await self._release()
-        if not leads:
+            if cancelled is not None:
+                raise cancelled
+        if not _can_lead(body):
             await self._pause(now() + PAUSE)
 
-    async def _end(self, body: asyncio.Task[bool]) -> bool:
-        """Cancel what `on_gain` still does, and wait for its end. Returns whether it did not fail."""
+    async def _end(self, body: asyncio.Task[bool]) -> asyncio.CancelledError | None:
+        """Cancel what `on_gain` still does, and wait for its end. Returns the error of who cancels this meanwhile, as
+        the client is closed: `on_loss` is called all the same."""
+        cancelled = None
+        body.cancel()
         while not body.done():
-            body.cancel()
-            await asyncio.wait([body])
-        return _can_lead(body)
+            try:
+                await asyncio.wait([body])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        return cancelled
 
     async def _call_on_gain(self, lease: Lease) -> bool:
         """Whether the leader can lead."""
@@ -107,6 +114,11 @@ class Election(Candidacy, Background):
         try:
             if self._on_gain is not None:
                 await answered(self._on_gain(lease))
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            self._not_led(error)
+            return False
         except Exception as error:
             self._not_led(error)
             return False
@@ -116,6 +128,10 @@ class Election(Candidacy, Background):
         try:
             if self._on_loss is not None:
                 await answered(self._on_loss(lease))
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            LOG.exception("on_loss of election %s failed", abbreviated(self._name))
         except Exception:
             LOG.exception("on_loss of election %s failed", abbreviated(self._name))
 

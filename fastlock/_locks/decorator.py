@@ -5,6 +5,7 @@ Never here: how to acquire or release.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import string
 from collections.abc import Callable
@@ -80,3 +81,10 @@ def when_busy(on_busy: object, options: dict[str, Any]) -> Callable[..., Any] | 
 async def answered(result: object) -> Any:
     """What a function returned, awaited if it is to be awaited."""
     return await result if inspect.isawaitable(result) else result
+
+
+def is_cancelled() -> bool:
+    """Whether the running task is being cancelled; else a CancelledError is a user's function's own, as of a task that
+    it awaits."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

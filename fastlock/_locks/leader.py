@@ -49,7 +49,7 @@ class Candidacy:
         self._timeout = timeout
         self._on_gain = on_gain
         self._on_loss = on_loss
-        self._last_error: Exception | None = None
+        self._last_error: BaseException | None = None
 
     @property
     def name(self) -> Any:
@@ -70,7 +70,7 @@ class Candidacy:
         return lease.valid and not lease.lost.is_set()
 
     @property
-    def last_error(self) -> Exception | None:
+    def last_error(self) -> BaseException | None:
         """The last error by which it could not compete or lead; None since it has led after that."""
         return self._last_error
 
@@ -105,7 +105,7 @@ class Candidacy:
 
     def _not_led(self, error: BaseException) -> None:
         LOG.error("on_gain of election %s failed: it resigns", abbreviated(self._name), exc_info=error)
-        self._last_error = error if isinstance(error, Exception) else None
+        self._last_error = error
 
     def _log_release(self, error: Exception) -> None:
         if not isinstance(error, LockError):  # a loss was logged where it was found

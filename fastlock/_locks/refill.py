@@ -6,13 +6,14 @@ Never here: scripts, how a lock is acquired.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fastlock._errors import LockNotAcquiredError, RedisError, is_own
-from fastlock._locks.decorator import answered, name_maker
+from fastlock._locks.decorator import answered, is_cancelled, name_maker
 from fastlock._locks.once import NameOrMaker, check_timeouts, refuse_async, refuse_coroutine
 from fastlock._protocol import values
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
@@ -119,7 +120,7 @@ class Call:
         yield from values.keep(lease._key, lease._raw_token, self.key, raw, ms, now, self.version)
         return self.made[0]
 
-    def instead(self, error: Exception) -> tuple[Any] | None:
+    def instead(self, error: BaseException) -> tuple[Any] | None:
         """(value,) to return where this call could not load a value, or not keep it. None: the error is to be
         raised."""
         if by_handler(error):
@@ -197,7 +198,9 @@ async def aio_run(
             if (found := await drive(call.look_again())) is not None:
                 return found[0]
             return await drive(call.keep(lease, await answered(loader(*args, **(kwargs or {})))))
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
         if (found := call.instead(error)) is None:
             raise
         return found[0]

@@ -224,6 +224,54 @@ async def test_an_error_of_on_loss_is_logged(api: Api, server: Server, caplog: p
     assert [each.message for each in caplog.records] == ["on_loss of election 'sku' failed"]
 
 
+@tasks_only
+async def test_a_cancellation_that_is_the_callbacks_own_is_an_error(
+    api: Api, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a task that they await, which somebody else has cancelled."""
+
+    async def fail(lease: Any) -> None:
+        raise asyncio.CancelledError("a task of its own")
+
+    client = api.client(server.url)
+    async with client.leader(NAME, on_gain=fail) as election:
+        await until(api, lambda: election.last_error is not None, "the error")
+    async with client.leader(NAME, on_loss=fail) as election:
+        await leads(api, election)
+        await election.resign()
+        await until(api, lambda: "on_loss of election" in caplog.text, "a message")
+        await leads(api, election)
+
+
+@tasks_only
+@pytest.mark.parametrize("way", ["stop", "resign"])
+async def test_on_loss_is_called_where_the_client_is_closed_meanwhile(
+    api: Api, server: Server, probe: redis.Redis, way: str
+) -> None:
+    """While `on_gain` still cleans up."""
+    log, cleaning, may_end = [], asyncio.Event(), asyncio.Event()
+
+    async def lead(lease: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaning.set()
+            await may_end.wait()
+            log.append("on_gain has ended")
+
+    client = api.client(server.url)
+    election = client.leader(NAME, on_gain=lead, on_loss=lambda lease: log.append("on_loss"))
+    await leads(api, election)
+    ending = asyncio.ensure_future(election.stop() if way == "stop" else election.resign())
+    await cleaning.wait()
+    closing = asyncio.ensure_future(client.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(ending, closing)
+    assert log == ["on_gain has ended", "on_loss"] and not election.running and not probe.exists(NAME)
+
+
 async def test_waiting_for_leadership(api: Api, server: Server) -> None:
     client, other = api.client(server.url), api.client(server.url)
     async with api.within(client.leader(NAME)) as first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 import threading
@@ -415,3 +416,18 @@ async def test_the_lock_is_renewed_while_the_function_runs(
     client = api.client(server.url)
     function = Counted(api, after_renewals(api, client, monkeypatch))
     assert await api.get(client.refill(NAME, function.native, TTL, timeout=5)) == 1
+
+
+@one_server
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_a_cancellation_that_is_the_loaders_own_is_an_error(api: Api, server: Server) -> None:
+    client, loader = api.client(server.url), Counted(api)
+    keep = {"ttl": 0.001, "stale": STALE}
+    assert await client.refill(NAME, loader.native, **keep) == 1
+
+    async def fail() -> None:
+        raise asyncio.CancelledError("a task of its own")
+
+    assert await client.refill(NAME, fail, **keep) == 1
+    with pytest.raises(asyncio.CancelledError):
+        await client.refill("other", fail, TTL)
