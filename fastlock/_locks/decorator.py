@@ -14,6 +14,7 @@ from typing import Any
 from fastlock._protocol.arguments import as_name
 from fastlock._protocol.losses import abbreviated
 from fastlock._stream_errors import by_handler
+from fastlock._transport.internals import running_loop
 
 
 def name_maker(name: object, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,5 +87,5 @@ async def answered(result: object) -> Any:
 def is_cancelled() -> bool:
     """Whether the running task is being cancelled; else a CancelledError is a user's function's own, as of a task that
     it awaits."""
-    task = asyncio.current_task()
+    task = None if running_loop() is None else asyncio.current_task()
     return task is None or task.cancelling() > 0

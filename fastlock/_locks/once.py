@@ -107,7 +107,7 @@ class Call:
         codec = self.settings.codec
         raw = codec.encode(refuse_coroutine(result), self.name)
         result = codec.loads(raw)
-        kept = yield from values.keep(lease._key, lease._raw_token, self.key, raw, self.settings.ms, now)
+        kept = yield from values.keep(lease, self.key, raw, self.settings.ms, now)
         if kept is not Kept.KEPT:
             raise LockLostError(
                 f"The result of {abbreviated(self.name)} was not kept: the lock was lost while the function ran, and "

@@ -117,7 +117,7 @@ class Call:
         raw = codec.encode(refuse_coroutine(value), self.name)
         self.made = (codec.loads(raw),)
         ms = settings.ms + settings.stale_ms
-        yield from values.keep(lease._key, lease._raw_token, self.key, raw, ms, now, self.version)
+        yield from values.keep(lease, self.key, raw, ms, now, self.version)
         return self.made[0]
 
     def instead(self, error: BaseException) -> tuple[Any] | None:

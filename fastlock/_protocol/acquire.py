@@ -238,9 +238,10 @@ class Acquire(Operation[Lease | None]):
     def _enter(self, waiter: Waiter, request: RawCommands, answer: object, clock: Clock) -> Steps[None]:
         """Send an enter of a queue's entry, or go on from its answer: the waiter gets the lease, or is to wait."""
         queue = queue_of(waiter)
-        retry = RetryState(clock)
+        retry, answered = RetryState(clock), False
         try:
             reply = yield from run_script(request, (yield request) if answer is None else answer, is_enter_reply, retry)
+            answered = reply is not Answer.DEADLINE_EXCEEDED
         except errors.RedisError as error:
             own = errors.is_own(error)  # else a signal handler raised it, for this caller alone
             # An error at the end of this caller's own time means nothing to the other waiters
@@ -254,6 +255,9 @@ class Acquire(Operation[Lease | None]):
             return
         finally:
             queue.connection, queue.stale = request.connection, request.stale
+            # Should its connection break, it may be executed later: for the next waiter, who asked for another lease
+            if not answered and request.connection is not None and (session := request.connection.session) is not None:
+                queue.stale = (*request.stale, session)
         if reply is Answer.DEADLINE_EXCEEDED:
             return
         if reply[0] < 0:  # the entry is not there any more

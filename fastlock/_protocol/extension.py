@@ -42,16 +42,32 @@ class Move:
         self.alone = lease._extensions == 1
 
     def to(self, end: float) -> None:
-        """Set the lease's end; if another move was under way, only to an earlier time. A released lease stays so: no
-        call, in which another thread could release it, is made between the check and the change."""
-        lease = self.lease
+        """Set the lease's end; if another move was under way, only to an earlier time. A released lease stays so, and
+        one that was told lost: no call, in which another thread could do that, is made between the check and the
+        change."""
+        lease, renewal = self.lease, self.lease._renewal
         alone = self.alone and lease._extensions_begun == self.number
-        if lease._deadline != ENDED and (alone or end < lease._deadline):
+        kept = lease._deadline != ENDED and (renewal is None or not renewal.lost)
+        if kept and (alone or end < lease._deadline):
             lease._deadline = end
 
     def end(self) -> None:
         """Note that this move is not under way any more."""
         self.lease._extensions -= 1
+
+
+def shorten(lease: Lease, end: float, time: float) -> None:
+    """Let a lease end then, if not before: until the server has replied, the earlier of the two ends holds."""
+    if end < lease._deadline:
+        lease._shorten(end)
+        if lease._renewal is not None:
+            lease._renewal.ends_earlier(lease, time)
+
+
+def was_told_lost(lease: Lease) -> bool:
+    """Whether this lease was renewed, and its holder was told that it is lost, which its end does not show: that is
+    told a moment before."""
+    return lease._renewal is not None and lease._renewal.lost
 
 
 def set_expiry(key: bytes, token: bytes, ms: int, clock: Clock, lease: Lease | None = None) -> Steps[float | None]:
@@ -140,7 +156,8 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
             if left is None:
                 return Outcome.ENDLESS
             ms = max(1, ms if replace else ms + left)
-        if lease._deadline == ENDED:  # another may hold the name by now, by the same token
+        # Another may hold the name by now, by the same token; or a lease would come back that was told lost
+        if lease._deadline == ENDED or was_told_lost(lease):
             return Outcome.GONE
         return (yield from _moved(lease, ms, clock, move))
     finally:
@@ -153,7 +170,7 @@ def _moved(lease: Lease, ms: int, clock: Clock, move: Move) -> Steps[Outcome]:
         lease._token_read = True
     end = clock() + ms / 1000
     try:
-        lease._shorten(end)
+        shorten(lease, end, clock())
         sent = yield from set_expiry(lease._key, lease._raw_token, ms, clock, lease)
     except BaseException:
         lease._shorten(end)
@@ -165,7 +182,7 @@ def _moved(lease: Lease, ms: int, clock: Clock, move: Move) -> Steps[Outcome]:
         lease._found_lost()
         return Outcome.LOST
     move.to(sent + ms / 1000)
-    if lease._deadline == ENDED:  # it was released meanwhile
+    if lease._deadline == ENDED or was_told_lost(lease):  # it was released meanwhile, or told lost
         return Outcome.GONE
     # As with an acquire, a lease that has ended when the reply comes does not count
     return Outcome.MOVED if clock() < lease._deadline else Outcome.LOST

@@ -17,7 +17,7 @@ from typing import Any
 from fastlock import _errors as errors
 from fastlock._protocol import commands, describe
 from fastlock._protocol.acquire import Acquire, queue_of
-from fastlock._protocol.extension import Move, Outcome
+from fastlock._protocol.extension import Move, Outcome, shorten, was_told_lost
 from fastlock._protocol.lease import ENDED, Lease, Lost, new_token
 from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueues, Waiter
 from fastlock._protocol.renewal import CHUNK, Renewal, RenewalSettings, RenewMany, send_renewals
@@ -406,7 +406,7 @@ def extend_all(leases: tuple[Lease, ...], ms: int, to: bool, anew: bool, clock: 
         left = 0.0 if anew else min(lease._time_left() for lease in leases)
         if left == math.inf:
             return Outcome.ENDLESS
-        if any(lease._deadline == ENDED or lease._releasing for lease in leases):
+        if any(lease._deadline == ENDED or lease._releasing or was_told_lost(lease) for lease in leases):
             return Outcome.GONE
         ms = max(1, ms if to else ms + int(left * 1000))
         return (yield from _moved(leases, ms, clock, moves, apart))
@@ -421,7 +421,7 @@ def _moved(leases: tuple[Lease, ...], ms: int, clock: Clock, moves: list[Move], 
     for lease in leases:
         request.stale = (*request.stale, *(each for each in lease._stale_sessions if each not in request.stale))
         lease._stale_sessions = ()
-        lease._shorten(end)  # until the server replied, the earlier of the two ends holds
+        shorten(lease, end, clock())
     try:
         replies = yield from send_renewals(request, RetryState(clock))
         answered = True
@@ -438,7 +438,7 @@ def _moved(leases: tuple[Lease, ...], ms: int, clock: Clock, moves: list[Move], 
             lost = True
     if lost:
         return Outcome.LOST
-    if any(lease._deadline == ENDED for lease in leases):  # released meanwhile
+    if any(lease._deadline == ENDED or was_told_lost(lease) for lease in leases):  # released meanwhile, or told lost
         return Outcome.GONE
     return Outcome.MOVED if clock() < min(lease._deadline for lease in leases) else Outcome.LOST
 

@@ -82,7 +82,12 @@ def skip(lease: Lease, period_ms: int, clock: Clock) -> Steps[float]:
     """Claim the current period for no run, as an earlier one goes on. Returns when it ends, by this process's clock."""
     keys = (lease._key, period_key(lease._key))
     request = RawCommands([(b"EVALSHA", SKIP_LUA.sha, b"2", *keys, lease._raw_token, b"%d" % period_ms)])
-    _, ms = yield from run_script(request, (yield request), _is_skip_reply, RetryState(clock))
+    try:
+        _, ms = yield from run_script(request, (yield request), _is_skip_reply, RetryState(clock))
+    except BaseException:
+        # It may be executed later: no other caller may have been handed the lock by then, by the same token
+        lease._token_read = True
+        raise
     return request.sent + ms / 1000  # type: ignore[no-any-return]  # as was checked
 
 

@@ -93,6 +93,9 @@ class Host(Protocol):
     def tell_lost(self, renewal: Renewal) -> None:
         """Tell the holder of a lease that it is lost."""
 
+    def wake_renewal(self, time: float) -> None:
+        """See to it that what is due then is renewed."""
+
 
 class Renewal:
     """The renewal of one lease, until that is released or lost. It does not keep the lease alive: a lease that nobody
@@ -176,6 +179,13 @@ class Renewal:
             if self.event is not None:
                 self.event.wake()
 
+    def ends_earlier(self, lease: Lease, time: float) -> None:
+        """Note that the holder has moved the end of its lease, so that it may be due earlier."""
+        if not (self.over or self.lost):
+            self.margin = min(self.margin, (lease._deadline - time) * LOST_PART)
+            self.added[self] = None
+            self.host.wake_renewal(self.next_time(lease, time))
+
     def has_ended(self, time: float) -> bool:
         """Whether the lease is not renewed any more: as max_hold is over, or its owner is gone."""
         return time >= self.until or self.owner_gone()
@@ -185,9 +195,8 @@ class Renewal:
         lost_from = lease._deadline - self.margin
         if self.under_way or self.has_ended(time):
             return lost_from
-        if self.failures:
-            return min(lost_from, self.retry_at)
-        return lease._deadline - self.ms / 1000 * (1 - self.part)
+        due = lease._deadline - self.ms / 1000 * (1 - self.part)
+        return min(lost_from, max(due, self.retry_at)) if self.failures else due
 
 
 class Renewals:
@@ -196,7 +205,8 @@ class Renewals:
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
-        self.added: dict[Renewal, None] = {}  # not in `heap` yet: most leases are released before
+        # Not in `heap` yet, as most leases are released before; or with another end by now
+        self.added: dict[Renewal, None] = {}
         self.heap: list[tuple[float, int, Renewal]] = []
         self.serial = itertools.count()
 
@@ -303,23 +313,29 @@ class Renewals:
                 for _, lease, _ in moves:
                     request.note_unanswered(lease)
         for (renewal, lease, move), reply in zip(moves, replies or [None] * len(moves), strict=True):
-            if reply is None:
+            if reply is not None and self._note(renewal, lease, move, reply, request.sent):
+                renewal.failures = 0
+            else:
                 renewal.failures += 1
                 most = max(SHORTEST_RETRY, (renewal.lost_from() - clock()) / 4)
                 renewal.retry_at = clock() + min(backoff(renewal.failures), most)
-            else:
-                self._note(renewal, lease, move, reply, request.sent)
 
-    def _note(self, renewal: Renewal, lease: Lease, move: Move, reply: int, sent: float) -> None:
-        """Take the server's reply for one lease; 0: it is not the holder's any more."""
-        renewal.failures = 0
+    def _note(self, renewal: Renewal, lease: Lease, move: Move, reply: int, sent: float) -> bool:
+        """Take the server's reply for one lease; 0: it is not the holder's any more. Returns False where the lease was
+        renewed in vain: an extension by its holder is under way, and the earlier end holds."""
         if reply and not renewal.lost:  # a lease that was told lost does not come back
+            end = sent + renewal.ms / 1000
             self.stats.renewals += 1
             lease._contended = lease._contended or reply == 2
-            move.to(sent + renewal.ms / 1000)
-        elif not (reply or lease._releasing or lease._deadline == ENDED):
+            move.to(end)
+            if lease._deadline < end:
+                return lease._deadline == ENDED
+            renewal.margin = renewal.ms / 1000 * LOST_PART
+            return True
+        if not (reply or lease._releasing or lease._deadline == ENDED):
             lease._deadline = ENDED
             renewal.found_lost(unreported=True)
+        return True
 
 
 def _tell(lost: list[Renewal]) -> None:

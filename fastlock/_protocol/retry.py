@@ -173,7 +173,7 @@ def _recover(request: Request, error: Exception, retry: RetryState) -> Steps[Non
     if code == "NOSCRIPT" and retry.loads < RELOADS:
         retry.loads += 1
         load = RawCommands([script.load for script in commands.SCRIPTS])
-        load.allowed_after_close = request.allowed_after_close
+        load.allowed_after_close, load.until = request.allowed_after_close, request.until
         answer = yield load
         if type(answer) is list and isinstance(answer[0], Exception) and not errors.is_passing(answer[0]):
             raise errors.from_reply(answer[0])

@@ -17,6 +17,7 @@ from fastlock import _errors as errors
 from fastlock._limits import MAX_REPLY
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Opcode, RawCommand, Script
+from fastlock._protocol.lease import Lease
 from fastlock._protocol.losses import LOG, abbreviated, shown
 from fastlock._protocol.release import is_int
 from fastlock._protocol.retry import RetryState, execute, resolve, run_script
@@ -183,13 +184,20 @@ def _replies(calls: list[RawCommand], clock: Clock, kinds: tuple[tuple[type, ...
 # ------------------------------------------------------------------------------------------------------------- keeping
 
 
-def keep(
-    lock: bytes, token: bytes, key: bytes, raw: bytes, ms: int, clock: Clock, version: bytes | None = None
-) -> Steps[Kept]:
-    """Keep a value for `ms` milliseconds, if this token still holds the lock, and the value has still the version that
+def keep(lease: Lease, key: bytes, raw: bytes, ms: int, clock: Clock, version: bytes | None = None) -> Steps[Kept]:
+    """Keep a value for `ms` milliseconds, if this lease still holds the lock, and the value has still the version that
     was found before it was made (None: it has none)."""
-    keys = (lock, key) if version is None else (lock, key, version_key(key))
-    given = (token, raw, b"%d" % ms, version or b"")
+    try:
+        return (yield from _kept(lease, key, raw, ms, clock, version))
+    except BaseException:
+        # It may be executed later: no other caller may have been handed the lock by then, by the same token
+        lease._token_read = True
+        raise
+
+
+def _kept(lease: Lease, key: bytes, raw: bytes, ms: int, clock: Clock, version: bytes | None) -> Steps[Kept]:
+    keys = (lease._key, key) if version is None else (lease._key, key, version_key(key))
+    given = (lease._raw_token, raw, b"%d" % ms, version or b"")
     request, retry = RawCommands([(b"EVALSHA", KEEP_LUA.sha, b"%d" % len(keys), *keys, *given)]), RetryState(clock)
     reply = yield from _answered(request, key, retry)
     if reply == 1:

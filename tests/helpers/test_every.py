@@ -382,14 +382,24 @@ async def test_arguments_that_make_no_sense(api: Api, server: Server, given: Any
 
 
 @pytest.fixture
-def claim(api: Api, server: Server) -> Callable[..., Any]:
-    """claim(token): whether this token claims the hour, by the script."""
+def outcome(api: Api, server: Server) -> Callable[..., Any]:
+    """outcome(token): what becomes of this token's claim of the hour, by the script."""
     client = api.client(server.url)
 
-    async def by(token: str, seconds: float = LONG) -> bool:
-        raw = b"fl:" + token.encode() * 32
-        steps = periods.claim(NAME, NAME.encode(), raw, 60_000, int(seconds * 1000), 0, now)
-        return (await api.get(client._transport.drive(steps))).lease is not None
+    async def by(token: str) -> periods.Claim:
+        steps = periods.claim(NAME, NAME.encode(), b"fl:" + token.encode() * 32, 60_000, int(LONG * 1000), 0, now)
+        claim: periods.Claim = await api.get(client._transport.drive(steps))
+        return claim
+
+    return by
+
+
+@pytest.fixture
+def claim(outcome: Any) -> Callable[..., Any]:
+    """claim(token): whether this token claims the hour."""
+
+    async def by(token: str) -> bool:
+        return (await outcome(token)).lease is not None
 
     return by
 
@@ -434,6 +444,18 @@ def test_everybody_is_told_when_the_period_ends(probe: redis.Redis) -> None:
 def milliseconds(probe: redis.Redis) -> int:
     seconds, micros = probe.time()
     return int(seconds * 1000 + micros // 1000)
+
+
+async def test_a_claim_that_is_confirmed_late_is_of_its_own_period(
+    api: Api, server: Server, probe: redis.Redis, outcome: Any
+) -> None:
+    """The run goes on into the next one, which is skipped then."""
+    first = await outcome("a")
+    assert first.time > now()
+    probe.set(CLAIMED, int((probe.time()[0] - 1) * 1000))  # the period after that has begun meanwhile
+    again = await outcome("a")
+    assert again.lease is not None and again.time <= now()
+    probe.delete(NAME)
 
 
 async def test_a_skipped_period_is_run_by_nobody(api: Api, server: Server, probe: redis.Redis, claim: Any) -> None:

@@ -11,12 +11,8 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from support.apis import Api
 from support.child_client import NAME, SOON, until
-from support.told_thread import ToldThread
 
 import fastlock
 import fastlock.asyncio
@@ -241,82 +237,6 @@ async def test_a_cancelled_inner_body_takes_back_its_own_acquire_only(api: Api, 
         await lock.acquire()
         await release
         assert lease.depth == 1 and lease.valid
-
-
-# ----------------------------------------------------------------------------------------------- beside a plain model
-
-
-class Against(RuleBasedStateMachine):
-    """Threads of two clients, beside a model: who holds the name, and how often it has acquired."""
-
-    server: Server
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clients = [fastlock.Client.from_url(self.server.url) for _ in range(2)]
-        self.callers = [Caller(self.clients[i // 2]) for i in range(4)]
-        self.holder: int | None = None
-        self.depth = 0
-
-    @rule(who=st.integers(0, 3), fresh=st.booleans())
-    def acquire(self, who: int, fresh: bool) -> None:
-        got = self.callers[who].ask("acquire", fresh)
-        assert got is (self.holder in (None, who))
-        if got:
-            self.holder, self.depth = who, self.depth + 1
-
-    @precondition(lambda self: self.holder is not None)
-    @rule(fresh=st.booleans())
-    def release(self, fresh: bool) -> None:
-        assert self.callers[self.holder or 0].ask("release", fresh) is None
-        self.depth -= 1
-        self.holder = self.holder if self.depth else None
-
-    @rule(who=st.integers(0, 3))
-    def release_what_is_not_held(self, who: int) -> None:
-        if who != self.holder:
-            assert isinstance(self.callers[who].ask("release", True), fastlock.LockError)
-
-    @invariant()
-    def depths_agree(self) -> None:
-        depths = [caller.ask("depth", False) for caller in self.callers]
-        assert depths == [self.depth if who == self.holder else 0 for who in range(4)]
-
-    def teardown(self) -> None:
-        while self.holder is not None:
-            self.release(False)
-        for caller in self.callers:
-            caller.end()
-        for client in self.clients:
-            client.close()
-
-
-class Caller(ToldThread):
-    """A thread, and its lock."""
-
-    def __init__(self, client: fastlock.Client) -> None:
-        self.client = client
-        self.lock = client.reentrant_lock(NAME, timeout=60)
-        super().__init__()
-
-    def ask(self, what: str, fresh: bool) -> Any:
-        lock = self.client.reentrant_lock(NAME, timeout=60) if fresh else self.lock
-        calls = {
-            "acquire": lambda: lock.acquire(blocking=False),
-            "release": lock.release,
-            "depth": lambda: 0 if lock.lease is None else lock.lease.depth,
-        }
-        return self.do(calls[what])
-
-
-@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
-def test_reentrant_locks_do_what_a_plain_model_does(server: Server, impl: str) -> None:
-    machine = type("Machine", (Against,), {"server": server})
-    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=checks),
-    )
 
 
 # --------------------------------------------------------------------------------------- after a release that was cut

@@ -365,6 +365,30 @@ def test_scripts_that_were_forgotten_are_loaded_for_the_queue(clock: Clock) -> N
     assert commands.ENTER_LUA.load in ran.requests[2].calls and ran.outcome is not None
 
 
+def test_forgotten_scripts_are_waited_for_no_longer_than_for_what_needs_them(clock: Clock) -> None:
+    op = acquire(blocking=True, until=clock() + 5)
+    ran = run_steps(clock, op, OTHER, [error("NOSCRIPT x")], After(5, Answer.DEADLINE_EXCEEDED))
+    assert ran.requests[-1].calls[0][0] == b"SCRIPT" and ran.requests[-1].until == op.until
+    assert ran.outcome is None and len(ran.leaves) == 1
+
+
+@pytest.mark.parametrize("gone", [Answer.DEADLINE_EXCEEDED, Raise(KeyboardInterrupt())])
+def test_an_enter_that_was_not_answered_is_not_executed_for_the_next_waiter(clock: Clock, gone: Any) -> None:
+    """Its connection may break with it in flight, and the next waiter have another lease by then."""
+    queues, session = LocalQueues(contextlib.nullcontext()), object()
+    behind: list[Waiter] = []
+
+    def leave(request: Any) -> Any:
+        behind.append(joined(queues, "name", b"name", 60_000, False, None))
+        request.connection = SimpleNamespace(session=session)
+        clock.go(5)
+        return gone
+
+    run_steps(clock, acquire(blocking=True, until=clock() + 5), OTHER, leave, queues=queues)
+    queue = behind[0].queue
+    assert queue is not None and steps.Enter(queue, behind[0]).stale == (session,)
+
+
 @pytest.mark.parametrize(
     "reply", [None, 1, b"OK", [], [1], [1, 0], [1, 0, None], [b"1", 0, 0], [1, 0, 0, 0], [True, 0, 0]]
 )

@@ -24,7 +24,9 @@ LOADED = [b"sha"] * len(commands.SCRIPTS)
 
 
 def keep(clock: Clock, *answers: Any, version: bytes | None = None) -> Any:
-    return run_steps(clock, values.keep(LOCK, MINE, KEY, b"1", 60_000, clock, version), *answers)
+    return run_steps(
+        clock, values.keep(Lease("lock", LOCK, MINE, clock() + 60), KEY, b"1", 60_000, clock, version), *answers
+    )
 
 
 def claim(clock: Clock, *answers: Any, first: int = 0) -> Any:
@@ -186,6 +188,18 @@ def test_a_period_is_skipped(clock: Clock) -> None:
     for claimed in (1, 0):
         ran = run_steps(clock, periods.skip(lease, PERIOD, clock), [[claimed, 20_000]])
         assert ran.outcome == clock() + 20 and ran.requests[0].calls[0][3:6] == (b"job", b"fastlock:every:{job}", MINE)
+
+
+@pytest.mark.parametrize("problem", [lost(final=True), Raise(KeyboardInterrupt())])
+def test_a_lock_is_not_handed_over_after_a_script_that_was_given_up(clock: Clock, problem: Any) -> None:
+    """It may be executed later, and would count for the next holder, who has the same token."""
+    lease = Lease("job", b"job", MINE, clock() + 30)
+    for steps in (periods.skip(lease, PERIOD, clock), values.keep(lease, KEY, b"1", 60_000, clock)):
+        lease._token_read = False
+        assert run_steps(clock, steps, problem).raised is not None and lease._token_read
+    lease._token_read = False
+    assert run_steps(clock, values.keep(lease, KEY, b"1", 60_000, clock), [1]).outcome is Kept.KEPT
+    assert not lease._token_read
 
 
 def test_the_end_of_a_period_is_a_multiple_of_it(clock: Clock) -> None:

@@ -28,9 +28,13 @@ class Client:
         self.stats = Stats()
         self.renewals = Renewals(self.stats)
         self.told: list[Renewal] = []
+        self.woken: list[float] = []  # the times at which it was to look
 
     def tell_lost(self, renewal: Renewal) -> None:
         self.told.append(renewal)
+
+    def wake_renewal(self, time: float) -> None:
+        self.woken.append(time)
 
     def new_event(self, renewal: Renewal) -> Any:
         raise NotImplementedError
@@ -263,6 +267,82 @@ def test_of_a_renewal_and_an_extension_at_once_the_earlier_end_holds(client: Cli
     with pytest.raises(StopIteration):
         steps.send([[1]])
     assert lease.remaining == pytest.approx(20), "nobody knows which was executed last"
+
+
+def test_a_renewal_in_vain_is_not_repeated_at_once(client: Client, clock: Clock) -> None:
+    """Until an extension is answered, a renewal does not count."""
+    lease = client.lease()
+    clock.go(10)
+    extending = extension.extend(lease, 100_000, True, clock)
+    next(extending).sent = clock()
+    for tries in range(1, 6):
+        assert client.due() == ["a"]
+        client.renew([1])
+        assert lease.remaining < 21 and lease._renewal.failures == tries
+        assert client.renewals.wake_time() > clock() and client.due() == []
+        clock.go(client.renewals.wake_time() - clock())
+    extending.close()
+    assert client.due() == ["a"]
+    client.renew([1])
+    assert lease.remaining == pytest.approx(30) and lease._renewal.failures == 0
+
+
+def test_a_renewal_that_failed_is_not_tried_again_where_its_lease_was_extended(client: Client, clock: Clock) -> None:
+    """It would end the lease earlier, before its reply says so."""
+    lease = client.lease()
+    clock.go(10)
+    client.take()
+    steps, _ = client.start()
+    with pytest.raises(StopIteration):
+        steps.send(Answer.DEADLINE_EXCEEDED)
+    lease._deadline = clock() + 100
+    clock.go(1)
+    assert client.due() == [] and client.renewals.wake_time() == pytest.approx(clock() - 1 + 100 - 20, abs=1.1)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5])
+def test_an_extension_to_an_earlier_end_is_renewed_in_time(client: Client, clock: Clock, seconds: float) -> None:
+    lease = client.lease()
+    clock.go(1)
+    assert client.due() == []
+    extending = extension.extend(lease, int(seconds * 1000), True, clock)
+    next(extending).sent = clock()
+    assert client.woken == [pytest.approx(clock() + seconds - 20, abs=2.1)]
+    with pytest.raises(StopIteration):
+        extending.send(b"OK")
+    assert lease.remaining == seconds and not lease._renewal.is_lost()
+    assert client.due() == ["a"]
+    client.renew([1])
+    assert lease.remaining == pytest.approx(30) and not client.told
+
+
+def test_a_lease_that_was_told_lost_is_not_extended(client: Client, clock: Clock) -> None:
+    """Also where the extension was on its way as that was told."""
+    lease = client.lease()
+    client.due()
+    clock.go(28)
+    extending = extension.extend(lease, 60_000, True, clock)
+    next(extending).sent = clock()
+    clock.go(1.5)
+    assert client.due() == [] and client.told == [lease._renewal]
+    with pytest.raises(StopIteration) as end:
+        extending.send(b"OK")
+    assert end.value.value is extension.Outcome.GONE and not lease.valid
+    with pytest.raises(StopIteration) as end:
+        next(extension.extend(lease, 60_000, True, clock))
+    assert end.value.value is extension.Outcome.GONE and not lease.valid
+
+
+def test_the_loss_of_a_lease_that_was_granted_late_is_told_in_time_once_it_was_renewed(
+    client: Client, clock: Clock
+) -> None:
+    lease = Lease("a", b"a", TOKEN, clock() + 3)
+    lease._renewal = late = Renewal(lease, 30_000, RenewalSettings(), lambda: False, client, clock())
+    client.renewals.add(late)
+    assert late.margin == pytest.approx(0.1) and client.due() == ["a"]
+    client.renew([1])
+    clock.go(29.1)
+    assert client.due() == [] and client.told == [late]
 
 
 def test_a_user_that_may_not_run_the_script_renews_by_single_commands(client: Client, clock: Clock) -> None:

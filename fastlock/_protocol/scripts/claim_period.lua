@@ -3,8 +3,8 @@
 -- KEYS     1: name of the lock, 2: end of the last period that was claimed, 3: counter of fences
 -- ARGV     1: token, 2: lease in milliseconds, 3: period in milliseconds, 4: how long the counter is kept after its last
 --          use, in milliseconds, 5: the time before which nothing is claimed, in milliseconds
--- returns  {1, left, fence}: claimed, the period ends in so many milliseconds; {0, wait, 0}: it was claimed before, or
---          somebody holds the lock: ask again in so many milliseconds
+-- returns  {1, left, fence}: claimed, the period ends in so many milliseconds, or has ended since (0); {0, wait, 0}: it
+--          was claimed before, or somebody holds the lock: ask again in so many milliseconds
 -- cost     3 commands when it was claimed before, 4 when the lock is held, 7 when claimed
 redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
 local held = redis.pcall('GET', KEYS[1])
@@ -16,6 +16,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = period - now % period
 if mine(held, ARGV[1]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  left = math.max(0, math.min(left, (tonumber(redis.call('GET', KEYS[2]) or 0) or 0) - now)) -- of the period claimed
   return {1, left, tonumber(redis.call('GET', KEYS[3]) or 0) or 0}
 end
 if now < tonumber(ARGV[5]) then
