@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import redis.crc
 from hypothesis import given
 from hypothesis import strategies as st
+from support.functions import in_function
 from support.run_steps import CONNECTION, OTHER, After, Clock, Raise, error, lost, run_steps, undone
 from support.server_simulator import Gone, ServerSimulator
 
@@ -369,6 +370,37 @@ def test_it_holds_all_that_it_says_for_as_long_as_it_says_or_nothing(simulators:
         if found is None or op.waited:
             assert not server.queues.by_key and not server.queues.by_entry
     assert min(seen.values()) > RUNS / 100, seen
+
+
+MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "leases count from the reply": in_function(
+        AcquireAll._try_until_granted,
+        "(end := lease_end(self.request.sent, self.ms))",
+        "(end := lease_end(clock(), self.ms))",
+    ),
+    "who gives up keeps what it holds": in_function(
+        AcquireAll._left, "self.outcome_unknown or any(self.held)", "self.outcome_unknown"
+    ),
+    "a lost reply is forgotten": in_function(AcquireAll._replies, "|= retry.outcome_unknown", "|= False"),
+    "a token that was given up is used again": in_function(
+        AcquireAll._give_up, "self.tokens[i], self.held[i] = fresh, False", "self.held[i] = False"
+    ),
+    "the token of an entry that leaves is used again": in_function(
+        AcquireAll._wait_for, "self.tokens[at] = new_token()", "pass"
+    ),
+    "what others hold is taken": in_function(
+        AcquireAll._try_until_granted, "if at is None and clock() <", "if clock() <"
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_found(
+    simulators: Iterator[ServerSimulator], mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MISTAKES[mistake](monkeypatch)
+    with pytest.raises(AssertionError):
+        test_it_holds_all_that_it_says_for_as_long_as_it_says_or_nothing(simulators)
 
 
 # ------------------------------------------------------------------------------------ many clients, overlapping names
