@@ -26,6 +26,7 @@ from support.told import ToldTask, ToldThread
 who = st.integers(0, 3)
 BRIEF = 0.005  # seconds: a lease that ends as the test looks at it
 SHORT_WAIT = 0.025  # seconds: in the last 0.01 of a wait nobody tries any more
+LONG_WAIT = 20.0  # seconds, for what is not waited for, on however busy a machine
 
 
 class Fate(enum.Enum):
@@ -67,9 +68,9 @@ class Machine(RuleBasedStateMachine):
         """What came of a call by this owner."""
         return self.owners[me].do(call)
 
-    def acquire_by(self, me: int, lock: Any, waits: bool, *args: Any) -> Any:
-        """Have an owner acquire a lock, which it may wait for in vain."""
-        options = {"blocking_timeout": SHORT_WAIT} if waits else {"blocking": False}
+    def acquire_by(self, me: int, lock: Any, waits: bool, fits: bool, *args: Any) -> Any:
+        """Have an owner acquire a lock, which it waits for in vain, unless it `fits`."""
+        options = {"blocking_timeout": LONG_WAIT if fits else SHORT_WAIT} if waits else {"blocking": False}
         return self.do(me, lambda: lock.acquire(*args, **options))
 
     def let_end(self, me: int, lock: Any) -> Any:
@@ -130,7 +131,7 @@ class Reentrant(Machine):
     @rule(me=who, fresh=st.booleans(), waits=st.booleans())
     def acquire(self, me: int, fresh: bool, waits: bool) -> None:
         free = self.holder is None
-        got = self.acquire_by(me, self.lock(me, fresh), waits)
+        got = self.acquire_by(me, self.lock(me, fresh), waits, free and not self.misled(me))
         if self.depths[me] and not self.fates[me].valid:
             assert not_owned(got)
         elif self.depths[me]:
@@ -166,7 +167,7 @@ class Reentrant(Machine):
     def enter_and_leave(self, me: int, fails: bool) -> None:
         """In a `with`, whose body may raise."""
         lock, free, depth = self.lock(me, fresh=True), self.holder is None, self.depths[me]
-        lock.blocking_timeout = SHORT_WAIT
+        lock.blocking_timeout = LONG_WAIT if free and not self.misled(me) else SHORT_WAIT
 
         async def body() -> int:
             async with self.api.within(lock) as lease:
@@ -245,7 +246,7 @@ class ReadWrite(Machine):
     @rule(me=who, waits=st.booleans())
     def acquire_read(self, me: int, waits: bool) -> None:
         fits = not any(self.writes[other] for other in self.holders(but=me))
-        got = self.acquire_by(me, self.locks[me].read, waits)
+        got = self.acquire_by(me, self.locks[me].read, waits, fits)
         if self.held(me) and not self.fates[me].valid:
             assert not_owned(got)
             return
@@ -256,7 +257,7 @@ class ReadWrite(Machine):
     @rule(me=who, waits=st.booleans())
     def acquire_write(self, me: int, waits: bool) -> None:
         fits = not self.holders(but=me)
-        got = self.acquire_by(me, self.locks[me].write, waits)
+        got = self.acquire_by(me, self.locks[me].write, waits, fits)
         if self.held(me) and not self.fates[me].valid:
             assert not_owned(got)
         elif self.reads[me] and not self.writes[me]:
@@ -365,7 +366,7 @@ class Permits(Machine):
 
     @rule(me=who, n=st.integers(1, 5), waits=st.booleans())
     def acquire(self, me: int, n: int, waits: bool) -> None:
-        got = self.acquire_by(me, self.semaphores[me], waits, n)
+        got = self.acquire_by(me, self.semaphores[me], waits, n <= self.free, n)
         if n > self.size:
             assert isinstance(got, fastlock.LockError)
         else:
