@@ -25,8 +25,8 @@ from support.told import ToldTask, ToldThread
 
 who = st.integers(0, 3)
 BRIEF = 0.005  # seconds: a lease that ends as the test looks at it
+LONG = 20.0  # seconds: a wait that ends before
 SHORT_WAIT = 0.025  # seconds: in the last 0.01 of a wait nobody tries any more
-LONG_WAIT = 20.0  # seconds, for what is not waited for, on however busy a machine
 
 
 class Fate(enum.Enum):
@@ -69,8 +69,8 @@ class Machine(RuleBasedStateMachine):
         return self.owners[me].do(call)
 
     def acquire_by(self, me: int, lock: Any, waits: bool, fits: bool, *args: Any) -> Any:
-        """Have an owner acquire a lock, which it waits for in vain, unless it `fits`."""
-        options = {"blocking_timeout": LONG_WAIT if fits else SHORT_WAIT} if waits else {"blocking": False}
+        """Have an owner acquire a lock, at once or by waiting, which is in vain unless it fits."""
+        options = {"blocking_timeout": LONG if fits else SHORT_WAIT} if waits else {"blocking": False}
         return self.do(me, lambda: lock.acquire(*args, **options))
 
     def let_end(self, me: int, lock: Any) -> Any:
@@ -131,14 +131,14 @@ class Reentrant(Machine):
     @rule(me=who, fresh=st.booleans(), waits=st.booleans())
     def acquire(self, me: int, fresh: bool, waits: bool) -> None:
         free = self.holder is None
-        got = self.acquire_by(me, self.lock(me, fresh), waits, free and not self.misled(me))
+        got = self.acquire_by(me, self.lock(me, fresh), waits and not self.misled(me), free)
         if self.depths[me] and not self.fates[me].valid:
             assert not_owned(got)
         elif self.depths[me]:
             assert got is True
             self.depths[me] += 1
         else:
-            assert got is free or (waits and not got and self.misled(me))
+            assert got is free
             self.depths[me], self.fates[me] = int(got), Fate.HELD
 
     @precondition(lambda self: self.holder is not None)
@@ -150,8 +150,8 @@ class Reentrant(Machine):
         self.enter_and_leave(self.holder, fails)
 
     def misled(self, me: int) -> bool:
-        """Whether another owner of the client believes to hold the name: who waits here asks the server later."""
-        return any(self.depths[other] and self.fates[other] is Fate.DELETED for other in (me, me ^ 1))
+        """Whether the other owner of the client believes to hold the name: who waits here asks the server later."""
+        return self.depths[me ^ 1] > 0 and self.fates[me ^ 1] is Fate.DELETED
 
     @precondition(lambda self: any(self.depths))
     @rule(me=who, fresh=st.booleans())
@@ -167,7 +167,7 @@ class Reentrant(Machine):
     def enter_and_leave(self, me: int, fails: bool) -> None:
         """In a `with`, whose body may raise."""
         lock, free, depth = self.lock(me, fresh=True), self.holder is None, self.depths[me]
-        lock.blocking_timeout = LONG_WAIT if free and not self.misled(me) else SHORT_WAIT
+        lock.blocking, lock.blocking_timeout = not self.misled(me), LONG if free else SHORT_WAIT
 
         async def body() -> int:
             async with self.api.within(lock) as lease:
@@ -178,10 +178,9 @@ class Reentrant(Machine):
         result = self.do(me, self.api.native(body))
         if depth and not self.fates[me].valid:
             assert not_owned(result)
-        elif isinstance(result, fastlock.LockNotAcquiredError):
-            assert not depth and (not free or self.misled(me))
+        elif not depth and not free:
+            assert isinstance(result, fastlock.LockNotAcquiredError)
         else:
-            assert depth or free
             assert isinstance(result, KeyError) if fails else result == depth + 1
 
     @precondition(lambda self: self.holder is not None)
@@ -191,7 +190,7 @@ class Reentrant(Machine):
         holder = self.holder
         if holder is None or self.depths[me]:
             return
-        self.owners[me].begin(lambda: self.lock(me).acquire(blocking_timeout=20))
+        self.owners[me].begin(lambda: self.lock(me).acquire(blocking_timeout=LONG))
         while self.depths[holder]:
             self.release(holder, False)
         assert self.owners[me].result() is True
@@ -299,7 +298,7 @@ class ReadWrite(Machine):
         """One waits to write, as all others release."""
         if self.held(me):
             return
-        self.owners[me].begin(lambda: self.locks[me].write.acquire(blocking_timeout=20))
+        self.owners[me].begin(lambda: self.locks[me].write.acquire(blocking_timeout=LONG))
         for other in self.holders():
             self.release_all(other)
         assert self.owners[me].result() is True
@@ -393,7 +392,7 @@ class Permits(Machine):
         """One waits for all permits, as all others release."""
         if self.held[me]:
             return
-        self.owners[me].begin(lambda: self.semaphores[me].acquire(min(self.size, 5), blocking_timeout=20))
+        self.owners[me].begin(lambda: self.semaphores[me].acquire(min(self.size, 5), blocking_timeout=LONG))
         for other in range(4):
             while self.held[other]:
                 self.release(other)
