@@ -52,8 +52,7 @@ PURE = ("locks/test_dropin.py", "locks/test_lock.py")
 # Tests of behaviour, which need neither the benchmarks' libraries nor a checkout: the folders of each session
 BEHAVIOUR = (
     ("core", "fastpath", "faults", "protocol"),
-    ("embedded", "fencing", "helpers", "integrations", "interrupts"),
-    ("kinds",),
+    ("embedded", "integrations", "interrupts"),
     ("locks",),
     ("transport",),
 )
