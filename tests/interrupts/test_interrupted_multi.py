@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ STEPS = 80  # of the event loop; an acquire that does not wait needs fewer
 STACK = {str(path) for path in Path(fastlock.__file__).parent.rglob("*.py")}  # what is compiled cannot be interrupted
 EXPECTED = (IndexError, RuntimeError, redis.exceptions.ConnectionError, fastlock.LockError)
 one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)
-# There an exception is raised at instructions that have no line, which pytest cannot show
-pytestmark = pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="CPython 3.12 traces otherwise")
 
 
 @one_server

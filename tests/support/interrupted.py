@@ -226,8 +226,7 @@ class Run:
             self.wrong.append("connections stay open")
 
     def failures(self) -> int:
-        some = 10 if self.name in PYTHON_EXITS else 0  # may come early in a run
-        return max(self.leaks, self.lost, len(self.wrong), self.unleft - self.hits // 20 - some)
+        return max(self.leaks, self.lost, len(self.wrong), self.unleft - self.hits // 20)
 
     def attempt(self, name: str) -> bool:
         """One attempt, and the cleanup right after it. Returns whether it was interrupted."""

@@ -95,7 +95,8 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: t
             last = (frame, "RESUME")
         elif event == "opcode":
             before, last = last, (frame, dis.opname[frame.f_code.co_code[frame.f_lasti]])
-            left -= before[0] is frame and before[1].startswith(CHECKS)
+            # What has no line ends a generator that is closed: it follows an instruction that was not the one before
+            left -= before[0] is frame and before[1].startswith(CHECKS) and frame.f_lineno is not None
             if left == 0:
                 left = -1
                 raise kind
