@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlock._errors import RedisError
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import threads
-from fastlock._locks.reentrant import Owners, fixed_name, refuse_token
+from fastlock._locks.reentrant import Owners, Reentrant, fixed_name, refuse_token
 from fastlock._locks.settings import MutableSettings
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock
@@ -122,7 +122,7 @@ class ClientLock(MutableSettings, SyncLock):
         __enter__ = threads.enter_lease
 
 
-class ReentrantLock(ClientLock):
+class ReentrantLock(Reentrant, ClientLock):
     """A lock that its holder may acquire again, made by `Client.reentrant_lock()`. The holder is a thread of a client:
     all reentrant locks of the client on one name are one lock to it. Entered again, it takes no command, and it is
     released as often as it was acquired. On the server it is a lock like any other."""

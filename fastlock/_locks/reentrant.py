@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fastlock._locks.settings import mutable_setting
+from fastlock._protocol.base_lock import BaseLock
 from fastlock._protocol.lease import Lease
 
 FEWEST_KEPT = 64
@@ -51,6 +52,20 @@ class OwnersByName:
                         self._kept.pop(kept, None)
                 self._most_kept = max(FEWEST_KEPT, 2 * len(self._kept))
             return self._by_key.setdefault(key, Owners(key, self._kept))
+
+
+class Reentrant(BaseLock):
+    """How a reentrant lock is entered again, for threads and for asyncio."""
+
+    __slots__ = ()
+
+    def _reenter(self) -> Lease | None:
+        # Never compiled: signal handlers run as a compiled function returns to Python, and one that raises there would
+        # leave a lock that is held once more, and a caller that does not know
+        lease = self._entered_before()
+        if lease is not None:
+            lease._depth += 1  # last: no call, in which a signal handler could raise, comes after it
+        return lease
 
 
 def refuse_token(token: object) -> None:

@@ -147,10 +147,7 @@ class BaseLock:
     def _reenter(self) -> Lease | None:
         """Acquire a reentrant lock once more, if the caller holds it; None: it does not. Raises LockNotOwnedError: its
         lease has ended. LockError: the lease has no fence, and this lock wants one."""
-        lease = self._entered_before()
-        if lease is not None:
-            lease._depth += 1  # last: no call, in which a signal handler could raise, comes after it
-        return lease
+        raise NotImplementedError
 
     def _entered_before(self) -> Lease | None:
         """The lease of a caller that is to enter again; errors are those of `_reenter`."""
