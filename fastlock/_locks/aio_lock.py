@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlock._errors import LockError, LockNotOwnedError
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import tasks
-from fastlock._locks.reentrant import Owners, fixed_name, refuse_token
+from fastlock._locks.reentrant import Owners, Reentrant, fixed_name, refuse_token
 from fastlock._locks.settings import MutableSettings
 from fastlock._protocol import commands, extension
 from fastlock._protocol.base_lock import BaseLock
@@ -169,10 +169,9 @@ class Guarded:
                     raise
             try:
                 await super().__aexit__(kind, error, trace)
-            except LockNotOwnedError as found:  # lost, as the loop was blocked, before the body could be cancelled
-                if not lost:
-                    raise (found if body is None else self._lost_in_body()) from None
-            except LockError:
+            except LockError as problem:
+                # Also where nobody has found it before, as the loop was blocked
+                lost = lost or (body is not None and isinstance(problem, LockNotOwnedError))
                 if not lost:
                     raise
             if lost:
@@ -185,7 +184,7 @@ class GuardedLock(Guarded, ClientLock):
     __slots__ = ()
 
 
-class ReentrantLock(ClientLock):
+class ReentrantLock(Reentrant, ClientLock):
     """A lock that its holder may acquire again, made by `Client.reentrant_lock()`. The holder is a task: all reentrant
     locks of the client on one name are one lock to it. Entered again, it takes no command, and it is released as often
     as it was acquired. On the server it is a lock like any other."""

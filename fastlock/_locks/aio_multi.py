@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlock._errors import LockError, LockLostError, RedisError
+from fastlock._errors import LockError, LockLostError, LockNotOwnedError, RedisError
 from fastlock._locks.multi import BaseMultiLock
 from fastlock._protocol.multi import MultiLease
 from fastlock._transport.internals import coroutine_function, running_loop
@@ -145,7 +145,8 @@ class MultiLock(BaseMultiLock):
             raise
         try:
             await self._leave(error)
-        except LockError:
+        except LockError as problem:
+            lost = lost or isinstance(problem, LockNotOwnedError)  # nobody has found it before, as the loop was blocked
             if not lost:
                 raise
         if lost:

@@ -396,6 +396,9 @@ async def test_a_loss_cancels_the_body(api: Api, server: Server, probe: redis.Re
             probe.delete("a", "b")
             await asyncio.sleep(60)
     assert asyncio.current_task().cancelling() == 0 and not probe.exists(*NAMES)  # type: ignore[union-attr]
+    with pytest.raises(fastlock.LockLostError, match="were lost while they were held"):
+        async with lock:
+            probe.delete("a", "b")  # no renewal has found it yet: the body ends by itself
     async with lock:
         await asyncio.sleep(0)
 
