@@ -52,7 +52,8 @@ PURE = ("locks/test_dropin.py", "locks/test_lock.py")
 # Tests of behaviour, which need neither the benchmarks' libraries nor a checkout: the folders of each session
 BEHAVIOUR = (
     ("core", "fastpath", "faults", "protocol"),
-    ("embedded", "integrations", "interrupts"),
+    ("embedded", "fencing", "helpers", "integrations", "interrupts"),
+    ("kinds",),
     ("locks",),
     ("transport",),
 )

@@ -46,6 +46,12 @@ def test_oldest_and_newest_allowed_versions_are_in_the_matrix() -> None:
     assert [name for name in (*matrix.TESTS, *matrix.PURE) if not (ROOT / "tests" / name).is_file()] == []
 
 
+def test_without_the_fast_path_all_folders_of_behaviour_run() -> None:
+    folders = {each.parent.name for each in (ROOT / "tests").glob("*/test_*.py")}
+    run = [each for session in matrix.BEHAVIOUR for each in session]
+    assert sorted(run) == sorted(folders - {"benches", "cli", "project"})
+
+
 def test_list_names_the_missing_interpreters(tmp_path: Path) -> None:
     """With PATH, pyenv and HOME empty, every wanted label is still listed, as a cell or as skipped."""
     env = {**os.environ, "PATH": str(tmp_path), "PYENV_ROOT": str(tmp_path), "HOME": str(tmp_path)}
