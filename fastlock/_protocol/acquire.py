@@ -256,7 +256,8 @@ class Acquire(Operation[Lease | None]):
         finally:
             queue.connection, queue.stale = request.connection, request.stale
             # Should its connection break, it may be executed later: for the next waiter, who asked for another lease
-            if not answered and request.connection is not None and (session := request.connection.session) is not None:
+            session = None if answered or request.connection is None else request.connection.session
+            if session is not None and session not in request.stale:
                 queue.stale = (*request.stale, session)
         if reply is Answer.DEADLINE_EXCEEDED:
             return

@@ -108,7 +108,7 @@ def explain_name(refusal: errors.ResponseError, name: Any, key: bytes, clock: Cl
 def wrong_kind(name: Any, key: bytes, clock: Clock) -> Steps[errors.LockKindError]:
     """The error of an acquire of a name whose key holds no plain lock."""
     kind = yield from other_kind(key, clock)
-    return errors.LockKindError(f"Unable to acquire lock {abbreviated(name)}: its name is in use by {kind}", name)
+    return errors.LockKindError(f"Cannot acquire lock {abbreviated(name)}: its name is in use by {kind}", name)
 
 
 def _is_of_kind(refusal: errors.ResponseError) -> bool:

@@ -253,13 +253,17 @@ class Renewals:
                 due.append(renewal)
         for renewal in later:
             self.schedule(renewal, time)
-        try:
-            _tell(lost)
-        except BaseException:  # raised by a signal handler
+        raised: BaseException | None = None
+        for renewal in lost:
+            try:
+                renewal.found_lost(unreported=True)
+            except BaseException as error:  # a signal handler's: first all are told, and what is due stays so
+                raised = error
+        if raised is not None:
             for renewal in due:
                 renewal.under_way = False
                 self.schedule(renewal, time)
-            raise
+            raise raised
         return due
 
     def wake_time(self) -> float:
@@ -336,16 +340,6 @@ class Renewals:
             lease._deadline = ENDED
             renewal.found_lost(unreported=True)
         return True
-
-
-def _tell(lost: list[Renewal]) -> None:
-    """Note that these leases were lost, and tell so; what is raised in that, only after all were told."""
-    try:
-        while lost:
-            lost.pop(0).found_lost(unreported=True)
-    finally:
-        if lost:
-            _tell(lost)
 
 
 class RenewMany(RawCommands):
