@@ -34,6 +34,7 @@ DUE_PART = 1 / 3  # of a lease's time, after which it is renewed
 JITTER = 0.1  # part of that by which it varies: many clients that began together do not go on together
 EARLY_PART = 1 / 30  # of a lease's time, by which it may be renewed early, along with another
 LOST_PART = 1 / 30  # of a lease's time, by which its loss is told before it ends: time to stop, and for slow machines
+LOST_SECONDS, LOST_MOST = 0.2, 1 / 10  # by which it is told at least; but by no more than that part of its time
 CHUNK = 128  # names renewed by one script: the server does nothing else meanwhile
 SHORTEST_RETRY = 0.02  # seconds before a try at least; at most a quarter of what is left of the lease
 ATTEMPT_SECONDS = 1.0  # after which a renewal that was not answered is sent again: leases added meanwhile are waiting
@@ -81,6 +82,11 @@ def check_timeout(timeout: float | None) -> None:
     as_ms(timeout)
 
 
+def margin_of(seconds: float) -> float:
+    """How long before its end a lease of so many seconds counts as lost."""
+    return max(seconds * LOST_PART, min(LOST_SECONDS, seconds * LOST_MOST))
+
+
 class Host(Protocol):
     """What a renewal uses of its transport."""
 
@@ -118,7 +124,7 @@ class Renewal:
         self.lease = weakref.ref(lease)
         self.ms = ms
         # Seconds before its end from which the lease counts as lost; it may be shorter than what it is renewed for
-        self.margin = min(ms / 1000, lease._time_left()) * LOST_PART
+        self.margin = margin_of(min(ms / 1000, lease._time_left()))
         self.settings = settings
         self.owner_gone = owner_gone  # whether the thread or task that acquired it has ended
         self.host = host
@@ -182,7 +188,7 @@ class Renewal:
     def ends_earlier(self, lease: Lease, time: float) -> None:
         """Note that the holder has moved the end of its lease, so that it may be due earlier."""
         if not (self.over or self.lost):
-            self.margin = min(self.margin, (lease._deadline - time) * LOST_PART)
+            self.margin = min(self.margin, margin_of(lease._deadline - time))
             self.added[self] = None
             self.host.wake_renewal(self.next_time(lease, time))
 
@@ -274,10 +280,11 @@ class Renewals:
 
     def attempt_end(self, time: float, waiting: Iterable[Renewal] | None = None) -> float:
         """Until when a renewal may take: half of the time until the first of the leases that wait for it (None: all)
-        counts as lost, so that it can be tried again, and at most ATTEMPT_SECONDS."""
+        counts as lost, so that it can be tried again, and at most ATTEMPT_SECONDS; but never beyond that time, as who
+        renews may be who tells the loss."""
         renewals = (each for _, _, each in self.heap) if waiting is None else waiting
         left = [end - time for each in renewals if (end := each.lost_from()) > time]
-        return time + min([ATTEMPT_SECONDS, *(max(SHORTEST_RETRY, each / 2) for each in left)])
+        return time + min([ATTEMPT_SECONDS, *(min(each, max(SHORTEST_RETRY, each / 2)) for each in left)])
 
     def renew(self, due: list[Renewal], until: float, clock: Clock) -> Steps[None]:
         """Renew these leases, and note what became of each; try no longer than `until`."""
@@ -334,7 +341,7 @@ class Renewals:
             move.to(end)
             if lease._deadline < end:
                 return lease._deadline == ENDED
-            renewal.margin = renewal.ms / 1000 * LOST_PART
+            renewal.margin = margin_of(renewal.ms / 1000)
             return True
         if not (reply or lease._releasing or lease._deadline == ENDED):
             lease._deadline = ENDED

@@ -100,7 +100,22 @@ def test_a_try_leaves_time_for_another(client: Client, clock: Clock) -> None:
     (due,) = client.take()
     assert due.lease().name == "a" and renewals.attempt_end(clock(), [due]) == pytest.approx(clock() + 0.5)
     clock.go(0.99)
-    assert renewals.attempt_end(clock(), [due]) == pytest.approx(clock() + 0.02), "never less"
+    assert renewals.attempt_end(clock(), [due]) == pytest.approx(clock() + 0.01), "the loss is told in time"
+    clock.go(-0.02)
+    assert renewals.attempt_end(clock(), [due]) == pytest.approx(clock() + 0.02), "a try is given some time"
+
+
+@pytest.mark.parametrize(("seconds", "margin"), [(0.1, 0.01), (1, 0.1), (2, 0.2), (5, 0.2), (6, 0.2), (30, 1)])
+def test_a_loss_is_told_before_the_end_of_the_lease(
+    client: Client, clock: Clock, seconds: float, margin: float
+) -> None:
+    lease = client.lease(seconds=seconds, gone=lambda: True)
+    client.take()
+    assert client.renewals.wake_time() == pytest.approx(clock() + seconds - margin)
+    clock.go(seconds - margin * 1.01)
+    assert not client.due() and not client.told and lease.valid
+    clock.go(margin * 0.02)
+    assert not client.due() and len(client.told) == 1 and not lease.valid
 
 
 def test_leases_that_are_due_soon_are_renewed_along(client: Client, clock: Clock) -> None:
@@ -339,7 +354,7 @@ def test_the_loss_of_a_lease_that_was_granted_late_is_told_in_time_once_it_was_r
     lease = Lease("a", b"a", TOKEN, clock() + 3)
     lease._renewal = late = Renewal(lease, 30_000, RenewalSettings(), lambda: False, client, clock())
     client.renewals.add(late)
-    assert late.margin == pytest.approx(0.1) and client.due() == ["a"]
+    assert late.margin == pytest.approx(0.2) and client.due() == ["a"]
     client.renew([1])
     clock.go(29.1)
     assert client.due() == [] and client.told == [late]

@@ -36,7 +36,7 @@ def test_walks_keep_the_promises(walks: Callable[[range], None], impl: str) -> N
 R = commands.RENEW_MANY_LUA
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a lease counts from the reply": in_function(Renewals._renewed, "reply, request.sent)", "reply, clock())"),
-    "a loss is told as the lease ends": lambda patch: patch.setattr(renewal, "LOST_PART", 0.0),
+    "a loss is told as the lease ends": lambda patch: patch.setattr(renewal, "margin_of", lambda seconds: 0.0),
     "any token is renewed": in_scripts("if mine(held, ARGV[i]) then", "if held and not held.err then", R),
     "a name is acquired anew": in_scripts(
         "    renewed[i] = 0\n", "    redis.call('SET', name, ARGV[i], 'PX', 9999)\n    renewed[i] = 1\n", R
