@@ -58,6 +58,8 @@ def check(redis: Any, key: str | bytes, fence: int) -> Any:
 
 def _checked(redis: Any, key: str | bytes, fence: int, more: list[str | bytes | float]) -> Any:
     raw, number = as_name(key, what="key"), as_fence(fence)
+    if hasattr(redis, "command_stack"):
+        raise TypeError(f"redis must be a client, not a {type(redis).__name__}, which executes nothing yet")
     script = redis.register_script(CHECK_FENCE)
     newest = script([raw, fenced_key(raw)], [number, as_ms(KEPT_SECONDS), *more])
     return _awaited(newest, key, number) if isinstance(newest, Awaitable) else _judge(newest, key, number)

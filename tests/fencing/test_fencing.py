@@ -111,6 +111,13 @@ def test_arguments_that_make_no_sense(
         fencing.set(probe, NAME, 1, 1, ttl=0)
 
 
+def test_a_pipeline_cannot_check(server: Server, probe: redis.Redis) -> None:
+    pipelines: list[Any] = [probe.pipeline(), redis.asyncio.Redis.from_url(server.url).pipeline()]
+    for pipeline in pipelines:
+        with pytest.raises(TypeError, match="redis must be a client, not a Pipeline"):
+            fencing.set(pipeline, NAME, 1, 1)
+
+
 # ------------------------------------------------------------------------------------------------------------------ SQL
 
 
