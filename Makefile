@@ -13,10 +13,11 @@ CORE := setup.py fastlock/_build.py $(shell $(PYTHON) fastlock/_build.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build test matrix bench bench-smoke lint debug servers clean
+.PHONY: help build test test-long matrix bench bench-smoke lint debug servers clean
 
 help:
 	@echo "make test         compile, find servers, run the tests          ARGS=\"-k handover\" goes to pytest"
+	@echo "make test-long    those that take long: mistakes planted in the code are found, whole runs of the benchmarks"
 	@echo "make matrix       some of the tests on each Python found, with old and new redis-py and hiredis"
 	@echo "make bench        compile, run the quick benchmarks            ARGS=\"--check\" goes to fastlock bench instead"
 	@echo "make bench-smoke  every benchmark once, to see that it runs"
@@ -52,12 +53,17 @@ servers:
 	if [ "$${version%%.*}" -ge 7 ] 2>/dev/null; then echo "servers: redis-server $$version and those installed by pip"; \
 	else echo "servers: those installed by pip only, redis-server 7 or newer is missing: sudo apt-get install redis-server"; fi
 
-# A process has one implementation, so the tests run in several pytest sessions: an implementation and folders of tests/. All run at once,
-# as tests wait most of the time, and take about as long as each other. Those in pure Python run only the tests that depend on the
-# implementation, each on one of its servers, as both implementations send the same commands.
+# A process has one implementation, so the tests run in several pytest sessions: an implementation and folders of tests/. As many run at
+# once as keep two cores busy, as tests wait half of the time; more of them wait for each other. Those that take longest begin. Those in
+# pure Python run only the tests that depend on the implementation, each on one of its servers, as both implementations send the same
+# commands.
+JOBS := 6
 SESSIONS := \
-	cython/benches+core cython/cli+helpers+project cython/kinds cython/locks cython/embedded+fencing+integrations+interrupts+transport cython/fastpath+faults+protocol \
-	python/benches+cli+core+locks+project+protocol python/embedded+faults+transport python/fastpath+fencing+helpers+integrations+interrupts+kinds
+	cython/benches+core cython/embedded+fencing+integrations+interrupts cython/locks cython/fastpath+protocol cython/transport cython/faults \
+	python/fastpath+fencing+helpers+integrations+interrupts python/benches+cli+core+locks+project+protocol cython/cli+helpers+project \
+	python/embedded+faults+transport cython/kinds python/kinds
+# Tests of the tests, and whole runs of the benchmarks: those that are marked as long.
+LONG := cython/benches+fastpath cython/protocol python/protocol cython/kinds python/kinds
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --one-server-each
 TESTED := $(VENV)/.tested
@@ -67,9 +73,12 @@ debug: $(VENV)/.core-debug
 debug: export PYTHONFAULTHANDLER := 1
 test debug: servers
 	@rm -f $(TESTED)
-	@echo "$(words $(SESSIONS)) sessions at once; the output of each is shown when it has ended"
-	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target $(SESSIONS)
+	@echo "$(words $(SESSIONS)) sessions, $(JOBS) at once; the output of each is shown when it has ended"
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --keep-going --output-sync=target $(SESSIONS)
 	@[ -e $(TESTED) ] || { echo "no test was run"; exit 5; }
+
+test-long:
+	@$(MAKE) --no-print-directory test SESSIONS="$(LONG)" ARGS="--long $(ARGS)"
 
 # pytest exits with 5 where ARGS leave a session nothing to do.
 .PHONY: $(SESSIONS)

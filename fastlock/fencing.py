@@ -60,6 +60,8 @@ def _checked(redis: Any, key: str | bytes, fence: int, more: list[str | bytes | 
     raw, number = as_name(key, what="key"), as_fence(fence)
     if hasattr(redis, "command_stack"):
         raise TypeError(f"redis must be a client, not a {type(redis).__name__}, which executes nothing yet")
+    if not hasattr(redis, "register_script"):
+        raise TypeError(f"redis must be a client of redis-py, not a {type(redis).__module__}.{type(redis).__name__}")
     script = redis.register_script(CHECK_FENCE)
     newest = script([raw, fenced_key(raw)], [number, as_ms(KEPT_SECONDS), *more])
     return _awaited(newest, key, number) if isinstance(newest, Awaitable) else _judge(newest, key, number)
@@ -122,12 +124,15 @@ def check_sql(cursor: Any, name: str, fence: int, sql: SQL = POSTGRESQL) -> None
     """Refuse to write what was written with a newer fence; call it first in the transaction that writes.
 
     cursor: of a connection to the database, as the DB-API (PEP 249) has it. name: of the resource. sql: POSTGRESQL,
-    MYSQL or SQLITE. The table `fastlock_fences` must be there: `cursor.execute(sql.table)` makes it. With an
-    asynchronous driver run `sql.advance` and `sql.newest` yourself, and compare.
+    MYSQL or SQLITE; with Django's cursor POSTGRESQL for SQLite, too. The table `fastlock_fences` must be there:
+    `cursor.execute(sql.table)` makes it. With an asynchronous driver run `sql.advance` and `sql.newest` yourself, and
+    compare.
 
     Raises StaleFenceError: somebody with a newer fence has written. Roll the transaction back then.
     """
     raw, number = as_name(name), as_fence(fence)
+    if not hasattr(cursor, "fetchone"):
+        raise TypeError(f"cursor must be a cursor of the database, as connection.cursor(), not {cursor!r}")
     given: Any = raw if sql is MYSQL else raw.decode()
     cursor.execute(sql.advance, (given, number))
     cursor.execute(sql.newest, (given,))

@@ -2,9 +2,10 @@
 
 A test names what it needs: `server` (run on valkey, redis, floor), `api` (the API: threads, asyncio), `layer` (core,
 fallback), `impl`: the implementation of the process, which is one in a session, chosen by FASTLOCK_IMPL before it
-starts. --only-impl leaves out what does not depend on that, --one-server-each repeats few tests on another server. An
-`async def` test is run by its API's `Api`; without one, in an event loop. Helpers live in support/, decisions of
-fastlock nowhere here. Restrict by --servers=valkey,redis --apis=threads; --loop=uvloop for asyncio.
+starts. --only-impl leaves out what does not depend on that, --one-server-each repeats few tests on another server,
+--long runs what is left to `make test-long`. An `async def` test is run by its API's `Api`; without one, in an event
+loop. Helpers live in support/, decisions of fastlock nowhere here. Restrict by --servers=valkey,redis --apis=threads;
+--loop=uvloop for asyncio.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for axis, option in OPTIONS.items():
         group.addoption(option, default=",".join(AXES[axis]), help=f"only these, of {','.join(AXES[axis])}")
     group.addoption("--only-impl", action="store_true", help="only tests that depend on the implementation")
+    group.addoption("--long", action="store_true", help="only tests that `make test` leaves to `make test-long`")
     group.addoption("--one-server-each", action="store_true", help="each test on one of its servers, in turn")
     group.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop of the asyncio tests")
     group.addoption("--clear-crash", action="store_true", help="forget in which test earlier sessions died")
@@ -95,6 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
     servers = config.stash[SERVERS] = Servers()
     missing = config.stash[MISSING] = {}
     config.stash[CELLS] = {}
+    config.addinivalue_line("markers", "long: runs in `make test-long` only")
     config.addinivalue_line("markers", "fastpath(name): about the fast path of `threads` or `tasks`, skipped without")
     for kind in _wanted(config, "server"):
         if isinstance(reason := servers.binaries[kind], str):
@@ -170,6 +173,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if getattr(paths, mark.args[0]) is plain:
                 item.add_marker(pytest.mark.skip(reason=f"the fast path of {mark.args[0]} is not there"))
         elsewhere = "impl" not in cell and config.getoption("--only-impl")
+        elsewhere |= (item.get_closest_marker("long") is not None) is not config.getoption("--long")
         (dropped if out or elsewhere else chosen).append(item)
     chosen = _on_one_server_each(chosen, dropped, config.getoption("--one-server-each"))
     if dropped:

@@ -31,7 +31,7 @@ from fastlock._locks.aio_shared import (
     WriteLock,
 )
 from fastlock._locks.copying import Uncopyable
-from fastlock._locks.decorator import answered, name_maker, when_busy
+from fastlock._locks.decorator import answered, name_maker, refuse_call, when_busy
 from fastlock._locks.every import JobOptions, check_schedule
 from fastlock._locks.leader import LEASE_SECONDS as LEADER_SECONDS
 from fastlock._locks.leader import Callback
@@ -335,7 +335,7 @@ class Client(Uncopyable):
             mine = batch.owned(leases, given)
             self._transport.begin()
             await self._transport.drive(release_many(mine, self._transport.queues, now, released))
-            outcome = batch.merge(given, mine, self._transport.stats.released(losses.warn_of_losses(mine, released)))
+            outcome = batch.merge(given, mine, losses.note_losses(mine, released, self._transport.stats))
         except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             if isinstance(error, asyncio.CancelledError):
@@ -363,7 +363,10 @@ class Client(Uncopyable):
         A call raises LockNotAcquiredError when it waited and the lock was not acquired.
         """
 
-        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        def decorate(
+            function: Callable[P, Coroutine[Any, Any, R]], *others: object, **more: object
+        ) -> Callable[P, Coroutine[Any, Any, R]]:
+            refuse_call(function, others, more)
             named = name_maker(name, function)
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function.__qualname__} is not async: decorate it with a fastlock.Client")
@@ -496,7 +499,7 @@ class Client(Uncopyable):
         settings = refill.settings_for(ttl, stale, timeout, blocking_timeout, dumps, loads)
         if loader is None:
             return refill.aio_decorator(self, settings, key)
-        return refill.aio_run(self, settings, key, once.function_of(loader))
+        return refill.aio_run(self, settings, key, once.function_of(loader, "loader"))
 
     async def invalidate(self, key: arguments.Name) -> bool:
         """Delete a value of `refill`; one that is being loaded now will not be kept. Returns whether there was one."""

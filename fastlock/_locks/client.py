@@ -16,7 +16,7 @@ from fastlock._fork import check
 from fastlock._locks import once, refill
 from fastlock._locks.background import Background, stop_all
 from fastlock._locks.copying import Uncopyable
-from fastlock._locks.decorator import name_maker, when_busy
+from fastlock._locks.decorator import name_maker, refuse_call, when_busy
 from fastlock._locks.every import Job, JobOptions, check_schedule
 from fastlock._locks.leader import LEASE_SECONDS as LEADER_SECONDS
 from fastlock._locks.leader import Callback, Election
@@ -33,7 +33,7 @@ from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.description import Description, describe_names
 from fastlock._protocol.lease import Lease, new_token, now
 from fastlock._protocol.multi import MultiLease
-from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
+from fastlock._protocol.renewal import LEASE_SECONDS, RenewalSettings, settings_for
 from fastlock._protocol.retry import get_session
 from fastlock._protocol.values import Dumps, Loads
 from fastlock._transport.settings import settings_from_options, settings_from_url
@@ -120,7 +120,7 @@ class Client(Uncopyable):
         if auto_renew or max_hold is not None or on_lost is not None:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
-            renewal = settings_for(auto_renew, timeout, max_hold, on_lost)
+            renewal = _renewal(auto_renew, timeout, max_hold, on_lost)
             return ClientLock(
                 *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
                 *(fence, fair, queue),
@@ -177,7 +177,7 @@ class Client(Uncopyable):
             fence,
             fair,
             self._queue if queue is None else queue,
-            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
+            renewal=_renewal(auto_renew, timeout, max_hold, on_lost),
         )
         lock._share(self._owners.of(lock._key))
         return lock
@@ -206,7 +206,7 @@ class Client(Uncopyable):
         """
         if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
             timeout = LEASE_SECONDS
-        renewal = settings_for(auto_renew, timeout, max_hold, on_lost)
+        renewal = _renewal(auto_renew, timeout, max_hold, on_lost)
         first = as_preference(prefer)
         queue = self._queue if queue is None else queue
         more = (True, raise_on_release_error, fence, False, queue)
@@ -244,7 +244,7 @@ class Client(Uncopyable):
         semaphore = Semaphore(
             *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
             *(False, False, self._queue if queue is None else queue),
-            renewal=settings_for(auto_renew, timeout, max_hold, on_lost),
+            renewal=_renewal(auto_renew, timeout, max_hold, on_lost),
         )
         semaphore._set_permits(permits, n)
         return semaphore
@@ -311,7 +311,7 @@ class Client(Uncopyable):
             mine = batch.owned(leases, given)
             self._transport.begin()
             self._transport.drive(release_many(mine, self._transport.queues, now, released))
-            outcome = batch.merge(given, mine, self._transport.stats.released(losses.warn_of_losses(mine, released)))
+            outcome = batch.merge(given, mine, losses.note_losses(mine, released, self._transport.stats))
         except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             raise
@@ -335,7 +335,8 @@ class Client(Uncopyable):
         A call raises LockNotAcquiredError when it waited and the lock was not acquired.
         """
 
-        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        def decorate(function: Callable[P, R], *others: object, **more: object) -> Callable[P, R]:
+            refuse_call(function, others, more)
             if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 raise TypeError(f"{function.__qualname__} is async: decorate it with a fastlock.asyncio.Client")
             named = name_maker(name, function)
@@ -448,7 +449,7 @@ class Client(Uncopyable):
         settings = refill.settings_for(ttl, stale, timeout, blocking_timeout, dumps, loads)
         if loader is None:
             return refill.decorator(self, settings, key)
-        return refill.run(self, settings, key, once.refuse_async(loader))
+        return refill.run(self, settings, key, once.refuse_async(loader, "loader"))
 
     def invalidate(self, key: arguments.Name) -> bool:
         """Delete a value of `refill`; one that is being loaded now will not be kept. Returns whether there was one."""
@@ -574,3 +575,13 @@ class Client(Uncopyable):
 
     def __repr__(self) -> str:
         return f"<fastlock.Client of {self._settings.endpoint}, db {self._settings.db}>"
+
+
+def _renewal(
+    auto_renew: bool, timeout: float | None, max_hold: float | None, on_lost: Callable[[Lease], object] | None
+) -> RenewalSettings | None:
+    """As `settings_for`, for threads: on_lost is no coroutine function."""
+    settings = settings_for(auto_renew, timeout, max_hold, on_lost)
+    if on_lost is not None:
+        once.refuse_async(on_lost, "on_lost")
+    return settings

@@ -17,11 +17,17 @@ from fastlock._stream_errors import by_handler
 from fastlock._transport.internals import running_loop
 
 
+def refuse_call(function: object, others: tuple[object, ...], more: dict[str, object]) -> None:
+    """Refuse, by TypeError, what is no decoration of a function but a call of one that was decorated by a bare
+    `@client.locked`."""
+    if others or more or not callable(function):
+        given = abbreviated(function) if not callable(function) else "a call"
+        raise TypeError(f'locked("name") decorates a function, not {given}: was its name forgotten?')
+
+
 def name_maker(name: object, function: Callable[..., Any]) -> Callable[..., Any]:
     """From a `locked` decorator's name (a template over the call's arguments, or a callable) to a function of the
     call."""
-    if not callable(function):
-        raise TypeError(f'locked("name") decorates a function, not {abbreviated(function)}: was its name forgotten?')
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{function.__qualname__} is a generator: its body runs after the lock would have been released"

@@ -138,7 +138,7 @@ class BaseMultiLock(Uncopyable):
     def _note_released(self, lease: MultiLease, released: list[Any]) -> None:
         """Note what became of a release. Raises LockNotOwnedError: one of the names was not the caller's any more."""
         self._drop(lease)
-        self._transport.stats.released(losses.warn_of_losses(list(lease.leases), released))
+        losses.note_losses(list(lease.leases), released, self._transport.stats)
         if lost := [each.name for each, was_mine in zip(lease.leases, released, strict=True) if not was_mine]:
             raise self._lost("release", lost)
 
@@ -161,8 +161,9 @@ class BaseMultiLock(Uncopyable):
         if outcome is not Outcome.MOVED:
             lost = [each for each in lease.leases if not each._time_left()]
             for each in lost if outcome is Outcome.LOST else ():
-                self._transport.stats.losses += 1
-                losses.warn_of_loss(each.name, action)
+                if not each._loss_reported():
+                    self._transport.stats.losses += 1
+                    losses.warn_of_loss(each.name, action)
             raise self._lost(action, [each.name for each in lost])
         return True
 

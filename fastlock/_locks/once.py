@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from fastlock._errors import LockLostError, LockNotAcquiredError
 from fastlock._locks.decorator import answered, name_maker, when_busy
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fastlock._locks.aio_client import Client as AsyncClient
     from fastlock._locks.client import Client
 
+F = TypeVar("F", bound=Callable[..., Any])
 OnBusy = Literal["wait", "raise", "skip"] | Callable[..., Any]
 NameOrMaker = Name | Callable[..., Any]  # of a decorator it may be made from the call
 MAKER_SECONDS = 10.0  # of the lock while the function runs, which is renewed: so long others wait when its process dies
@@ -163,16 +164,17 @@ def decorator(client: Client, settings: OnceSettings, name: NameOrMaker) -> Call
     return decorate
 
 
-def function_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function. TypeError: it is none."""
+def function_of(function: F, what: str = "function") -> F:
+    """The function, which is the argument `what`. TypeError: it is none."""
     if not callable(function):
-        raise TypeError(f"what runs must be a function, not {abbreviated(function)}")
+        raise TypeError(f"{what} must be a function, not {abbreviated(function)}")
     return function
 
 
-def refuse_async(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function. TypeError: it is none, or is to be awaited, which a client for threads does not."""
-    function_of(function)
+def refuse_async(function: F, what: str = "function") -> F:
+    """The function, which is the argument `what`. TypeError: it is none, or is to be awaited, which a client for
+    threads does not."""
+    function_of(function, what)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(f"{name} is async: give it to a fastlock.asyncio.Client")

@@ -322,7 +322,9 @@ class BaseLock:
 
     def _not_held(self, action: str) -> LockError:
         why = f"it is {NOT_HELD[action]}"
-        if self._leases:
+        if any(lease.inherited for lease in self._leases.values()):
+            why = "the parent process acquired it before it forked"
+        elif self._leases:
             why += "; another thread or task acquired it (thread_local=False: for any of them to release)"
         return LockError(self._cannot(action, why), lock_name=self._text)
 
@@ -449,7 +451,9 @@ class LockRelease(Release):
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         was_mine = yield from super().continue_from(answer, clock)
         lock = self.lock
-        known = self.lease._deadline == ENDED  # released by somebody else meanwhile, or reported as lost before
+        known = (
+            self.lease._deadline == ENDED or self.lease._loss_reported()
+        )  # released by somebody else meanwhile, or reported as lost before
         if not (was_mine or known):
             self.lease._found_lost()
         lock._drop_lease(self.lease)

@@ -135,6 +135,10 @@ class Lease:
         if self._renewal is not None:
             self._renewal.found_lost()
 
+    def _loss_reported(self) -> bool:
+        """Whether who renews it has counted and logged its loss."""
+        return self._renewal is not None and self._renewal.reported is True
+
     def _time_left(self) -> float:
         """Seconds until the lease ends by itself."""
         return 0.0 if is_inherited(self) else max(0.0, self._deadline - now())

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from fastlock._protocol.lease import Lease
+from fastlock._protocol.stats import Stats
 
 SHOWN = 200  # characters of a name that messages repeat
 DONE = {
@@ -35,10 +36,12 @@ def warn_of_loss(name: object, action: str) -> None:
     LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[action], why)
 
 
-def warn_of_losses(leases: list[Lease], released: list[Any]) -> list[Any]:
-    """Log the losses of a batch: where `released` has False. (None: another thread released the lease meanwhile.)"""
+def note_losses(leases: list[Lease], released: list[Any], stats: Stats) -> list[Any]:
+    """Count and log the losses of a batch: where `released` has False. (None: another thread released the lease
+    meanwhile.) Returns `released`."""
     if False in released:
         for lease, was_mine in zip(leases, released, strict=True):
-            if was_mine is False:
+            if was_mine is False and not lease._loss_reported():
+                stats.losses += 1
                 warn_of_loss(lease.name, "release")
     return released

@@ -109,7 +109,7 @@ class Renewal:
 
     __slots__ = (
         *("_untold", "added", "body", "event", "failures", "host", "lease", "lost", "margin", "ms"),
-        *("over", "owner_gone", "part", "retry_at", "settings", "time", "under_way", "until"),
+        *("over", "owner_gone", "part", "reported", "retry_at", "settings", "time", "under_way", "until"),
     )
 
     def __init__(
@@ -134,6 +134,7 @@ class Renewal:
         self.until = math.inf if settings.max_hold is None else time + settings.max_hold
         self.over = False  # whether the lease was released
         self.lost = False  # whether it was found lost
+        self.reported = False  # whether that was counted and logged here
         self.failures = 0  # renewals in a row that failed
         self.retry_at = 0.0  # when to try again, after a failure
         self.under_way = False  # whether a renewal of it was sent, and its reply is awaited
@@ -164,6 +165,7 @@ class Renewal:
             return
         lease = self.lease()
         if unreported and lease is not None:
+            self.reported = True
             self.host.stats.losses += 1
             warn_of_loss(lease.name, "renew")
         if self.event is not None:

@@ -163,7 +163,7 @@ class Downgrade(ReleaseShared):
         if was_mine:
             become_reader(self.lease)
             return True
-        known = self.lease._deadline == ENDED
+        known = self.lease._deadline == ENDED or self.lease._loss_reported()
         if not known:
             self.lease._found_lost()
         self.lock._drop_lease(self.lease)

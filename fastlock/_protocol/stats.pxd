@@ -5,4 +5,3 @@ cdef class Stats:
     cdef public long long losses, renewals, reconnects, commands, flushes
 
     cpdef list acquired(self, list leases)
-    cpdef list released(self, list outcomes)

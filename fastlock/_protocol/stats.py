@@ -45,12 +45,6 @@ class Stats:
             self.acquires += lease is not None
         return leases
 
-    def released(self, outcomes: list[Any]) -> list[Any]:
-        """Count the leases that the release of a batch found lost (False). Returns the list."""
-        for released in outcomes:
-            self.losses += released is False
-        return outcomes
-
     def retire(self, stream: Counted) -> None:
         """Keep what the stream of a connection counted that is gone."""
         self.commands += stream.commands

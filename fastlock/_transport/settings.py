@@ -164,12 +164,22 @@ def settings_from_url(url: str, **overrides: object) -> Settings:
     _check_query(plain)
     # typed since redis-py 8
     options: dict[str, Any] = redis.connection.parse_url(plain)  # type: ignore[no-untyped-call,unused-ignore]
+    for name in ("reply_timeout", "connect_timeout"):  # which redis-py does not know, and leaves as text
+        if name in options:
+            options[name] = _seconds(name, options[name])
     kind = options.pop("connection_class", None)
     if plain.startswith("rediss:"):
         options["ssl"] = True
     if plain.startswith("unix:") and (kind is None or not options.get("path")):
         raise ValueError("url: a unix:// URL needs the path of a socket, as in unix:///run/redis.sock?db=0")
     return settings_from_options(options | overrides)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"url: {name} must be a number of seconds, not {text!r}") from None
 
 
 def _check_url(url: str) -> None:

@@ -170,6 +170,7 @@ def test_run_leaves_nothing_behind(document: dict[str, Any], db: Any) -> None:
     assert db.keys() == [b"somebody-else"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("option", "names"),
     [
@@ -190,6 +191,7 @@ def test_every_rival_runs_on_its_apis(option: str, names: tuple[str, ...], tmp_p
         assert row["lease_ms"] == (1000 if name == "python-redis-lock" else 300)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(OURS != "fastlock", reason="the references run beside the compiled fastlock")
 def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
     # in 0.1 s some clients get nothing

@@ -62,6 +62,7 @@ def there(case: cases.Case) -> bool:
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.long
 def test_pairs(measurable: None, shared: embedded.Server, db: redis.Redis, tmp_path: Path) -> None:
     code, document, text = family(tmp_path, "--part", "pairs", *TINY, "--url", shared.url)
     assert (code, document["failures"], document["schema"]) == (0, [], SCHEMA)
@@ -84,6 +85,7 @@ def test_pairs(measurable: None, shared: embedded.Server, db: redis.Redis, tmp_p
     nothing_is_left(db)
 
 
+@pytest.mark.long
 def test_contention(measurable: None, shared: embedded.Server, db: redis.Redis, tmp_path: Path) -> None:
     sizes = ("--processes", "2", "--readers", "4", "--writers", "2", "--callers", "4", "--permits", "2")
     code, document, text = family(

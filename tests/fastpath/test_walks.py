@@ -50,6 +50,7 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.skipif(fastlock.IMPLEMENTATION != "cython", reason="the mistakes are planted in what is compiled")
 @pytest.mark.fastpath("tasks")  # some of the mistakes are in it
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

@@ -116,6 +116,8 @@ def test_a_pipeline_cannot_check(server: Server, probe: redis.Redis) -> None:
     for pipeline in pipelines:
         with pytest.raises(TypeError, match="redis must be a client, not a Pipeline"):
             fencing.set(pipeline, NAME, 1, 1)
+    with fastlock.Client.from_url(server.url) as client, pytest.raises(TypeError, match="redis must be a client of re"):
+        fencing.check(client, NAME, 1)
 
 
 # ------------------------------------------------------------------------------------------------------------------ SQL

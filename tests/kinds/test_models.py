@@ -91,6 +91,7 @@ MISTAKES: dict[str, Plant] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_model_finds_a_mistake(

@@ -127,8 +127,11 @@ async def test_a_decorator_without_a_name_raises_at_the_call(api: Api, server: S
     def pay(order_id: int) -> int:
         return order_id
 
-    with pytest.raises(TypeError, match=r'locked\("name"\) decorates a function, not 4'):
+    with pytest.raises(TypeError, match=r'locked\("name"\) decorates a function, not 4: was its name forgotten'):
         pay(4)
+    for given, named in (((4, 5), {}), ((4,), {"by": 5}), ((pay, 5), {})):
+        with pytest.raises(TypeError, match="was its name forgotten"):
+            pay(*given, **named)
 
 
 async def test_a_decorated_function_keeps_its_metadata(api: Api, server: Server) -> None:

@@ -189,14 +189,45 @@ async def test_many_leases_are_renewed_in_few_commands(api: Api, server: Server,
 
 
 @one_server
-async def test_max_hold_ends_renewal(api: Api, server: Server, probe: redis.Redis) -> None:
-    lock = renewing(api.client(server.url), SHORT, max_hold=0.3)
+async def test_max_hold_ends_renewal(
+    api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = api.client(server.url)
+    lock = renewing(client, SHORT, max_hold=0.3)
     lease = await api.enter(lock)
     waiting = api.start(lambda: lease.lost.wait(20))
     assert await waiting.get() is True
     await until(api, lambda: not probe.exists(NAME), "the end of the lease")
     with pytest.raises(fastlock.LockNotOwnedError):
         await api.leave(lock)
+    assert len(caplog.records) == client.get_stats()["losses"] == 1, "a loss is told once"
+
+
+@one_server
+@pytest.mark.parametrize("kind", ["lock", "reentrant_lock", "rw_lock", "semaphore", "multi_lock"])
+async def test_a_loss_that_was_told_is_counted_once(
+    kind: str, api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = api.client(server.url)
+    settings: dict[str, Any] = {"auto_renew": True, "timeout": SHORT, "max_hold": 0.1}
+    made = getattr(client, kind)([NAME] if kind == "multi_lock" else NAME, *[2] * (kind == "semaphore"), **settings)
+    lock = made.write if kind == "rw_lock" else made
+    lease = await api.enter(lock)
+    assert await api.get(lease.lost.wait(20)) is True
+    await until(api, lambda: not probe.exists(NAME), "the end of the lease")
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await api.leave(lock)
+    assert len(caplog.records) == client.get_stats()["losses"] == 1
+
+
+@threads_only
+async def test_on_lost_of_a_client_for_threads_is_not_awaited(api: Api, server: Server) -> None:
+    async def tell(lease: Any) -> None: ...
+
+    client = api.client(server.url)
+    for make in (client.lock, client.reentrant_lock, client.rw_lock, lambda *a, **b: client.semaphore(*a, 2, **b)):
+        with pytest.raises(TypeError, match=r"tell is async: give it to a fastlock\.asyncio\.Client"):
+            make(NAME, auto_renew=True, on_lost=tell)
 
 
 @one_server

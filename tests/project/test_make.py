@@ -15,9 +15,11 @@ STAMPS = ("pyvenv.cfg", ".installed", ".core-release")
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
-def make_test(folder: Path, exit_code: str) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:
-    """`make test` in a virtualenv whose interpreter only says what it was asked for, and exits with this code, an
-    expression of the shell. Returns the words of each session, and how make ended."""
+def make_test(
+    folder: Path, exit_code: str, target: str = "test"
+) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:
+    """`make test`, or another target, in a virtualenv whose interpreter only says what it was asked for, and exits with
+    this code, an expression of the shell. Returns the words of each session, and how make ended."""
     for stamp in STAMPS:  # newer than all that it is made from
         (folder / stamp).touch()
     python = folder / "bin" / "python"
@@ -25,7 +27,7 @@ def make_test(folder: Path, exit_code: str) -> tuple[list[list[str]], subprocess
     python.write_text(f'#!/bin/sh\necho "session $FASTLOCK_IMPL $*"\nexit {exit_code}\n')
     python.chmod(0o755)
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "--directory", str(ROOT), "test", f"VENV={folder}"]
+    command = ["make", "--directory", str(ROOT), target, f"VENV={folder}"]
     done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=60)
     return [line.split() for line in done.stdout.splitlines() if line.startswith("session")], done
 
@@ -49,3 +51,12 @@ def test_only_some_sessions_may_have_no_test_to_run(empty: str, tmp_path: Path) 
     sessions, done = make_test(tmp_path, f'$(case "$FASTLOCK_IMPL" in {empty}) echo 5;; *) echo 0;; esac)')
     assert {words[1] for words in sessions} == {"cython", "python"}
     assert (done.returncode == 0, "no test was run" in done.stdout) == (empty != "*", empty == "*")
+
+
+def test_what_takes_long_is_run_as_well(tmp_path: Path) -> None:
+    """In each folder that has such tests."""
+    sessions, _ = make_test(tmp_path, "0", "test-long")
+    assert all("--long" in words for words in sessions)
+    marked = {path for path in ROOT.glob("tests/**/test_*.py") if "@pytest.mark.long\n" in path.read_text("utf-8")}
+    folders = [word for words in sessions if words[1] == "cython" for word in words if word.startswith("tests/")]
+    assert sorted(folders) == sorted({str(path.parent.relative_to(ROOT)) for path in marked} - {"tests/project"})

@@ -63,6 +63,7 @@ def test_protocol_holds(case: str) -> None:
     assert states > 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_found(mistake: str) -> None:
     callers, budget = FOUND[mistake]

@@ -142,6 +142,7 @@ FIRST = {"an undo deletes first": 1000}  # the walk to begin with, where it take
 COMPILED = not isinstance(local_queue.LocalQueue.release, FunctionType)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("mistake", PLANTED | IN_QUEUES)
 def test_drift_is_found(server: Server, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:

@@ -87,6 +87,7 @@ MISTAKES: dict[str, tuple[type[HelperWalk], Callable[[pytest.MonkeyPatch], None]
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_walks_find_a_mistake(walks: Walks, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, plant = MISTAKES[mistake]

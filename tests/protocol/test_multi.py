@@ -394,6 +394,7 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_found(
     simulators: Iterator[ServerSimulator], mistake: str, monkeypatch: pytest.MonkeyPatch

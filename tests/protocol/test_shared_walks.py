@@ -58,6 +58,7 @@ IN_SCRIPTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", IN_SCRIPTS)
 def test_walks_find_a_mistake_in_a_script(
     server: Server, clock: Clock, impl: str, mistake: str, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +98,7 @@ IN_PYTHON: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", IN_PYTHON)
 def test_walks_find_a_mistake_in_an_operation(
     server: Server, clock: Clock, impl: str, mistake: str, monkeypatch: pytest.MonkeyPatch

@@ -208,7 +208,7 @@ async def test_server_that_cannot_save(api: Api, own: Own) -> None:
 
 async def test_server_busy_with_a_script(api: Api, own: Own) -> None:
     server, probe = own("--lua-time-limit", "1")
-    client = api.client(server.url, max_connections=1, reply_timeout=2)  # seconds for which it retries
+    client = api.client(server.url, max_connections=1, reply_timeout=0.5)  # seconds for which it retries
     await api.get(client.server_info())
 
     def hog() -> None:

@@ -43,6 +43,7 @@ URLS: list[tuple[str, dict[str, Any]]] = [
     ("unix:///run/x.sock?db=3", {"path": "/run/x.sock", "db": 3}),
     ("unix://u:p%40@/run/a%20b.sock?db=1", {"path": "/run/a b.sock", "username": "u", "password": "p@", "db": 1}),
     ("redis://h?socket_timeout=2.5&socket_connect_timeout=1", {"reply_timeout": 2.5, "connect_timeout": 1.0}),
+    ("redis://h?reply_timeout=2.5&connect_timeout=1", {"reply_timeout": 2.5, "connect_timeout": 1.0}),
     ("redis://h?max_connections=4", {"max_connections": 4}),
     ("redis://h?client_name=shop", {"client_name": "shop"}),
     ("redis://h?socket_keepalive=no", {"keepalive": False}),
