@@ -59,11 +59,11 @@ servers:
 # commands.
 JOBS := 6
 SESSIONS := \
-	cython/benches+core cython/embedded+fencing+integrations+interrupts cython/locks cython/fastpath+protocol cython/transport cython/faults \
-	python/fastpath+fencing+helpers+integrations+interrupts python/benches+cli+core+locks+project+protocol cython/cli+helpers+project \
-	python/embedded+faults+transport cython/kinds python/kinds
+	cython/embedded+fencing+integrations+interrupts cython/benches+core cython/locks cython/faults cython/fastpath+protocol cython/transport \
+	python/fastpath+fencing+helpers+integrations+interrupts python/benches+cli+core+locks+project+protocol python/kinds cython/kinds \
+	python/embedded+faults+transport cython/cli+helpers+project
 # Tests of the tests, and whole runs of the benchmarks: those that are marked as long.
-LONG := cython/benches+fastpath cython/protocol python/protocol cython/kinds python/kinds
+LONG := cython/benches+core+fastpath cython/protocol python/protocol cython/interrupts+kinds+project python/interrupts+kinds
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --one-server-each
 TESTED := $(VENV)/.tested

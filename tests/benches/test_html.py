@@ -369,6 +369,7 @@ GAPS: dict[str, tuple[Spoil, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gap", GAPS)
 def test_missing_data_is_named_and_breaks_nothing(gap: str, result: dict[str, Any]) -> None:
     spoil, words = GAPS[gap]

@@ -92,6 +92,7 @@ def test_unknown_implementation_is_refused() -> None:
     assert not found and "ValueError" in stderr and "'rust'" in stderr and "FASTLOCK_IMPL" in stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", EXTENSIONS)
 def test_one_module_not_compiled_means_fallback_or_an_error(copy: Path, missing: str) -> None:
     """Every module is Python then by default; it is an error where the compiled ones were asked for."""

@@ -178,6 +178,7 @@ from fastlock._transport import base, sockets, sync
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_program_detects_a_mistake(server: Server, impl: str, mistake: str) -> None:

@@ -107,6 +107,7 @@ def test_sdist_holds_the_sources_and_nothing_made(sdist: Path) -> None:
     assert [name for name in names if name.endswith((".c", ".so", ".pyc"))] == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters get the pure wheel")
 def test_wheel_holds_the_compiled_core_and_no_source_of_it(source: Path, tmp_path: Path) -> None:
     done = build_wheel(source, tmp_path, CFLAGS="-O0")  # compiles in half the time
@@ -144,6 +145,7 @@ def test_fast_path_is_left_out_of_a_build_where_asked_for() -> None:
     assert mode == "fastlock: plain build" and {*modules.split()} == COMPILED - {*FAST_PATH}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters compile nothing")
 def test_failing_compiler_fails_the_build_and_names_the_workaround(source: Path, tmp_path: Path) -> None:
     done = build_wheel(source, tmp_path, CC="/bin/false")

@@ -55,6 +55,7 @@ FOUND: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", HOLDS)
 def test_protocol_holds(case: str) -> None:
     callers, budget = HOLDS[case]
