@@ -88,9 +88,14 @@ def run(folder: Path, *args: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def document(shared: embedded.Server, db: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run of every scenario of contention, against a server that another client uses too."""
+    """One run of every scenario of contention, against a server that another client uses too. Again, where a machine
+    that is busy kept a client from arriving while the dead holder's lease of 0.3 seconds lasted."""
     scenarios, names = chosen("--scenario", *SCENARIOS), chosen("--rival", OURS, "redis-py")
-    return run(tmp_path_factory.mktemp("bench"), *scenarios, *names, *SMALLEST, "--url", shared.url)
+    for _ in range(3):
+        found = run(tmp_path_factory.mktemp("bench"), *scenarios, *names, *SMALLEST, "--url", shared.url)
+        if all(row["recovery_us"]["count"] == 4 for row in found["scenarios"]["crash"]["rows"].values()):
+            break
+    return found
 
 
 def test_document_keeps_to_the_schema(document: dict[str, Any]) -> None:

@@ -35,13 +35,15 @@ SOON = 10.0  # seconds: a wait that must not time out, far shorter than LONG
 
 async def until(api: Api, holds: Callable[[], object], what: str, timeout: float = SOON) -> None:
     """Return when `holds()` is true, letting tasks run meanwhile; AssertionError when it never is."""
-    end = time.monotonic() + timeout
+    began = time.monotonic()
     while not holds():
-        assert time.monotonic() < end, f"never: {what}"
+        waited = time.monotonic() - began
+        assert waited < timeout, f"never: {what}"
+        pause = max(0.0005, min(waited / 10, 0.01))  # to ask takes time that others need
         if api.is_async:
-            await asyncio.sleep(0.0005)
+            await asyncio.sleep(pause)
         else:
-            time.sleep(0.0005)
+            time.sleep(pause)
 
 
 async def fired(api: Api, wait: Callable[[], object]) -> None:
