@@ -8,8 +8,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LINTERS := $(VENV)/.linters
-CYTHON := $(wildcard $(foreach suffix,pyx pxi pxd,fastlock/*.$(suffix) fastlock/*/*.$(suffix)))
-CORE := setup.py fastlock/_build.py $(shell $(PYTHON) fastlock/_build.py)
+RELAY := benches/_relay.pyx
+CYTHON := $(wildcard $(foreach suffix,pyx pxi pxd,fastlock/*.$(suffix) fastlock/*/*.$(suffix))) $(RELAY)
+CORE := setup.py fastlock/_build.py $(shell $(PYTHON) fastlock/_build.py) $(RELAY)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -108,6 +109,6 @@ lint: build $(LINTERS)
 	$(BIN)/python -m mypy.stubtest fastlock._core
 
 clean:
-	rm -rf $(VENV) build dist fastlock.egg-info fastlock/*.so fastlock/*/*.so
+	rm -rf $(VENV) build dist fastlock.egg-info fastlock/*.so fastlock/*/*.so benches/*.so
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
 	find fastlock tests benches -name __pycache__ -prune -exec rm -rf {} +

@@ -80,15 +80,19 @@ def named(ext: Extension) -> Iterator[None]:
 def extension(name: str) -> Extension:
     """A compiled module of the package: from its .pyx, or from its .py where there is none."""
     cython, python = (f"fastlock/{name.replace('.', '/')}{suffix}" for suffix in (".pyx", ".py"))
-    twin = os.path.exists(cython)
+    return compiled(name, cython if os.path.exists(cython) else python)
+
+
+def compiled(name: str, source: str) -> Extension:
     made = Extension(
         f"fastlock.{name}",
-        [cython if twin else python],
+        [source],
         define_macros=[("FASTLOCK_BUILD", f'"{MODE}"'), ("FASTLOCK_SOURCES", f'"{SOURCES["digest"]()}"'), *TRACED],
         extra_compile_args=FLAGS,
         extra_link_args=["-Wl,-z,relro,-z,now"] if LINUX else [],
     )
-    made.cython_directives = {"boundscheck": MODE == "debug", "linetrace": MODE == "trace"} | ({} if twin else PYTHON)
+    directives = PYTHON if source.endswith(".py") else {}
+    made.cython_directives = {"boundscheck": MODE == "debug", "linetrace": MODE == "trace", **directives}
     return made
 
 
@@ -104,6 +108,8 @@ PYTHON = {
 }
 FAST = [] if MODE == "plain" or not os.path.exists("fastlock/_fastpath") else SOURCES["FAST_PATH"]
 modules = [extension(name) for name in (*SOURCES["TWINS"], *SOURCES["PYTHON"], *FAST)]
+if LINUX and os.path.exists("benches"):  # the benchmark's network; it needs epoll
+    modules.append(compiled("benches._relay", "benches/_relay.pyx"))
 
 print("fastlock:", "pure Python, nothing is compiled" if PURE else f"{MODE} build", file=sys.stderr)
 setup(ext_modules=[] if PURE else modules, cmdclass={"build_ext": BuildCore})

@@ -197,6 +197,7 @@ SERVER_CPU = _of("fastlock", lambda row: row.server_cpu_ratio)
 
 BUDGETS = (
     Budget("one thread, times redis-py", "pair", 4, True, _ratio("fastlock")),
+    Budget("one thread, unconfirmed, times fastlock", "pair", 1.4, True, _part("unconfirmed", "fastlock")),
     Budget("16 threads, times redis-py", "threads", 5, True, _ratio("fastlock")),
     Budget("16 threads, connections", "threads", 16, False, _of("fastlock", lambda row: row.connections)),
     Budget("1,000 tasks on uvloop, times redis.asyncio", "tasks-uvloop", 30, True, _ratio("fastlock")),
@@ -211,10 +212,62 @@ BUDGETS = (
 )
 
 
-def judge(results: Results, chosen: tuple[str, ...]) -> list[Verdict]:
+NETWORK_MS = 1.0
+"""The round trip at which a run through a network is judged."""
+
+
+def _at(x: float, results: Results, scenario: str, rival: str) -> float | None:
+    """The rate of a rival through a network with a round trip of so many milliseconds."""
+    row = results[scenario].row(rival, x) if scenario in results else None
+    return row.rate.median if row is not None and row.rate else None
+
+
+def _trips(rival: str) -> Measure:
+    """A measure that is the time of a pair or grant in round trips; of the round trip, two are measured at a time."""
+
+    def measure(results: Results, scenario: str) -> float | None:
+        ours, two = (_at(NETWORK_MS, results, scenario, each) for each in (rival, "round trip"))
+        return 2 * two / ours if ours and two else None
+
+    return measure
+
+
+def _of_ideal(rival: str) -> Measure:
+    """A measure that is the rate as a part of what it were if each grant took its hold and one round trip."""
+
+    def measure(results: Results, scenario: str) -> float | None:
+        ours, two = (_at(NETWORK_MS, results, scenario, each) for each in (rival, "round trip"))
+        hold = results[scenario].parameters.get("hold_ms", 0) / 1e3 if scenario in results else 0
+        return ours * (hold + 1 / (2 * two)) if ours and two else None
+
+    return measure
+
+
+def _times(rival: str, of: str) -> Measure:
+    """A measure that is the least of the ratios of two rates, over all round trips."""
+
+    def measure(results: Results, scenario: str) -> float | None:
+        points = results[scenario].rows if scenario in results else {}
+        rates = [[_at(x, results, scenario, each) for each in (rival, of)] for x in points if x is not None]
+        return min((a / b for a, b in rates if a and b), default=None)
+
+    return measure
+
+
+NETWORK = (
+    Budget("pair, unconfirmed, round trips", "pair", 1.15, False, _trips("unconfirmed")),
+    Budget("pair, unconfirmed, times redis-py", "pair", 2, True, _times("unconfirmed", "redis-py")),
+    Budget("hot, fair, part of one grant per hold and round trip", "hot", 0.9, True, _of_ideal("fair")),
+    Budget("handover, round trips per grant", "handover", 1.2, False, _trips("fastlock")),
+    Budget("flash-sale, times redis-py", "flash-sale", 1.5, True, _times("fastlock", "redis-py")),
+)
+"""Bounds of a run through a network."""
+
+
+def judge(results: Results, chosen: tuple[str, ...], network: bool = False) -> list[Verdict]:
     """A verdict for every budget of the chosen scenarios."""
     verdicts = []
-    for budget in BUDGETS:
+    for budget in NETWORK if network else BUDGETS:
         if budget.scenario in chosen:
             value = budget.measure(results, budget.scenario)
             met = value is not None and (value >= budget.bound if budget.at_least else value <= budget.bound)

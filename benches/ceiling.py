@@ -136,8 +136,8 @@ class RoundTrip:
 
     name = "round trip"
 
-    def __init__(self, target: Target) -> None:
-        self._url = target.url
+    def __init__(self, url: str) -> None:
+        self._url = url
         self.versions: dict[str, str] = {}
 
     def open(self, scenario: str, label: str, specs: Sequence[RunSpec]) -> None:

@@ -50,8 +50,11 @@ def run(args: argparse.Namespace) -> int:
     refuse_slow_build(_core())
     if args.url is not None and args.server is not None:
         raise Refusal("--url and --server exclude each other: a server is either there or started")
+    if args.url is not None and args.tls:
+        raise Refusal("--tls is for the server that is started: a URL says so by rediss://")
     with results.libraries():
         from .plan import Options, make_plan
+        from .relay import why_not as why_no_relay
 
         results.load(page=bool(args.html), document=bool(args.json))
     plan = make_plan(
@@ -64,10 +67,13 @@ def run(args: argparse.Namespace) -> int:
             },
             waiters=args.waiters,
             rate=args.rate,
+            rtt=args.rtt,
             try_lock=args.try_lock,
         )
     )
-    with open_or_refuse(args.url, args.server) as target:
+    with open_or_refuse(args.url, args.server, args.tls) as target:
+        if args.rtt and (why := why_no_relay(target.url)):
+            raise Refusal(f"--rtt: {why}")
         return _measure(args, target, plan)
 
 
@@ -85,7 +91,7 @@ def _core() -> ModuleType | None:
 
 
 @contextlib.contextmanager
-def open_or_refuse(url: str | None, server: str | None) -> Iterator[Target]:
+def open_or_refuse(url: str | None, server: str | None, tls: bool = False) -> Iterator[Target]:
     """The server to measure, or a Refusal that says why there is none."""
     import redis
 
@@ -95,7 +101,7 @@ def open_or_refuse(url: str | None, server: str | None) -> Iterator[Target]:
 
     with contextlib.ExitStack() as stack:
         try:
-            target = stack.enter_context(open_target(url, server))
+            target = stack.enter_context(open_target(url, server, tls))
             target.check()
         except embedded.EmbeddedServerError as error:
             raise Refusal(str(error).partition("\n")[0]) from None
@@ -181,7 +187,7 @@ def _report(args: argparse.Namespace, session: Session, server: dict[str, str], 
         name: ScenarioResult({x: measured.rows(x) for x in measured.samples}, measured.stage.parameters)
         for name, measured in session.measured.items()
     }
-    verdicts = judge(found, session.plan.scenarios) if args.check else []
+    verdicts = judge(found, session.plan.scenarios, bool(args.rtt)) if args.check else []
     show(session, server, verdicts, interrupted, sys.stderr if args.json == "-" else sys.stdout)
     result = document(session, server, verdicts, interrupted) if args.json or args.html else None
     if args.html:

@@ -55,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=seconds(0.01, 600), metavar="S", help="of one run; default: as the scenario says")
     add("--quick", action="store_true", help="short runs, few rounds, small sweeps: a first look, noisy")
     add("--check", action="store_true", help="judge the acceptance list; exit with 1 if a bound of it is missed")
+    add(
+        "--rtt",
+        type=several(number(0.01, 1000)),
+        metavar="LIST",
+        default=(),
+        help="milliseconds of a round trip, such as 0.2,1,5: puts a network before the server",
+    )
+    add("--tls", action="store_true", help="reach the embedded server by TLS, of a program that has it")
     add("--json", metavar="FILE", type=writable, help="write JSON there; -: to stdout, and the table to stderr")
     _add_contention(parser.add_argument_group("contention (scenarios from hot to load)"))
 

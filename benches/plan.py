@@ -40,6 +40,9 @@ HIREDIS = "hiredis"
 REFERENCES = (ALONE, HIREDIS)
 """References, which run beside fastlock without being asked for, each in the one scenario that it is a measure of."""
 
+NETWORKED = ("pair", "threads", "tasks", "hot", "handover", "flash-sale")
+"""Scenarios that --rtt runs through a network."""
+
 NAME = re.compile(r'[!"$-~]*')
 """What --rival takes: it becomes part of keys and tables, and ``#`` tells a second participant of a rival from the
 first."""
@@ -109,7 +112,7 @@ class Stage:
     @property
     def sweep(self) -> bool:
         """Whether the scenario has points instead of rows."""
-        return self.kind in ("waiters", "load")
+        return self.kind in ("waiters", "load", "rtt")
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ class Options:
     waiters: tuple[int, ...] = ()
     rate: tuple[float, ...] = ()
     try_lock: bool = False
+    rtt: tuple[float, ...] = ()
 
     def given(self) -> dict[str, Any]:
         """The options of contention that were given, by their names on the command line."""
@@ -175,7 +179,11 @@ class Options:
 
 def make_plan(options: Options) -> Plan:
     """Make the plan of these options. Raises Refusal for options that make no sense together."""
-    chosen = tuple(name for name in SCENARIO_NAMES if name in (options.scenarios or SCENARIO_NAMES))
+    every = NETWORKED if options.rtt else SCENARIO_NAMES
+    chosen = tuple(name for name in SCENARIO_NAMES if name in (options.scenarios or every))
+    for name in chosen:
+        if name not in every:
+            raise Refusal(f"--rtt: {name} is not run through a network, only {', '.join(NETWORKED)}")
     given = options.given()
     for option in given:
         if not any(name in CHANGES[option] for name in chosen):
@@ -188,6 +196,8 @@ def make_plan(options: Options) -> Plan:
         else _uncontended(uncontended.SCENARIOS[name], rounds, seconds)
         for name in chosen
     )
+    if options.rtt:
+        stages = tuple(_networked(stage, options.rtt) for stage in stages)
     participants = tuple(_participants(options.rivals))
     plan = Plan(
         stages,
@@ -195,7 +205,7 @@ def make_plan(options: Options) -> Plan:
         rounds,
         seconds,
         options.quick,
-        _plain(given),
+        _plain({**given, **({"rtt": options.rtt} if options.rtt else {})}),
         _left_out(stages, participants, options),
         bool(options.rivals),
         None if options.rounds or options.seconds else QUICK_BUDGET if options.quick else FULL_BUDGET,
@@ -270,6 +280,13 @@ def _uncontended(scenario: uncontended.Scenario, rounds: int, seconds: float) ->
     return Stage(scenario.name, scenario.title, "pair", "pairs", scenario.api, rounds, specs, parameters, scenario.loop)
 
 
+def _networked(stage: Stage, rtt: tuple[float, ...]) -> Stage:
+    """The same scenario at each of these round trips, in milliseconds."""
+    ((_, spec),) = stage.specs
+    specs = tuple((each, replace(spec, rtt=each / 1e3)) for each in rtt)
+    return replace(stage, kind="rtt", specs=specs, parameters={**stage.parameters, "rtt_ms": list(rtt)})
+
+
 def _contested(scenario: contests.Scenario, options: Options, rounds: int, given: Mapping[str, Any]) -> Stage:
     mine = {option for option in given if scenario.name in CHANGES[option]}
     contest = _changed(scenario, options, mine)
@@ -304,6 +321,8 @@ def _changed(scenario: contests.Scenario, options: Options, mine: set[str]) -> C
     if processes < least:
         raise Refusal(f"{scenario.name} needs {least} processes: one to hold the name and one to wait for it")
     per_process = options.threads or options.tasks
+    if options.rtt and scenario.name == "hot" and not per_process:
+        per_process = 1  # each grant goes through the network
     fresh = -(-contest.clients // contest.processes)
     clients = processes * (per_process or fresh)
     if scenario.name == "crash":  # the victim has a process of its own

@@ -1,12 +1,13 @@
 """A bare blocking socket: the raw round trip beside the table, and bulk keys for the ceiling.
 
-What lives here: what measures the socket and the scheduler only. Callers ask ``reachable`` before they open a socket.
-Never here: a client library, TLS.
+What lives here: what measures the socket and the scheduler only, and the socket's TLS, if the URL has it. Never here: a
+client library.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 from array import array
 from time import perf_counter_ns as clock
 from typing import Any
@@ -26,9 +27,9 @@ def address(url: str) -> dict[str, Any]:
     return parts if "path" in parts else {"host": "localhost", "port": 6379, **parts}
 
 
-def reachable(url: str) -> bool:
-    """Whether a bare socket can reach the server, which takes a URL without TLS."""
-    return urlsplit(url).scheme not in ("rediss", "valkeys")
+def encrypted(url: str) -> bool:
+    """Whether the server is reached by TLS."""
+    return urlsplit(url).scheme in ("rediss", "valkeys")
 
 
 def encode(*args: bytes) -> bytes:
@@ -48,6 +49,9 @@ class RawSocket:
         else:
             self._sock = socket.create_connection((where["host"], where["port"]), timeout=TIMEOUT)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if encrypted(url):
+                context = ssl.create_default_context(cafile=where.get("ssl_ca_certs"))
+                self._sock = context.wrap_socket(self._sock, server_hostname=where["host"])
         if password := where.get("password"):
             login = [text.encode() for text in (where.get("username"), password) if text]
             self.call(encode(b"AUTH", *login), 1)

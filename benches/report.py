@@ -125,7 +125,7 @@ def headline(facts: dict[str, Any]) -> str:
 
 def caption(stage: Stage) -> str:
     """A scenario and its settings in a line."""
-    if stage.kind == "pair":
+    if stage.unit == "pairs":
         return stage.title
     settings = stage.parameters
     clients = f"{settings['processes']} processes, {settings['lanes']:,} {stage.api}"
@@ -174,13 +174,13 @@ def sweep(measured: Measured) -> tuple[Line, list[Line]]:
     load = measured.stage.kind == "load"
     amiss = {rival: _amiss([rows[rival] for rows in found.values() if rival in rows]) for rival in rivals}
     columns = [text for rival in rivals for text in (rival, *_waits(load), *_costs(load), *amiss[rival])]
-    header = ("offered/s" if load else "waiters", *columns)
+    header = ({"load": "offered/s", "rtt": "RTT ms"}.get(measured.stage.kind, "waiters"), *columns)
     lines = []
     for x, rows in found.items():
-        cells = [f"{x:,.0f}"]
+        cells = [f"{x:,g}"]
         for rival in rivals:
             row = rows.get(rival)
-            said = [_rate(row), *_times(row.wait_us if row else None, *_waits(load))]
+            said = [_rate(row), *_times((row.wait_us or row.latency_us) if row else None, *_waits(load))]
             said[load] += (
                 "~" if row and row.noisy else ""
             )  # the mark stands at what is compared: rates, or the median waits of a load

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from .ceiling import Ceiling, Hiredis, RoundTrip, find_tool
 from .contention.workers import Workers
 from .plan import CEILING, HIREDIS, Participant, Plan, Stage
 from .processes import end_all
+from .relay import Relay
 from .rivals import ALONE, ALONE_ENTRY, BASELINE, COMPILED, OURS, RIVALS
 from .stats import Percentiles, Row, Sample, control_ratios, merge, noise_at, percentiles, spread, summarize
 from .target import PREFIX, Meter, Target
@@ -128,6 +130,7 @@ class Session:
     _left_out: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _missing: dict[str, str] = field(default_factory=dict)
     _rivals: dict[tuple[str, bool], WorkerRival | Workers] = field(default_factory=dict)
+    _relay: Relay | None = None
     _position: tuple[int, int] = (1, 1)
     _began: float = 0.0
 
@@ -136,6 +139,8 @@ class Session:
     def run(self) -> None:
         """Run all stages. Ctrl-C is raised; call ``end`` in any case."""
         self._began = time.monotonic()
+        if any(spec.rtt for stage in self.plan.stages for _, spec in stage.specs):
+            self._relay = Relay(self.target.url)
         try:
             for number, stage in enumerate(self.plan.stages):
                 self._position = number + 1, len(self.plan.stages)
@@ -154,6 +159,8 @@ class Session:
                 rival.stop()
         processes: list[WorkerProcess] = [process for rival in self._rivals.values() for process in rival.processes]
         end_all(processes)
+        if self._relay is not None:
+            self._relay.close()
         for rival in self._rivals.values():
             rival.end()
         self._rivals.clear()
@@ -162,6 +169,11 @@ class Session:
         except redis.RedisError as error:
             if not self.target.private:  # the keys of a private server end with it
                 self._fail(f"keys *{self.prefix}* could not be removed: {error}")
+
+    @property
+    def _url(self) -> str:
+        """Where rivals find the server."""
+        return self.target.url if self._relay is None else self._relay.url
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -196,6 +208,8 @@ class Session:
     def _run_rounds(self, stage: Stage, measured: Measured, runners: Sequence[Runner]) -> None:
         """Measure all rounds of the runners that are open, and close them."""
         round_trip = self._open_round_trip(stage)
+        if round_trip is not None and stage.kind == "rtt":  # it differs from point to point
+            runners, round_trip = [*runners, round_trip], None
         for runner in [
             *self._measure_rounds(stage, measured, runners, round_trip),
             *([round_trip] if round_trip else []),
@@ -211,6 +225,8 @@ class Session:
         for x, _ in stage.specs:
             measured.samples[x] = {runner.name: [] for runner in runners}  # the order of the table
         for point, (x, spec) in enumerate(stage.specs):
+            if self._relay is not None:
+                active = self._change_network(stage, measured, active, spec)
             for number in range(stage.rounds):
                 if number and self._out_of_time():
                     self.notes.append(f"{stage.name}: {number} of {stage.rounds} rounds, for lack of time")
@@ -226,6 +242,19 @@ class Session:
                 if round_trip is not None:
                     self._measure_round_trip(stage, measured, round_trip)
         return active
+
+    def _change_network(
+        self, stage: Stage, measured: Measured, runners: Sequence[Runner], spec: RunSpec
+    ) -> list[Runner]:
+        """Make round trips as long as a point says, and have all get used to it; returns those who did not fail."""
+        assert self._relay is not None
+        self._relay.delay(spec.rtt)
+        short = stage.warm_up([spec]) or spec
+        return [each for each in runners if self._attempt(stage, each, partial(self._run_unmeasured, each, short))]
+
+    @staticmethod
+    def _run_unmeasured(runner: Runner, spec: RunSpec) -> None:
+        runner.run(spec)
 
     def _out_of_time(self) -> bool:
         """Whether the stages until this one have taken more than their part of the plan's time."""
@@ -293,7 +322,8 @@ class Session:
     def _reference_of(self, stage: Stage) -> Participant | None:
         """The reference of fastlock in a stage. An open loop has none: one holder could not serve what is offered."""
         contest = stage.specs[0][1].contest
-        return None if contest is None or contest.rate else REFERENCE_OF.get(stage.name)
+        found = None if contest is None or contest.rate else REFERENCE_OF.get(stage.name)
+        return None if found is not None and found.entry is None and stage.kind == "rtt" else found
 
     def _start(self, stage: Stage, participant: Participant) -> WorkerRival | Workers | None:
         assert participant.entry is not None
@@ -301,7 +331,7 @@ class Session:
         key = (participant.label, contended)
         if key not in self._rivals:
             kind = Workers if contended else WorkerRival
-            self._rivals[key] = kind(participant.label, self.target.url, participant.entry)
+            self._rivals[key] = kind(participant.label, self._url, participant.entry)
         found = self._rivals[key]
         if isinstance(found, Workers):
             found.grow(max(found.own(spec.contest).workers for _, spec in stage.specs if spec.contest is not None))
@@ -326,7 +356,7 @@ class Session:
 
     def _find_tool(self, participant: Participant) -> list[Runner]:
         tool = find_tool()
-        if not raw.reachable(self.target.url) or raw.address(self.target.url).get("password"):
+        if raw.encrypted(self.target.url) or raw.address(self.target.url).get("password"):
             self._skip(participant.label, "TLS or a password")
         elif tool is None:
             self._skip(participant.label, "neither valkey-benchmark nor redis-benchmark is on PATH")
@@ -335,10 +365,7 @@ class Session:
         return []
 
     def _open_round_trip(self, stage: Stage) -> Runner | None:
-        if not raw.reachable(self.target.url):
-            self._skip(ROUND_TRIP, "TLS")
-            return None
-        found = RoundTrip(self.target)
+        found = RoundTrip(self._url)
         return found if self._attempt(stage, found, lambda: found.open(stage.name, "", ())) else None
 
     # ------------------------------------------------------------------------------------------ one runner and one run

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import redis
 
@@ -38,6 +42,9 @@ class Unusable(Exception):
 
 SWEPT = 1000
 """Keys per command or pipeline."""
+
+HOST = "127.0.0.1"
+"""Where a private server is reached by TLS."""
 
 
 class Target:
@@ -145,13 +152,37 @@ class Target:
 
 
 @contextlib.contextmanager
-def open_target(url: str | None, server: str | None) -> Iterator[Target]:
-    """Open the server at ``url``, else an embedded one (``server``: its program) that ends with the block."""
+def open_target(url: str | None, server: str | None, tls: bool = False) -> Iterator[Target]:
+    """Open the server at ``url``, else an embedded one (``server``: its program) that ends with the block. tls: reach
+    the embedded one by TLS; Unusable: it has none."""
     with contextlib.ExitStack() as stack:
         if url is None:
+            if tls and server is None:  # that of pip has none
+                server = shutil.which("valkey-server") or "redis-server"
             running = stack.enter_context(embedded.Server(server))
-            target = Target(running.url, private=True)
+            target = Target(stack.enter_context(_by_tls(running)) if tls else running.url, private=True)
         else:
             target = Target(url, private=False)
         stack.callback(target.close)
         yield target
+
+
+@contextlib.contextmanager
+def _by_tls(server: embedded.Server) -> Iterator[str]:
+    """A URL by which a private server is reached by TLS, with a certificate that is made for it."""
+    import trustme  # from the extra ``bench``
+
+    with tempfile.TemporaryDirectory() as folder, redis.Redis.from_url(server.url) as db, socket.socket() as free:
+        authority, made = trustme.CA(), f"{folder}/server.pem"
+        authority.cert_pem.write_to_path(f"{folder}/ca.pem")
+        authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(made)
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+        free.close()
+        settings = {"tls-auth-clients": "no", "tls-cert-file": made, "tls-key-file": made}
+        settings |= {"tls-ca-cert-file": f"{folder}/ca.pem", "tls-port": str(port)}
+        try:
+            db.execute_command("CONFIG SET", *(word for pair in settings.items() for word in pair))
+        except redis.RedisError as error:
+            raise Unusable(f"--tls needs a server that was built with TLS, as Debian's redis-server: {error}") from None
+        yield f"rediss://{HOST}:{port}/0?ssl_ca_certs={quote(folder, safe='')}%2Fca.pem"

@@ -35,11 +35,13 @@ class RivalMissing(WorkerError):
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run as planned: how long, and in contention which contest (``seed``: the same for all rivals of a round)."""
+    """One run as planned: how long, and in contention which contest (``seed``: the same for all rivals of a round).
+    rtt: seconds of a round trip to the server, 0: as it is."""
 
     seconds: float
     contest: Contest | None = None
     seed: int = 0
+    rtt: float = 0.0
 
 
 class WorkerProcess(Process):

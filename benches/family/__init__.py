@@ -2,5 +2,5 @@
 
 `options` and `command` are the command line, `cases` the table of what is measured, and the modules named there open
 the locks; `pairs`, `contests` and `renewals` are the three parts, each the parent's end of processes that run `worker`.
-`relay` is the network, `judge` holds the bounds, `report` and `document` are what comes out.
+`judge` holds the bounds, `report` and `document` are what comes out.
 """

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..raw import RawSocket, reachable
+from ..raw import RawSocket
+from ..relay import Relay, why_not
 from ..stats import Spread, inside, noise_at, spread
 from ..workers import WorkerProcess
 from .cases import CONTROL, MULTI_3, NO_RIVAL, PAIRS, PLAIN, PLAIN_3
-from .relay import Relay, usable
 from .session import Session, rotated
 
 HERE, NETWORK = "here", "network"
@@ -127,12 +127,13 @@ def measure(session: Session, part: PairPart) -> None:
     session.show("pairs", "starting", 0)
     with ExitStack() as stack:
         places = {HERE: session.target.url}
-        if session.settings.rtt and usable(session.target.url):
+        why = why_not(session.target.url)
+        if session.settings.rtt and not why:
             relay = Relay(session.target.url, session.settings.rtt)
             stack.callback(relay.close)
             places[NETWORK] = relay.url
         elif session.settings.rtt:
-            session.skipped["the pairs through a network"] = "TLS"
+            session.skipped["the pairs through a network"] = why
         workers = session.start(PAIRS)
         for number, api in enumerate(session.settings.apis):
             for place, url in places.items():
@@ -198,9 +199,7 @@ def _key(session: Session, name: str) -> str:
 
 
 def _round_trip(url: str) -> list[float]:
-    """Seconds of a round trip over a bare socket, in the median; none, where that cannot reach the server."""
-    if not reachable(url):
-        return []
+    """Seconds of a round trip over a bare socket, in the median."""
     ping = RawSocket(url)
     try:
         return [statistics.median(ping.ping_pairs(PING_SECONDS)) / 2e9]

@@ -60,6 +60,7 @@ EXPECTED = {
         *("server CPU against waiters", "client CPU against waiters"),
     ),
     "load": ("p50 against offered load", "p99 against offered load"),
+    "rtt": ("throughput against round trip", "p99 against round trip"),
 }
 """The charts that each kind of scenario is run for."""
 

@@ -45,7 +45,8 @@ def sweep(scenario: Scenario, styles: Styles) -> list[Figure | None]:
     """The charts of a sweep; none for a scenario without points."""
     points = points_of(scenario)
     of = "wait" if any(dig(point, "row", "wait_us") for point in points) else "latency"
-    charts = load(of) if scenario.get("kind") == "load" else waiters(of, singular(scenario))
+    kind, unit = scenario.get("kind"), singular(scenario)
+    charts = load(of) if kind == "load" else network(of, unit) if kind == "rtt" else waiters(of, unit)
     return [draw(each, points, styles) for each in charts]
 
 
@@ -81,6 +82,28 @@ def waiters(of: str, unit: str) -> list[Sweep]:
                 ("server", "Server CPU", "server_cpu_us", f"CPU that the server spends on one {unit}"),
                 ("client", "Client CPU", "client_cpu_us", f"CPU of all client processes for one {unit}"),
             )
+        ),
+    ]
+
+
+def network(of: str, unit: str) -> list[Sweep]:
+    """Charts against the time of a round trip to the server."""
+    return [
+        Sweep(
+            "throughput against round trip",
+            f"Throughput against the round trip to the server, {unit}s per second",
+            "ms",
+            ("rate", "median"),
+            f"Higher is better: {unit}s per second where a round trip takes so long. The line of the round trip is "
+            "that of two of them, one after the other.",
+            timed=False,
+        ),
+        Sweep(
+            "p99 against round trip",
+            f"p99 of the {of} against the round trip to the server",
+            "ms",
+            (f"{of}_us", "p99"),
+            "Lower is better: the time that 99 of 100 calls did not exceed.",
         ),
     ]
 

@@ -139,7 +139,7 @@ def sweep(points: Sequence[Mapping[str, Any]], scenario: Scenario, styles: Style
         every += [Column(f"{NAMES[of]} {name}", "", _time(f"{of}_us", part)) for part, name in PARTS]
     every += [*fairness_columns(), *cost_columns(unit), *failure_columns(unit)]
     columns = _used(every, [point["row"] for point in points])
-    of_x = "{:,g} offered per second" if scenario.get("kind") == "load" else "{:,g} waiters"
+    of_x = {"load": "{:,g} offered per second", "rtt": "{:,g} ms"}.get(str(scenario.get("kind")), "{:,g} waiters")
     groups: dict[str, list[list[object]]] = {of_x.format(x): [] for x in sorted({point["x"] for point in points})}
     for point in points:
         cells = [column.cell(point["row"]) for column in columns]

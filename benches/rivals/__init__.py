@@ -134,6 +134,12 @@ MOST_POLLING = 1000
 RIVALS = {
     "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, apis=(*APIS, "batch"), passes_on=True),
     "fair": Entry(f"{__package__}.fastlock_fair", COMPILED, scenarios=("hot", "handover", "storm", "waiters")),
+    "unconfirmed": Entry(
+        f"{__package__}.fastlock_unconfirmed",
+        COMPILED,
+        scenarios=("pair", "threads", "tasks", "hot", "handover", "flash-sale"),
+        passes_on=True,
+    ),
     "fallback": Entry(f"{__package__}.fastlock_", {"FASTLOCK_IMPL": "python"}, apis=(*APIS, "batch"), passes_on=True),
     "dropin": Entry(f"{__package__}.fastlock_dropin", COMPILED, passes_on=True),
     BASELINE: Entry(f"{__package__}.redis_py", apis=(*APIS, "batch"), most=MOST_POLLING),
@@ -156,7 +162,7 @@ ALONE = "alone"
 
 ALONE_ENTRY = Entry(f"{__package__}.fastlock_", COMPILED, passes_on=True, alone=True)
 
-OURS = ("fastlock", "fair", "fallback", "dropin", ALONE)
+OURS = ("fastlock", "fair", "unconfirmed", "fallback", "dropin", ALONE)
 """Rivals that are fastlock: an error of theirs fails the run."""
 
 

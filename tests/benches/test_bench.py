@@ -110,7 +110,10 @@ def test_document_has_every_scenario_and_rival(document: dict[str, Any]) -> None
     expected = {*(["fastlock"] if CORE else []), "fallback", "redis-py"}
     there = {name for name, entry in RIVALS.items() if entry.needs is None or importlib.util.find_spec(entry.needs[0])}
     others = {name: {"python-redis-lock"} & there for name in ("pair", "threads")}
-    others |= {name: {"valkey-glide"} & there for name in LOOPS}
+    for name in ("pair", "threads", "tasks") if CORE else ():
+        others[name] = {"unconfirmed", *others.get(name, ())}
+    for name in LOOPS:
+        others[name] = {*({"valkey-glide"} & there), *others.get(name, ())}
     others["batch"] = {"pipeline", *(["ceiling"] if ceiling.find_tool() else [])}
     assert list(document["scenarios"]) == UNCONTENDED
     for name, scenario in document["scenarios"].items():

@@ -1,5 +1,4 @@
-"""`fastlock bench family` on real servers, each part in tiny size; its arithmetic and its relay on their own. No speed
-is judged."""
+"""`fastlock bench family` on real servers, each part in tiny size; its arithmetic on its own. No speed is judged."""
 
 from __future__ import annotations
 
@@ -22,9 +21,7 @@ from fastlock.benches import cli
 from fastlock.benches.family import cases, command, contests, judge, pairs, renewals, report
 from fastlock.benches.family.document import SCHEMA, SHAPE
 from fastlock.benches.family.exclusion import Record, most_together, records, violations
-from fastlock.benches.family.relay import Relay, usable
 from fastlock.benches.family.session import Session, rotated
-from fastlock.benches.raw import RawSocket
 from fastlock.benches.stats import Spread
 from fastlock.benches.target import Target
 
@@ -328,52 +325,6 @@ def test_renewal_is_scaled_to_ten_thousand_leases_of_thirty_seconds() -> None:
     assert [each.met for each in exact] == [True, True] and exact[0].detail == ""
     assert not scaled[0].met and "100 of 3 s were measured" in scaled[0].detail
     assert [each.met for each in judge.judge_renewal("threads", None)] == [False, False]
-
-
-# ------------------------------------------------------------------------------------------------------- the relay
-
-
-@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-def test_relay_adds_a_round_trip(tcp: bool) -> None:
-    with embedded.Server(tcp=tcp) as server:
-        relay = Relay(server.url, 0.005)
-        try:
-            assert relay.url.startswith("redis://127.0.0.1:")
-            with redis.Redis.from_url(relay.url) as client:
-                client.set("a", b"x" * 200_000)
-                assert client.get("a") == b"x" * 200_000
-                with client.pipeline(transaction=False) as pipe:
-                    for _ in range(100):
-                        pipe.ping()
-                    began = time.monotonic()
-                    assert pipe.execute() == [True] * 100
-                    assert time.monotonic() - began < 0.4, "what is pipelined is delayed side by side"
-            ping = RawSocket(relay.url)
-            assert min(ping.ping_pairs(0.05)) >= 10 * MS
-            ping.close()
-        finally:
-            relay.close()
-        with pytest.raises(redis.ConnectionError):
-            redis.Redis.from_url(relay.url).ping()
-
-
-def test_relay_passes_on_that_a_connection_ends() -> None:
-    with embedded.Server() as server, redis.Redis.from_url(server.url) as db:
-        relay = Relay(server.url, 0.001)
-        try:
-            client = redis.Redis.from_url(relay.url, client_name="relayed")
-            client.ping()
-            assert "relayed" in [each["name"] for each in db.client_list()]
-            client.close()
-            until = time.monotonic() + 5
-            while "relayed" in [each["name"] for each in db.client_list()]:
-                assert time.monotonic() < until
-        finally:
-            relay.close()
-
-
-def test_relay_is_not_for_tls() -> None:
-    assert usable("redis://localhost") and not usable("rediss://localhost")
 
 
 def test_notes_and_columns_fit() -> None:
