@@ -90,6 +90,7 @@ cdef class SocketStream(Stream):
     cpdef bint usable(self) except -1
     cpdef bint receive(self, double timeout, double spin) except -1
     cpdef next_reader(self)
+    cdef bint _awaited(self)
     cdef int _taken(self) except -1
     cdef void _give_back(self, Buffer taken) noexcept
     cdef int _send(self, const char *data, Py_ssize_t size, double timeout) except -1

@@ -298,6 +298,14 @@ cdef class SocketStream(Stream):
                 return True
         return False
 
+    cdef bint _awaited(self):
+        """Whether a thread waits for a pending reply: nobody does for those to undos and unconfirmed releases."""
+        cdef Py_ssize_t i
+        for i in range(self.pending_):
+            if type(self._getter_at(i)) is PendingReply:
+                return True
+        return False
+
     # a round trip
 
     cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin):
@@ -307,11 +315,11 @@ cdef class SocketStream(Stream):
         seconds. Errors as in flush and receive.
         """
         cdef PendingReply pending_reply = PendingReply.__new__(PendingReply)  # first: it may let other threads run
-        if self.leader is not None or self.pending_:
+        if self.leader is not None or self._awaited():
             return BUSY
         if not self.usable():
             raise UnsolicitedData("the server spoke unasked, or closed the connection")
-        if self.leader is not None or self.pending_ or self.sending != QUIET:  # since then, in `on_push`
+        if self.leader is not None or self._awaited() or self.sending != QUIET:  # since then, in `on_push`
             return BUSY
         self.leader = pending_reply
         try:

@@ -295,7 +295,9 @@ class SocketStream(Stream):
         data = template._encode(name, token, ms)
         try:
             with self._mutex:
-                if self._leader is not None or self._pending_replies or self._sending:
+                # Nobody waits for the replies to undos and unconfirmed releases
+                awaited = any(type(each) is PendingReply for each in self._pending_replies)
+                if self._leader is not None or awaited or self._sending:
                     return BUSY
                 if not self._usable():
                     raise UnsolicitedData("the server spoke unasked, or closed the connection")

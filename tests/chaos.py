@@ -46,6 +46,7 @@ from support.kind_callers import (
     ReentrantCaller,
     RenewedCaller,
     SemaphoreCaller,
+    UnconfirmedCaller,
 )
 from support.kind_judges import PERMITS, MultiJudge, ReadWriteJudge, SemaphoreJudge, SharedJudge
 from support.plants import MISTAKES, plant
@@ -89,6 +90,7 @@ class Kind:
 KINDS = {
     "plain": Kind(Caller, Judge, 8, fenced=True),
     "fair": Kind(FairCaller, Judge, 8, fenced=True),
+    "unconfirmed": Kind(UnconfirmedCaller, Judge, 8, fenced=True),
     "reentrant": Kind(ReentrantCaller, Judge, 6, fenced=True),
     "renewed": Kind(RenewedCaller, Judge, 8, fenced=True),
     "read-write": Kind(ReadWriteCaller, ReadWriteJudge, 4, fenced=True),

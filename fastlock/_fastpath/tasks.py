@@ -171,7 +171,7 @@ async def aio_release(
             if (op := _release_to_next(lock, owner, lease)) is not None:
                 await transport.release(lock, owner, op, Answer.ASK_SERVER, leaving, error)
             return
-        if lease is None or not_releasable(lease) or lease._contended:
+        if lease is None or not_releasable(lease) or lease._contended or not lock.confirm_release:
             await transport.release(lock, owner, None, None, leaving, error)
             return
         wakeup = Wakeup().arm(stream.wakeups)

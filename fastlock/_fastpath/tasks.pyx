@@ -456,7 +456,7 @@ cdef class _Release(_Awaitable):
             if op is not None:
                 self._hand_on(op, ASK_SERVER)
             return
-        if lease is None or not_releasable(lease) or lease._contended:
+        if lease is None or not_releasable(lease) or lease._contended or not lock.confirm_release:
             self._hand_on(None, None)
             return
         self.stream = stream

@@ -99,7 +99,9 @@ def acquire(lock: BaseLock, required: bool) -> Any:
         if by_handler(none):
             raise
         connection = None
-    if connection is None:
+    if connection is None or (transport.unconfirmed and _overtakes(transport, connection, lock._key)):
+        if connection is not None:
+            transport.idle.append(connection)
         return transport.run(lock._new_acquire(None, required))
     try:
         try:
@@ -133,6 +135,12 @@ def acquire(lock: BaseLock, required: bool) -> Any:
             raise
         raise
     return _wait(lock, required, waiter, sent)
+
+
+def _overtakes(transport: Transport, connection: Connection, key: bytes) -> bool:
+    """Whether a release of the name that nobody waits for goes over another connection."""
+    delivery = transport.unconfirmed.get(key)
+    return delivery is not None and delivery.carrier is not connection
 
 
 def _ask(
@@ -263,7 +271,7 @@ def release(lock: BaseLock) -> None:
             contended = contended or route == _SCRIPT
         sent = clock()
         try:
-            (connection,) = popped([] if transport.pending_undos else transport.idle)
+            (connection,) = popped([] if transport.pending_undos or not lock.confirm_release else transport.idle)
         except (IndexError, ValueError) as none:
             if by_handler(none):
                 raise

@@ -63,7 +63,8 @@ class Client(Uncopyable):
     redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`, `client_name`,
     `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5 each; also as
     `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that needs one.
-    queue: whether its locks wait in the queue, unless they set it; see `lock`.
+    queue, confirm_release: whether its locks wait in the queue, and their releases for the server, unless they set it;
+    see `lock`.
 
     When its event loop has ended, a client goes on in the next one; as long as its loop lives, use in another loop
     raises RuntimeError.
@@ -77,12 +78,14 @@ class Client(Uncopyable):
         db: int = 0,
         *,
         queue: bool = True,
+        confirm_release: bool = True,
         **options: object,
     ) -> None:
         settings: Any = options.pop("_settings", None)  # given by `from_url` and by a drop-in
         if settings is None:
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
+        self._confirm_release = confirm_release
         self._settings = settings
         self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = AsyncTransport(settings, _implementation.default)
@@ -91,12 +94,12 @@ class Client(Uncopyable):
         self._rw_owners = OwnersByName(contextlib.nullcontext)
 
     @classmethod
-    def from_url(cls, url: str, *, queue: bool = True, **options: object) -> Self:
+    def from_url(cls, url: str, *, queue: bool = True, confirm_release: bool = True, **options: object) -> Self:
         """A client from redis:// rediss:// unix:// valkey:// or valkeys://, with redis-py's query options.
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
         """
-        return cls(queue=queue, _settings=settings_from_url(url, **options))
+        return cls(queue=queue, confirm_release=confirm_release, _settings=settings_from_url(url, **options))
 
     def lock(
         self,
@@ -114,6 +117,7 @@ class Client(Uncopyable):
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
         cancel_on_loss: bool = False,
+        confirm_release: bool | None = None,
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
@@ -131,33 +135,29 @@ class Client(Uncopyable):
         the lock any more. on_lost: called with a lease that was lost; it may be a coroutine function. cancel_on_loss:
         cancel the body of the `async with` then; leaving it raises LockLostError.
 
+        confirm_release: whether a release waits for the server's answer (None: the client's setting). With False it
+        returns when it is written, and costs no round trip; a loss that it finds is logged, counted, and told by
+        `on_lost`.
+
         Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
         queue = self._queue if queue is None else queue
-        if auto_renew or max_hold is not None or on_lost is not None or cancel_on_loss:
+        confirm = self._confirm_release if confirm_release is None else confirm_release
+        if auto_renew or max_hold is not None or on_lost is not None or cancel_on_loss or not confirm:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
-            renewal = settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss)
+            renewal = settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss, confirm_release=confirm)
             kind = GuardedLock if cancel_on_loss else ClientLock
             return kind(
                 *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
                 *(fence, fair, queue),
                 renewal=renewal,
+                confirm_release=confirm,
+                on_lost=on_lost,
             )
         # Nothing more: many callers make a lock for each acquire
-        return ClientLock(
-            self,
-            name,
-            timeout,
-            sleep,
-            blocking,
-            blocking_timeout,
-            thread_local,
-            raise_on_release_error,
-            fence,
-            fair,
-            queue,
-        )
+        return ClientLock(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error,
+                          fence, fair, queue)  # fmt: skip
 
     def reentrant_lock(
         self,
@@ -174,6 +174,7 @@ class Client(Uncopyable):
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
         cancel_on_loss: bool = False,
+        confirm_release: bool | None = None,
     ) -> ReentrantLock:
         """A lock that its holder, a task, may acquire again, by this lock or another reentrant one of this client.
 
@@ -184,6 +185,7 @@ class Client(Uncopyable):
         """
         if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
             timeout = LEASE_SECONDS
+        confirm = self._confirm_release if confirm_release is None else confirm_release
         lock = (GuardedReentrantLock if cancel_on_loss else ReentrantLock)(
             self,
             name,
@@ -196,7 +198,9 @@ class Client(Uncopyable):
             fence,
             fair,
             self._queue if queue is None else queue,
-            renewal=settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss),
+            renewal=settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss, confirm_release=confirm),
+            confirm_release=confirm,
+            on_lost=on_lost,
         )
         lock._share(self._owners.of(lock._key))
         return lock

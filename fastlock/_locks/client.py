@@ -50,7 +50,8 @@ class Client(Uncopyable):
     are redis-py's (`host`, `port`, `db`, `username`, `password`, `credential_provider`, `unix_socket_path`,
     `client_name`, `ssl` and `ssl_*`, `socket_keepalive`), and, in seconds, `connect_timeout` and `reply_timeout` (5
     each; also as `socket_connect_timeout` and `socket_timeout`). The first connection is opened by the first call that
-    needs one. queue: whether its locks wait in the queue, unless they set it; see `lock`.
+    needs one. queue, confirm_release: whether its locks wait in the queue, and their releases for the server, unless
+    they set it; see `lock`.
 
     Raises ValueError or TypeError for an option that makes no sense, and names it.
     """
@@ -62,12 +63,14 @@ class Client(Uncopyable):
         db: int = 0,
         *,
         queue: bool = True,
+        confirm_release: bool = True,
         **options: object,
     ) -> None:
         settings: Any = options.pop("_settings", None)  # given by `from_url` and by a drop-in
         if settings is None:
             settings = settings_from_options({"host": host, "port": port, "db": db, **options})
         self._queue = queue
+        self._confirm_release = confirm_release
         self._settings = settings
         self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = transport = SyncTransport(settings, _implementation.default)
@@ -76,12 +79,12 @@ class Client(Uncopyable):
         self._rw_owners = OwnersByName(lambda: transport._mutex)
 
     @classmethod
-    def from_url(cls, url: str, *, queue: bool = True, **options: object) -> Self:
+    def from_url(cls, url: str, *, queue: bool = True, confirm_release: bool = True, **options: object) -> Self:
         """A client from redis:// rediss:// unix:// valkey:// or valkeys://, with redis-py's query options.
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
         """
-        return cls(queue=queue, _settings=settings_from_url(url, **options))
+        return cls(queue=queue, confirm_release=confirm_release, _settings=settings_from_url(url, **options))
 
     def lock(
         self,
@@ -98,6 +101,7 @@ class Client(Uncopyable):
         auto_renew: bool = False,
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
+        confirm_release: bool | None = None,
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
@@ -114,32 +118,28 @@ class Client(Uncopyable):
         after which it is not renewed any more; nor is it once the thread that acquired it has ended, or nobody refers
         to the lock any more. on_lost: called with a lease that was lost, by the thread that finds out.
 
+        confirm_release: whether a release waits for the server's answer (None: the client's setting). With False it
+        returns when it is written, and costs no round trip; a loss that it finds is logged, counted, and told by
+        `on_lost`, from a thread of its own.
+
         Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
         queue = self._queue if queue is None else queue
-        if auto_renew or max_hold is not None or on_lost is not None:
+        confirm = self._confirm_release if confirm_release is None else confirm_release
+        if auto_renew or max_hold is not None or on_lost is not None or not confirm:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
-            renewal = _renewal(auto_renew, timeout, max_hold, on_lost)
+            renewal = _renewal(auto_renew, timeout, max_hold, on_lost, confirm)
             return ClientLock(
                 *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
                 *(fence, fair, queue),
                 renewal=renewal,
+                confirm_release=confirm,
+                on_lost=on_lost,
             )
         # Nothing more: many callers make a lock for each acquire
-        return ClientLock(
-            self,
-            name,
-            timeout,
-            sleep,
-            blocking,
-            blocking_timeout,
-            thread_local,
-            raise_on_release_error,
-            fence,
-            fair,
-            queue,
-        )
+        return ClientLock(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error,
+                          fence, fair, queue)  # fmt: skip
 
     def reentrant_lock(
         self,
@@ -155,6 +155,7 @@ class Client(Uncopyable):
         auto_renew: bool = False,
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
+        confirm_release: bool | None = None,
     ) -> ReentrantLock:
         """A lock that its holder, a thread, may acquire again, by this lock or another reentrant one of this client.
 
@@ -165,6 +166,7 @@ class Client(Uncopyable):
         """
         if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
             timeout = LEASE_SECONDS
+        confirm = self._confirm_release if confirm_release is None else confirm_release
         lock = ReentrantLock(
             self,
             name,
@@ -177,7 +179,9 @@ class Client(Uncopyable):
             fence,
             fair,
             self._queue if queue is None else queue,
-            renewal=_renewal(auto_renew, timeout, max_hold, on_lost),
+            renewal=_renewal(auto_renew, timeout, max_hold, on_lost, confirm),
+            confirm_release=confirm,
+            on_lost=on_lost,
         )
         lock._share(self._owners.of(lock._key))
         return lock
@@ -578,10 +582,14 @@ class Client(Uncopyable):
 
 
 def _renewal(
-    auto_renew: bool, timeout: float | None, max_hold: float | None, on_lost: Callable[[Lease], object] | None
+    auto_renew: bool,
+    timeout: float | None,
+    max_hold: float | None,
+    on_lost: Callable[[Lease], object] | None,
+    confirm_release: bool = True,
 ) -> RenewalSettings | None:
     """As `settings_for`, for threads: on_lost is no coroutine function."""
-    settings = settings_for(auto_renew, timeout, max_hold, on_lost)
+    settings = settings_for(auto_renew, timeout, max_hold, on_lost, confirm_release=confirm_release)
     if on_lost is not None:
         once.refuse_async(on_lost, "on_lost")
     return settings

@@ -8,6 +8,7 @@ carried out behind whatever it undoes. Never here: sockets, asyncio, threads, sl
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
@@ -39,6 +40,9 @@ LAST_TRY_SECONDS = 0.01  # seconds before the end of a blocking_timeout of the l
 class PlainAcquire(Command):
     """Request: acquire a name, if nobody holds it."""
 
+    def acquires(self) -> Sequence[bytes]:
+        return (self.key,)
+
     def undo(self) -> Undo:
         return Undo([self.key], [self.token], self.stale)
 
@@ -50,6 +54,9 @@ class FencedAcquire(RawCommands):
         super().__init__([commands.acquire_fenced(key, token, ms)])
         self.key = key
         self.token = token
+
+    def acquires(self) -> Sequence[bytes]:
+        return (self.key,)
 
     def undo(self) -> Undo:
         return Undo([self.key], [self.token], self.stale)

@@ -13,8 +13,8 @@ cdef Py_ssize_t _MAX_LEASES
 
 cdef class BaseLock:
     cdef public object name, timeout, sleep, blocking_timeout
-    cdef public flag blocking, thread_local, raise_on_release_error, fence, fair, queue
-    cdef public object _client, _transport, _renewal, _owners
+    cdef public flag blocking, thread_local, raise_on_release_error, fence, fair, queue, confirm_release
+    cdef public object _client, _transport, _renewal, _owners, _on_lost
     cdef public bytes _key
     cdef public long long _ms
     cdef public dict _leases

@@ -9,6 +9,7 @@ waiting.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from fastlock._errors import (
@@ -29,7 +30,7 @@ from fastlock._protocol.release import Release
 from fastlock._protocol.renewal import RenewalSettings
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Answer, Clock, Steps
-from fastlock._protocol.undo import Undo
+from fastlock._protocol.undo import UnconfirmedRelease, Undo
 from fastlock._stream_errors import by_handler
 
 DEFAULT_TIMEOUT = 10.0  # seconds of a lease; LEASE_SECONDS if it is renewed
@@ -60,6 +61,8 @@ class BaseLock:
         queue: bool = True,
         encoding: str = "utf-8",
         renewal: RenewalSettings | None = None,
+        confirm_release: bool = True,
+        on_lost: Callable[[Lease], object] | None = None,
     ) -> None:
         self._client = client  # kept alive: a client that nobody refers to closes its connections
         self._transport = client._transport
@@ -79,6 +82,8 @@ class BaseLock:
         self.fence = fence
         self.fair = fair
         self.queue = queue
+        self.confirm_release = confirm_release
+        self._on_lost = on_lost  # of a release that is not waited for
         if sleep is not DEFAULT_SLEEP:
             as_wait(sleep, "sleep")
         if blocking_timeout is not None:
@@ -444,6 +449,17 @@ class LockRelease(Release):
         said = answer[0] if type(answer) is list and len(answer) == 1 else answer
         if type(said) is not int or said != 1 or self.lease._release_unknown:
             return Answer.UNDECIDED
+        return self.posted()
+
+    def unwaited(self, clock: Clock, told: Callable[[UnconfirmedRelease, bool], object]) -> UnconfirmedRelease | None:
+        lock, lease = self.lock, self.lease
+        # Of a lease that has ended, or whose release has failed before, the caller is told what became of it
+        if lock.confirm_release or lease._release_unknown or clock() >= lease._deadline or lease._posted:
+            return None
+        lease._posted = True  # no call since the check: of two threads that release it one waits
+        return UnconfirmedRelease(lease, lock._on_lost, clock, told)
+
+    def posted(self) -> Literal[True]:
         self.lock._drop_lease(self.lease)
         self.lease._deadline = ENDED
         return True
@@ -451,9 +467,8 @@ class LockRelease(Release):
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         was_mine = yield from super().continue_from(answer, clock)
         lock = self.lock
-        known = (
-            self.lease._deadline == ENDED or self.lease._loss_reported()
-        )  # released by somebody else meanwhile, or reported as lost before
+        # Released by somebody else meanwhile, or reported as lost before
+        known = self.lease._deadline == ENDED or self.lease._loss_reported()
         if not (was_mine or known):
             self.lease._found_lost()
         lock._drop_lease(self.lease)

@@ -5,7 +5,7 @@ Never here: sockets, asyncio, threads, sleep.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from fastlock import _errors as errors
@@ -33,6 +33,13 @@ from fastlock._protocol.undo import Undo
 RELEASE_CHUNK = 100  # names released by one script: the server does nothing else meanwhile (35 us)
 
 
+class PlainAcquires(CommandBatch):
+    """Request: acquire each of several names, if nobody holds it."""
+
+    def acquires(self) -> Sequence[bytes]:
+        return self.names
+
+
 class AcquireMany(Operation[list[Lease | None]]):
     """Acquire each name that is free, all in one flush with one token. The outcome is a list of Lease or None.
 
@@ -46,7 +53,7 @@ class AcquireMany(Operation[list[Lease | None]]):
         self.ms = ms
         self.stats = stats
         opcode = Opcode.ACQUIRE if ms else Opcode.ACQUIRE_ENDLESS
-        self.request: CommandBatch = CommandBatch(opcode, keys, [token] * len(keys), ms)
+        self.request: CommandBatch = PlainAcquires(opcode, keys, [token] * len(keys), ms)
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[list[Lease | None]]:
         """Go on from the first answer to the outcome."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -242,6 +242,9 @@ class TryAll(RawCommands):
             super().__init__([commands.acquire_all([key], [token], ms, False) for key, token in pairs])
         else:
             super().__init__([commands.acquire_all(keys, tokens, ms, partly)])
+
+    def acquires(self) -> Sequence[bytes]:
+        return self.whole.keys
 
     def undo(self) -> Undo:
         return Undo(self.whole.keys, list(self.whole.tokens), self.stale)

@@ -56,19 +56,21 @@ def settings_for(
     max_hold: float | None,
     on_lost: Callable[[Lease], object] | None,
     cancel_on_loss: object = False,
+    confirm_release: bool = True,
 ) -> RenewalSettings | None:
     """The checked settings of a lock with auto_renew; None: its leases are not renewed. ValueError or TypeError:
-    they make no sense."""
+    they make no sense. confirm_release: where it is False, on_lost makes sense by itself."""
+    if on_lost is not None and not callable(on_lost):
+        raise TypeError(f"on_lost must be a function of the lease that was lost, not {type(on_lost).__name__}")
     if not auto_renew:
-        for name, value in (("max_hold", max_hold), ("on_lost", on_lost), ("cancel_on_loss", cancel_on_loss or None)):
+        told = on_lost if confirm_release else None
+        for name, value in (("max_hold", max_hold), ("on_lost", told), ("cancel_on_loss", cancel_on_loss or None)):
             if value is not None:
                 raise ValueError(f"{name} is of leases that are renewed: give auto_renew=True, or leave it out")
         return None
     check_timeout(timeout)
     if max_hold is not None and as_wait(max_hold, "max_hold") == 0:
         raise ValueError("max_hold must be more than 0 seconds, or None to renew for as long as the lock is held")
-    if on_lost is not None and not callable(on_lost):
-        raise TypeError(f"on_lost must be a function of the lease that was lost, not {type(on_lost).__name__}")
     return RenewalSettings(max_hold, on_lost, bool(cancel_on_loss))
 
 

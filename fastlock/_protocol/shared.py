@@ -44,6 +44,9 @@ class Try(RawCommands):
         template = commands.try_template(make, self.key, commands.mode_of(self.token), self.fenced)
         return template, self.token, self.ms
 
+    def acquires(self) -> Sequence[bytes]:
+        return (self.key,)
+
     def undo(self) -> Undo:
         return Undo([self.key], [self.token], self.stale)
 

@@ -12,14 +12,14 @@ import enum
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from fastlock._errors import RedisError
 from fastlock._protocol import commands
 from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.local_queue import LocalQueue, LocalQueues, Waiter
-from fastlock._protocol.undo import Undo
+from fastlock._protocol.undo import UnconfirmedRelease, Undo
 
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -69,6 +69,10 @@ class Request:
     allowed_after_close = False
 
     long_reply = False  # whether its reply may be longer than that of any command of a lock
+
+    def acquires(self) -> Sequence[bytes]:
+        """The keys that it acquires: it must not overtake a release of one that nobody waits for."""
+        return ()
 
     def undo(self) -> Undo | None:
         """What undoes this request for a caller that is gone, whether or not the server executed it; None: there is
@@ -231,6 +235,14 @@ class Operation(ABC, Generic[T]):
         """The outcome, where the first answer of the server says all, as nearly always; else UNDECIDED. It spares the
         generators of `continue_from`, which would find the same."""
         return Answer.UNDECIDED
+
+    def unwaited(self, clock: Clock, told: Callable[[UnconfirmedRelease, bool], object]) -> UnconfirmedRelease | None:
+        """What is to be sent where the caller does not wait for the server; None: it waits."""
+        return None
+
+    def posted(self) -> T:
+        """The outcome, once what the caller does not wait for was sent."""
+        raise NotImplementedError
 
     @abstractmethod
     def continue_from(self, answer: object, clock: Clock) -> Steps[T]:

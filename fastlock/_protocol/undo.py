@@ -15,7 +15,10 @@ from fastlock._protocol import commands
 from fastlock._protocol.handshake import Purpose, Session
 
 if TYPE_CHECKING:
-    from fastlock._protocol.steps import Connection
+    from collections.abc import Callable
+
+    from fastlock._protocol.lease import Lease
+    from fastlock._protocol.steps import Clock, Connection
 
 RELOADS = 10  # how often scripts are loaded for one command at most: somebody may flush them all the time
 
@@ -58,6 +61,9 @@ class Undo:
             (Undo([self.names[i] for i in left], [self.tokens[i] for i in left]), outcomes[left[0]]) if left else None
         )
 
+    def given_up(self) -> None:
+        """The server refuses it for good."""
+
 
 class ScriptUndo(Undo):
     """Step: carry out the call of a script, however late: it takes an entry out of the server's queue, or downgrades
@@ -81,6 +87,51 @@ class ScriptUndo(Undo):
 
     def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
         return (self, replies[-1]) if isinstance(replies[-1], Exception) else None
+
+
+class UnconfirmedRelease(Undo):
+    """Step: release a lease whose holder does not wait for that. It is sent again until the lease has ended.
+
+    told: called with this and whether the lease was released; False: the name was not the holder's any more.
+    """
+
+    __slots__ = ("_call", "_clock", "_end", "_told", "lease", "on_lost", "sends")
+    purpose = Purpose("release a lock", (commands.HAND_OVER_LUA,))
+
+    def __init__(
+        self,
+        lease: Lease,
+        on_lost: Callable[[Lease], object] | None,
+        clock: Clock,
+        told: Callable[[UnconfirmedRelease, bool], object],
+    ) -> None:
+        super().__init__([lease._key], [lease._raw_token])
+        self.lease = lease
+        self.on_lost = on_lost  # called with the lease, if it was lost
+        self.sends = 0
+        self._call = commands.hand_over(lease._key, lease._raw_token)
+        self._end = lease._deadline
+        self._clock = clock
+        self._told = told
+
+    def untied(self) -> Undo:
+        return self
+
+    def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
+        if self.sends and self._clock() >= self._end:
+            return [(b"PING",)]
+        self.sends += 1
+        return [commands.script_of(self._call).load, self._call] if again else [self._call]
+
+    def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
+        reply = replies[-1]
+        if isinstance(reply, Exception):
+            return self, reply
+        self._told(self, reply != 0 or self.sends > 1)  # an earlier send, whose reply was lost, may have released it
+        return None
+
+    def given_up(self) -> None:
+        self._told(self, True)  # the lease ends by itself
 
 
 class Resend(enum.Enum):

@@ -40,10 +40,9 @@ from fastlock._protocol.steps import (
     Wait,
     backoff,
 )
-from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
 from fastlock._transport.aio_connection import AsyncConnection
-from fastlock._transport.base import Transport
+from fastlock._transport.aio_undos import AsyncUndos
 from fastlock._transport.internals import Wakeup, running_loop
 from fastlock._transport.renewing import AsyncLost, RenewalTimer, task_ends
 from fastlock._transport.settings import Settings
@@ -55,7 +54,7 @@ from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, removed
 T = TypeVar("T")
 
 
-class AsyncTransport(Transport):
+class AsyncTransport(AsyncUndos):
     """The connection of one client, and how its tasks wait."""
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:
@@ -71,6 +70,7 @@ class AsyncTransport(Transport):
 
     def _start(self) -> None:
         self.pending_undos: list[UndoDelivery] = []
+        self.unconfirmed = {}
         self.delayed_undos: dict[UndoDelivery, asyncio.TimerHandle] = {}  # pending undos, each sent when its timer ends
         self.connection: AsyncConnection | None = None  # the connection, if there is one now
         self.open_stream: Any = None  # its stream, as long as commands may be queued there
@@ -195,8 +195,16 @@ class AsyncTransport(Transport):
         `Operation.steps`."""
         try:
             self.begin()
-            if answer is Answer.NOT_ASKED and (answer := op.begin(self.queues, now())) is Answer.ASK_SERVER:
+            if answer is Answer.NOT_ASKED:
+                answer = op.begin(self.queues, now())
+            elif self.unconfirmed and self.met_own_release(op.request, answer):
+                answer = Answer.ASK_SERVER
+            if answer is Answer.ASK_SERVER:
+                if self.posted(op):
+                    return op.posted()
                 answer = await self._execute(op.request)
+                while self.unconfirmed and self.met_own_release(op.request, answer):
+                    answer = await self._execute(op.request)
                 if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
                     return outcome
             return await self.drive(op.steps(self.queues, now, answer))
@@ -317,65 +325,6 @@ class AsyncTransport(Transport):
             if timer is not None:
                 timer.cancel()
 
-    def defer(self, delivery: UndoDelivery) -> None:
-        """Keep an undo for the next connection; it is tied to none that is gone."""
-        self.pending_undos.append(delivery)
-        delivery.carrier = delivery.reply = None
-
-    def delay_undo(self, delivery: UndoDelivery, seconds: float) -> None:
-        """Send an undo after so many seconds: the server can do nothing now."""
-        delivery.reply = None
-        if self.closed:  # a closed client leaves no timer to the loop
-            self.defer(delivery)
-        elif self.loop is not None:
-            self.delayed_undos[delivery] = self.loop.call_later(seconds, self._deliver_delayed, delivery)
-
-    def _deliver_delayed(self, delivery: UndoDelivery) -> None:
-        self.deliver(delivery)
-        self.delayed_undos.pop(delivery, None)  # last: to send it twice does no harm
-
-    def _undelay(self) -> None:
-        """Cancel the timers of delayed undos, which become pending undos like the rest."""
-        delayed, self.delayed_undos = self.delayed_undos, {}
-        for delivery, timer in delayed.items():
-            timer.cancel()
-            self.defer(delivery)
-
-    async def _flush_undos(self) -> None:
-        """Send the pending undos, over a new connection where needed, if that comes up within CLOSE_SECONDS."""
-        self._undelay()
-        if self.pending_undos and self.ever_connected:
-            try:
-                self._post_pending_undos(await asyncio.wait_for(self._connected(), CLOSE_SECONDS))
-            except Exception as error:  # also from a credential provider: the undos stay pending
-                if by_handler(error):
-                    raise
-
-    def _post_pending_undos(self, connection: AsyncConnection) -> None:
-        for delivery in list(self.pending_undos):
-            connection.post(delivery)
-            self.pending_undos.remove(delivery)  # last: after an interrupt it is sent twice, which does no harm
-
-    def undo(self, undo: Undo) -> None:
-        """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
-        delivery, connection = UndoDelivery(undo), undo.connection
-        if isinstance(connection, AsyncConnection) and connection.error is not None:
-            delivery.outlived_by(connection.session)
-        self.deliver(delivery)
-
-    def deliver(self, delivery: UndoDelivery) -> None:
-        """Send the undo of this delivery; where there is no connection, it is sent over the next one."""
-        if self.connection is not None and self.connection.loop is not running_loop():
-            with contextlib.suppress(RuntimeError):  # the connection's loop is closed: keep it for the next connection
-                self.connection.loop.call_soon_threadsafe(self.deliver, delivery)
-                return
-            self.defer(delivery)
-        elif self.connection is not None:
-            self.connection.post(delivery)
-        else:
-            self.defer(delivery)
-            self._reconnect()
-
     async def _wait(self, waiter: Waiter, until: float | None) -> None:
         """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
         if self.closed:
@@ -441,6 +390,10 @@ class AsyncTransport(Transport):
 
     def tell_lost(self, renewal: Renewal) -> None:
         self._renewal_timer.tell_lost(renewal)
+
+    def call_apart(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
+        if self.loop is not None:
+            self.loop.call_soon(self._renewal_timer.call, on_lost, lease)
 
     # the connection
 

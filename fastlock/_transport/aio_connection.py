@@ -43,6 +43,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.stream.on_push = transport.queues.on_push
         self.session: Any = None
         self.subscribed = False  # whether push messages come on this connection
+        self.knows_release = False  # as of a `Carrier`
         self.error: Exception | None = None
         self.in_flight: list[Any] = []  # pending replies when the connection broke
         self.failed = False  # whether these were resolved, and all else done that follows

@@ -14,12 +14,14 @@ from fastlock._errors import is_own
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
+from fastlock._protocol.commands import token_matches
 from fastlock._protocol.lease import Lease, Lost, is_inherited, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.losses import warn_of_loss
 from fastlock._protocol.renewal import Renewal, Renewals, RenewalSettings
 from fastlock._protocol.stats import Stats
-from fastlock._protocol.steps import Abandonable, ConnectionLost, ProtocolViolation
-from fastlock._protocol.undo import Undo
+from fastlock._protocol.steps import Abandonable, ConnectionLost, Operation, ProtocolViolation, Request
+from fastlock._protocol.undo import UnconfirmedRelease, Undo
 from fastlock._stream_errors import by_handler
 from fastlock._transport.parker import Parking
 from fastlock._transport.settings import Settings
@@ -42,6 +44,7 @@ class Transport:
     queued_keys: dict[bytes, Any]  # names for which callers of this client wait, or among whom a lease circulates
     stats: Stats
     pending_undos: list[UndoDelivery]
+    unconfirmed: dict[bytes, UndoDelivery]  # releases that nobody waits for, not answered yet, by key
     settings: Settings
     endpoint: str
     ever_connected: bool
@@ -69,6 +72,51 @@ class Transport:
         lease._renewal = renewal = Renewal(lease, ms, settings, self.ends_of(owner), self, now())
         self.renewals.add(renewal)
         self.wake_renewal(renewal.next_time(lease, now()))
+
+    def posted(self, op: Operation[Any]) -> bool:
+        """Whether the operation was sent, as a release for which its caller does not wait."""
+        unconfirmed = op.unwaited(now, self.release_told)
+        return unconfirmed is not None and self.post_unconfirmed(unconfirmed)
+
+    def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
+        """Send a release that nobody waits for. False: there is no connection, or the caller may not use it."""
+        raise NotImplementedError
+
+    def post_over(self, connection: Any, unconfirmed: UnconfirmedRelease) -> bool:
+        """As `post_unconfirmed`, over this connection."""
+        if self.closed or connection is None or connection.error is not None:
+            return False
+        self.unconfirmed[unconfirmed.names[0]] = delivery = UndoDelivery(unconfirmed)
+        connection.post(delivery)
+        return True
+
+    def met_own_release(self, request: Request, answer: object) -> bool:
+        """Whether an acquire was told that a lease of this client holds the name, of which the release is to be sent
+        again, as the server has forgotten its script."""
+        (key,) = keys if len(keys := request.acquires()) == 1 else (b"",)
+        delivery = self.unconfirmed.get(key)
+        holder = answer[0][0] if type(answer) is list and answer and type(answer[0]) is list else answer
+        return type(holder) is bytes and delivery is not None and token_matches(holder, delivery.undo.tokens[0])
+
+    def release_told(self, unconfirmed: UnconfirmedRelease, released: bool) -> None:
+        """Note what became of a release that nobody waited for."""
+        (key,) = unconfirmed.names
+        delivery = self.unconfirmed.get(key)
+        if delivery is not None and delivery.undo is unconfirmed:
+            self.unconfirmed.pop(key, None)
+        if released:
+            self.stats.recovered += unconfirmed.sends > 1
+            return
+        if unconfirmed.lease._batched or unconfirmed.lease._loss_reported():
+            return  # by a batch at the same time, which tells what it found; or who renewed it has told
+        self.stats.losses += 1
+        warn_of_loss(unconfirmed.lease.name, "release")
+        if unconfirmed.on_lost is not None:
+            self.call_apart(unconfirmed.on_lost, unconfirmed.lease)
+
+    def call_apart(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
+        """Call a user's function from where no connection is being read."""
+        raise NotImplementedError
 
     def ends_of(self, owner: object) -> Callable[[], bool]:
         """A function that says whether this thread or task has ended."""

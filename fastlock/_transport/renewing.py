@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlock import _native as native
 from fastlock._protocol.arguments import as_wait
-from fastlock._protocol.lease import now
+from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.losses import LOG, abbreviated
 from fastlock._protocol.renewal import Renewal
 from fastlock._stream_errors import by_handler
@@ -95,8 +95,11 @@ def call_on_lost(renewal: Renewal) -> Any:
     """Call what the lock's user wants to be called when a lease is lost. Returns what that returns, or None; an error
     is logged, as there is nobody to raise it for, also that of sys.exit(), and of a task that was cancelled."""
     lease, on_lost = renewal.lease(), renewal.settings.on_lost
-    if lease is None or on_lost is None:
-        return None
+    return None if lease is None or on_lost is None else call_safely(on_lost, lease)
+
+
+def call_safely(on_lost: Callable[[Lease], object], lease: Lease) -> Any:
+    """Call a user's function as `call_on_lost` does."""
     try:
         return on_lost(lease)
     except BaseException as error:
@@ -252,8 +255,13 @@ class RenewalTimer:
         """Tell the holder of a lease that it is lost."""
         if renewal.body is not None:
             renewal.body.cancel()
-        lease, returned, transport = renewal.lease(), call_on_lost(renewal), self._transport()
-        if lease is not None and inspect.isawaitable(returned) and transport is not None and transport.loop is not None:
+        if (lease := renewal.lease()) is not None and renewal.settings.on_lost is not None:
+            self.call(renewal.settings.on_lost, lease)
+
+    def call(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
+        """Call a user's function, and await what it returns, if that is a coroutine function's."""
+        returned, transport = call_safely(on_lost, lease), self._transport()
+        if inspect.isawaitable(returned) and transport is not None and transport.loop is not None:
             self._start(transport.loop, await_on_lost(returned, lease.name))
 
 

@@ -21,7 +21,7 @@ from fastlock import _errors as errors
 from fastlock import _native as native
 from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
-from fastlock._protocol.lease import now
+from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.local_queue import LocalQueues, Waiter
 from fastlock._protocol.renewal import Renewal, Renewals
 from fastlock._protocol.stats import Stats
@@ -33,18 +33,19 @@ from fastlock._protocol.steps import (
     GetSession,
     Operation,
     Performed,
+    RawCommands,
     Request,
     Sleep,
     Steps,
     Wait,
 )
-from fastlock._protocol.undo import Undo
+from fastlock._protocol.undo import UnconfirmedRelease, Undo
 from fastlock._stream_errors import Broken, NoReply, by_handler
 from fastlock._transport import waiting
 from fastlock._transport.base import Transport
 from fastlock._transport.owners import ThreadOwner
 from fastlock._transport.parker import Parking
-from fastlock._transport.renewing import RenewalThread, SyncLost, call_on_lost, never
+from fastlock._transport.renewing import RenewalThread, SyncLost, call_on_lost, call_safely, never
 from fastlock._transport.settings import Settings
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -74,6 +75,7 @@ class SyncTransport(Transport):
 
     def _start(self) -> None:
         self.pending_undos: list[UndoDelivery] = []
+        self.unconfirmed: dict[bytes, UndoDelivery] = {}
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
         self._opening: set[object] = set()  # one mark for each thread that opens a connection now
@@ -102,7 +104,13 @@ class SyncTransport(Transport):
         `Operation.steps`."""
         try:
             check()
-            if answer is Answer.NOT_ASKED and (answer := op.begin(self.queues, now())) is Answer.ASK_SERVER:
+            if answer is Answer.NOT_ASKED:
+                answer = op.begin(self.queues, now())
+            elif self.unconfirmed and self.met_own_release(op.request, answer):
+                answer = Answer.ASK_SERVER
+            if answer is Answer.ASK_SERVER:
+                if self.posted(op):
+                    return op.posted()
                 answer = self._execute(op.request)
                 if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
                     return outcome
@@ -224,8 +232,10 @@ class SyncTransport(Transport):
     def _execute(self, request: Request) -> Any:
         if self.closed and request.allowed_after_close:
             return self._execute_after_close(request)
-        while (answer := self._execute_once(request)) is Answer.RETRY_ELSEWHERE:
-            pass  # ends: each such connection is thrown away, and a new one has nothing unsolicited on it
+        while (answer := self._execute_once(request)) is Answer.RETRY_ELSEWHERE or (
+            self.unconfirmed and self.met_own_release(request, answer)
+        ):
+            pass  # ends: such a connection is thrown away, and a new one has nothing unsolicited on it
         return answer
 
     def _execute_once(self, request: Request) -> Any:
@@ -235,6 +245,8 @@ class SyncTransport(Transport):
             try:
                 if request.needs_push:
                     connection = self._listening(request.until)
+                elif self.unconfirmed and (connection := self._behind(request)) is not None:
+                    owner = removed(self.idle, connection)
                 else:
                     try:
                         (connection,), owner = map(POP, (self.idle,)), True  # the last used, whose memory is warm
@@ -256,6 +268,42 @@ class SyncTransport(Transport):
         finally:
             if owner and connection.error is None:
                 self.idle.append(connection)
+
+    def _behind(self, request: Request) -> Connection | None:
+        """The connection over which the release goes that the request must not overtake, as nobody has waited for
+        that; None: there is none."""
+        unconfirmed = [delivery for key in request.acquires() if (delivery := self.unconfirmed.get(key)) is not None]
+        carriers = {
+            each.carrier for each in unconfirmed if isinstance(each.carrier, Connection) and not each.carrier.error
+        }
+        if len(carriers) < 2:
+            return next(iter(carriers), None)
+        for each in carriers:  # what is asked behind them is answered behind them
+            each.execute(RawCommands([(b"PING",)]), 0.0)
+        return None
+
+    def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
+        connection: Any = None
+        owner = False
+        try:
+            try:
+                (connection,), owner = map(POP, (self.idle,)), True  # the next acquire pops it as well
+            except IndexError as none:
+                if by_handler(none):
+                    raise
+                with self._mutex:
+                    connection = self._share_connection() if self.connections else None
+            if connection is None or self._would_deadlock(connection):
+                return False
+            if self.pending_undos:
+                self._flush_undos_over(connection)
+            return self.post_over(connection, unconfirmed)
+        finally:
+            if owner and connection.error is None:
+                self.idle.append(connection)
+
+    def call_apart(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
+        native.start_new_thread(call_safely, (on_lost, lease))  # this thread reads for others
 
     def _execute_after_close(self, request: Request) -> Any:
         """Send a request of a closed client, over a connection that is opened for it alone."""

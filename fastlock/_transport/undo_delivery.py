@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from fastlock import _errors as errors
 from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.steps import backoff
-from fastlock._protocol.undo import Resend, Undo, after_error
+from fastlock._protocol.undo import Resend, UnconfirmedRelease, Undo, after_error
 
 if TYPE_CHECKING:
     from fastlock._protocol.commands import RawCommand
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Carrier(Protocol):
     """What a delivery uses of the connection that it is sent over."""
+
+    knows_release: bool  # whether the script of an unconfirmed release was loaded over it
 
     @property
     def session(self) -> Session | None: ...
@@ -56,7 +58,12 @@ class UndoDelivery:
         """What to send over this connection."""
         self.carrier = carrier
         assert carrier.session is not None, "the connection has come up"
-        return self.undo.commands(carrier.session.capabilities, self.again)
+        loads = self.again
+        if (
+            isinstance(self.undo, UnconfirmedRelease) and not carrier.knows_release
+        ):  # nobody may read that it is not known
+            loads = carrier.knows_release = True
+        return self.undo.commands(carrier.session.capabilities, loads)
 
     def outlived_by(self, session: Session | None) -> None:
         """Note a session that broke with this undo in flight: it is to be ended before the undo is sent again."""
@@ -78,8 +85,10 @@ class UndoDelivery:
         elif what is Resend.AT_ONCE:
             self.again = True
             carrier.post(self)
-        elif self.undo.matters:
-            carrier.warn_refused(self.undo.purpose, errors.from_reply(error))
+        else:
+            self.undo.given_up()
+            if self.undo.matters:
+                carrier.warn_refused(self.undo.purpose, errors.from_reply(error))
 
 
 class UndoReply:

@@ -41,6 +41,7 @@ class FakeTransport(Transport):
         self.sent: list[tuple[Any, ...]] = []
         self.slow_path: list[tuple[Any, ...]] = []
         self.pending_undos: list[Any] = []
+        self.unconfirmed: dict[bytes, Any] = {}
         self.push_connection_lent = 0
         self.parking = Parking()
         self.stats = Stats()

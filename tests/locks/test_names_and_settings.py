@@ -271,10 +271,15 @@ METHODS = {"acquire", "release", "extend", "reacquire", "locked", "owned", "leas
 @pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
 def test_a_lock_shows_what_is_for_its_user_only(module: Any) -> None:
     with_settings = module.Client().lock("a")
-    assert public(with_settings) == SETTINGS | METHODS | {"fence", "fair", "queue"}
+    assert public(with_settings) == SETTINGS | METHODS | {"fence", "fair", "queue", "confirm_release"}
     redis_client = redis.asyncio.Redis() if module is fastlock.asyncio else redis.Redis()
     theirs = {"redis", "local"}  # as redis-py's own lock has them
-    assert public(module.Lock(redis_client, "a")) == SETTINGS | METHODS | theirs | {"fence", "fair", "queue"}
+    assert public(module.Lock(redis_client, "a")) == SETTINGS | METHODS | theirs | {
+        "fence",
+        "fair",
+        "queue",
+        "confirm_release",
+    }
 
 
 def public(thing: object) -> set[str]:

@@ -252,6 +252,7 @@ class Caller:
         limit = rng.uniform(0.005, 1.5) if way == "limit" else None
         if way == "try":
             settings["blocking"] = False
+        self.choose(settings)
         lock = self.worker.client.lock(
             f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **settings
         )
@@ -271,6 +272,9 @@ class Caller:
             self.log.write(FREED, request)
             self.log.write(ENDED, request)
             raise
+
+    def choose(self, settings: dict[str, Any]) -> None:
+        """Choose more settings of a lock."""
 
     async def acquire(self, lock: Any, request: int, limit: float | None, *, cancel: bool) -> bool:
         """An acquire, which is cancelled half-way if `cancel`."""
@@ -312,7 +316,7 @@ class Caller:
             await self.write(lock.name, request, owned, granted)
             self.log.write(RELEASE, request)
             await self.release(lock)
-            self.log.write(FREED, request)
+            self.freed(request, lock, owned)
             return
         kinds, late = ("short", "long", "extend", "beyond", "never", "busy"), 40 if self.plan.plant == "stale" else 1.5
         what = rng.choices(kinds, (92, 3, 2, late, 1.5, 2 if lease < SHORTEST else 0))[0]
@@ -332,6 +336,10 @@ class Caller:
         await self.write(lock.name, request, owned, granted)
         self.log.write(RELEASE, request)
         await self.release(lock)
+        self.freed(request, lock, owned)
+
+    def freed(self, request: int, lock: Any, lease: Any) -> None:
+        """Note that a release has returned."""
         self.log.write(FREED, request)
 
     async def write(self, name: Any, request: int, owned: Any, granted: float) -> None:

@@ -40,6 +40,44 @@ class RenewedCaller(Caller):
     renewed = 1.0
 
 
+class UnconfirmedCaller(Caller):
+    """A caller of locks whose releases wait for no answer. When a name is free again it learns late, or never."""
+
+    def __init__(self, worker: Any, number: int) -> None:
+        super().__init__(worker, number)
+        self.unanswered: list[tuple[int, bytes, bytes]] = []  # requests whose release was sent: with key and token
+        self.deadlines: dict[bytes, float] = {}  # of leases that were released, by token
+
+    def choose(self, settings: dict[str, Any]) -> None:
+        settings["confirm_release"] = self.rng.random() < 0.2
+        if not settings["confirm_release"]:
+            settings["on_lost"] = self.was_lost
+
+    def was_lost(self, lease: Any) -> None:
+        self.lost(self.deadlines.get(lease._raw_token, -math.inf), "a release that nobody waited for")
+
+    async def release(self, lock: Any) -> None:
+        self.deadlines[lock.lease._raw_token] = lock.lease._deadline
+        await super().release(lock)
+
+    async def turn(self) -> None:
+        left = []
+        for request, key, token in self.unanswered:
+            delivery = self.worker.client._transport.unconfirmed.get(key)
+            if delivery is not None and delivery.undo.tokens[0] == token:
+                left.append((request, key, token))
+            else:
+                self.log.write(FREED, request)
+        self.unanswered = left
+        await super().turn()
+
+    def freed(self, request: int, lock: Any, lease: Any) -> None:
+        if lock.confirm_release:
+            super().freed(request, lock, lease)
+        else:
+            self.unanswered.append((request, lease._key, lease._raw_token))
+
+
 @dataclass
 class Turn:
     """What one turn requests, by which lock. limit: its blocking_timeout. sides: where a lease may be found. read: the

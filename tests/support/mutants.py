@@ -111,7 +111,7 @@ MISTAKES = {
         ("asyncio",),
     ),
     "a release of a task forgets who waits elsewhere": Mistake(
-        TASKS, "or lease._contended:\n", "or (lease._contended and not THIS):\n", ("asyncio",)
+        TASKS, "or lease._contended or", "or (lease._contended and not THIS) or", ("asyncio",)
     ),
     "a release of a task forgets how the queue wants it": Mistake(
         TASKS,

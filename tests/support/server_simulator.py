@@ -68,7 +68,7 @@ class ServerSimulator:
         self.flight: dict[int, list[Callable[[], Any]]] = {}  # what was sent on each session and is not read yet
         self.pending_undos: list[UndoDelivery] = []
         self.push_connection: int | None = None  # the session on which messages come
-        self.owed: dict[int, list[UndoDelivery]] = {}  # the undos in `flight` whose reply has not come
+        self.unconfirmed: dict[int, list[UndoDelivery]] = {}  # the undos in `flight` whose reply has not come
         self.live: list[int] = []
         self.released_at: float | None = None  # when a command of this client deleted one of its keys
         self.outcome_unknown = False  # whether a command with a token was sent whose reply never came
@@ -290,7 +290,7 @@ class ServerSimulator:
         if session not in self.live:  # it broke already, while it was read
             return
         self.live.remove(session)
-        for delivery in self.owed.pop(session, []):
+        for delivery in self.unconfirmed.pop(session, []):
             delivery.outlived_by(self.stale(session))
             self.pending_undos.append(delivery)
         self.pushes = [entry for entry in self.pushes if self.rng.random() < 0.3]
@@ -342,12 +342,12 @@ class ServerSimulator:
         sent = steps.RawCommands(delivery.calls(AsyncConnection(self, session)))
         sent.stale = delivery.stale
         read = self.perform(sent, session)
-        self.owed.setdefault(session, []).append(delivery)
+        self.unconfirmed.setdefault(session, []).append(delivery)
 
         def answered() -> None:
             replies = read()
             if session in self.live:
-                self.owed[session].remove(delivery)
+                self.unconfirmed[session].remove(delivery)
                 delivery.answered(replies)
 
         self.flight[session].append(answered)

@@ -1,0 +1,294 @@
+"""confirm_release=False on real servers: a release that nobody waits for is carried out all the same, before the next
+acquire of the name by the same client, and what becomes of it is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import redis
+from support.apis import Api
+from support.child_client import NAME, ROOT, SOON, until, waits
+from support.faultproxy import FaultProxy, stall, swallow
+
+import fastlock
+import fastlock.asyncio
+from fastlock.embedded import Server
+
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # where its kind makes no difference
+threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def fences_stay(no_leaks: Any) -> None:
+    no_leaks.allow("fastlock:fence:*")
+
+
+async def test_a_release_does_not_wait_for_the_server(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    lock = client.lock(NAME)
+    await api.enter(lock)
+    armed = proxy.arm(stall(), command="EVALSHA")
+    await api.leave(lock)  # else this would time out
+    assert lock.lease is None
+    await until(api, lambda: armed.fired and not probe.exists(NAME), "the release")
+    armed.resume()
+    assert await api.get(lock.acquire(blocking=False))
+    await api.get(lock.release())
+
+
+async def test_the_next_acquire_comes_behind_it(api: Api, server: Server) -> None:
+    client = api.client(server.url, confirm_release=False)
+    for number in range(100):
+        lock = client.lock(NAME, fence=number % 3 == 0, blocking=False, thread_local=False)
+        assert await api.get(lock.acquire()), "it met its own release"
+        await api.get(lock.release())
+    assert client.get_stats()["losses"] == client.get_stats()["waits"] == 0
+
+
+@threads_only
+async def test_another_thread_acquires_behind_it(api: Api, server: Server) -> None:
+    """Whichever connections the threads use, while others are busy."""
+    client, ended = api.client(server.url, confirm_release=False), threading.Event()
+
+    def busy(number: int) -> None:
+        while not ended.is_set():
+            with client.lock(f"busy:{number}"):
+                pass
+
+    others = [threading.Thread(target=busy, args=(number,)) for number in range(3)]
+    for each in others:
+        each.start()
+    baton, failures = threading.Semaphore(1), []
+
+    def take_turns() -> None:
+        for number in range(150):
+            with baton:
+                lock = client.lock(NAME, blocking=False, fence=number % 2 == 0)
+                if not lock.acquire():
+                    failures.append(number)
+                    return
+                lock.release()
+
+    turns = [threading.Thread(target=take_turns) for _ in range(3)]
+    for each in turns:
+        each.start()
+    for each in turns:
+        each.join()
+    ended.set()
+    for each in others:
+        each.join()
+    assert failures == []
+
+
+@threads_only
+async def test_many_names_are_acquired_behind_their_releases(api: Api, server: Server) -> None:
+    """Which go over several connections."""
+    client = api.client(server.url, confirm_release=False)
+    names = [f"n{number}" for number in range(8)]
+    for _ in range(10):
+        held, done = threading.Barrier(len(names)), threading.Barrier(len(names))
+
+        def hold(name: str, held: threading.Barrier = held, done: threading.Barrier = done) -> None:
+            with client.lock(name):
+                held.wait(SOON)
+            done.wait(SOON)
+
+        await api.together([lambda name=name: hold(name) for name in names])
+        leases = client.acquire_many(names)
+        assert None not in leases
+        client.release_many(leases)
+        with client.multi_lock(names, blocking=False):
+            pass
+
+
+@pytest.mark.parametrize("side", ["request", "reply"])
+async def test_it_is_sent_again_where_its_connection_breaks(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, side: str
+) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    lock = client.lock(NAME, blocking=False)
+    for _ in range(3):
+        await api.enter(lock)
+        armed = proxy.arm(swallow() if side == "reply" else stall("request"), command="EVALSHA", times=1)
+        await api.leave(lock)
+        await until(api, lambda armed=armed: armed.fired, "the release")
+        proxy.cut()
+        assert await api.get(lock.acquire()), "it met its own release"
+        await api.get(lock.release())
+    await until(api, lambda: not probe.exists(NAME), "the release")
+    assert client.get_stats()["losses"] == 0
+
+
+@one_server
+async def test_a_loss_is_told(api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Any] = []
+    client = api.client(server.url, confirm_release=False)
+    lock = client.lock(NAME, on_lost=told.append)
+    lease = await api.enter(lock)
+    probe.set(NAME, "somebody else")
+    await api.leave(lock)
+    assert not await api.get(client.lock(NAME, blocking=False).acquire())  # behind it
+    await until(api, lambda: told == [lease], "on_lost")
+    assert client.get_stats()["losses"] == 1
+    (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert record.getMessage().startswith(f"lock '{NAME}' was lost before it was released")
+    probe.delete(NAME)
+
+
+async def test_a_waiter_of_another_client_is_granted_it(api: Api, server: Server, probe: redis.Redis) -> None:
+    client, other = api.client(server.url, confirm_release=False), api.client(server.url)
+    lock = client.lock(NAME)
+    await api.enter(lock)
+    waiting = api.start(other.lock(NAME, blocking_timeout=SOON).acquire)
+    await waits(api, other, 1)
+    await api.leave(lock)
+    assert await waiting.get()
+    probe.delete(NAME)
+
+
+@one_server
+async def test_closing_delivers_it(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    lock = client.lock(NAME)
+    await api.enter(lock)
+    armed = proxy.arm(stall("request"), command="EVALSHA", times=1)
+    await api.leave(lock)
+    await until(api, lambda: armed.fired, "the release")
+    proxy.cut()
+    await api.get(client.close())
+    assert not probe.exists(NAME)
+
+
+PROGRAMS = {
+    "threads": """
+lock = fastlock.Client.from_url(os.environ["SERVER"], confirm_release=False).lock("sku")
+lock.acquire()
+lock.release()
+""",
+    "asyncio": """
+async def main():
+    lock = fastlock.asyncio.Client.from_url(os.environ["SERVER"], confirm_release=False).lock("sku")
+    await lock.acquire()
+    await lock.release()
+asyncio.run(main())
+""",
+}
+
+
+@one_server
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_process_that_ends_delivers_it(server: Server, impl: str, probe: redis.Redis, program: str) -> None:
+    code = "import asyncio, os, fastlock, fastlock.asyncio\n" + PROGRAMS[program]
+    environment = {**os.environ, "SERVER": server.url, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stderr, probe.exists(NAME)) == (0, "", 0)
+
+
+async def test_a_lease_that_has_ended_is_reported_all_the_same(api: Api, server: Server, probe: redis.Redis) -> None:
+    lock = api.client(server.url, confirm_release=False).lock(NAME, timeout=0.01)
+    await api.get(lock.acquire())
+    await until(api, lambda: not lock.lease.valid and not probe.exists(NAME), "its end")
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await api.get(lock.release())
+    with pytest.raises(fastlock.LockError):
+        await api.get(lock.release())
+
+
+@one_server
+async def test_a_reentrant_lock_is_released_so_at_last(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url)
+    lock = client.reentrant_lock(NAME, confirm_release=False)
+    async with api.within(lock), api.within(lock):
+        assert lock.lease.depth == 2
+    assert lock.lease is None and await api.get(client.lock(NAME, blocking=False).acquire())
+    probe.delete(NAME)
+
+
+@one_server
+async def test_the_lock_says_otherwise_than_its_client(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url, confirm_release=False)
+    lock = client.lock(NAME, confirm_release=True)
+    await api.get(lock.acquire())
+    probe.delete(NAME)
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await api.get(lock.release())
+    with pytest.raises(ValueError, match="on_lost is of leases that are renewed"):
+        client.lock(NAME, confirm_release=True, on_lost=print)
+
+
+async def test_a_server_that_has_forgotten_the_script(api: Api, server: Server, probe: redis.Redis) -> None:
+    """The next acquire meets its own release, which is sent again, and is asked again behind that."""
+    client = api.client(server.url, confirm_release=False)
+    lock = client.lock(NAME, blocking=False)
+    for fence in (False, True, False):
+        lock = client.lock(NAME, blocking=False, fence=fence)
+        assert await api.get(lock.acquire())
+        probe.script_flush()
+        await api.get(lock.release())
+        assert await api.get(lock.acquire())
+        await api.get(lock.release())
+    await until(api, lambda: not probe.exists(NAME), "the release")
+    assert client.get_stats()["losses"] == 0
+
+
+@one_server
+async def test_a_user_that_may_not_run_scripts(
+    api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe.acl_setuser("limited", enabled=True, nopass=True, keys="*", channels="*", commands=["+@all", "-evalsha"])
+    client = api.client(server.url, username="limited", password="any", confirm_release=False)
+    lock = client.lock(NAME)
+    await api.enter(lock)
+    await api.leave(lock)
+    while client._transport.unconfirmed:  # until its answer was read
+        assert not await api.get(client.lock(NAME, blocking=False).acquire())
+    assert client.get_stats()["losses"] == 0 and "evalsha" in caplog.text
+    probe.acl_deluser("limited")
+    probe.delete(NAME)
+
+
+@one_server
+async def test_who_releases_it_by_release_many_at_the_same_time_loses_nothing(api: Api, proxy: FaultProxy) -> None:
+    client, told = api.client(proxy.url, confirm_release=False), []
+    lock = client.lock(NAME, thread_local=False, on_lost=told.append)
+    lease = await api.enter(lock)
+    armed = proxy.arm(stall(), command="DELIFEQ")
+    releasing = api.start(lambda: client.release_many([lease]))
+    await until(api, lambda: armed.fired, "the release")
+    await api.leave(lock)
+    armed.resume()
+    assert await releasing.get() == [True]
+    assert not await api.get(client.lock(NAME).locked())  # in threads it reads what was answered
+    await api.get(client.close())
+    assert told == [] and client.get_stats()["losses"] == 0 and not client._transport.unconfirmed
+
+
+@threads_only
+@one_server
+async def test_of_two_threads_that_release_it_one_waits(api: Api, proxy: FaultProxy) -> None:
+    client, told = api.client(proxy.url, confirm_release=False), []
+    for _ in range(30):
+        lock = client.lock(NAME, thread_local=False, on_lost=told.append)
+        await api.enter(lock)
+        both = threading.Barrier(2)
+
+        def release(lock: Any = lock, both: threading.Barrier = both) -> bool:
+            both.wait(SOON)
+            try:
+                lock.release()
+            except fastlock.LockError:
+                return False
+            return True
+
+        assert any(await api.together([release, release]))
+    client.close()
+    assert told == [] and client.get_stats()["losses"] == 0

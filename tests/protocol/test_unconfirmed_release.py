@@ -1,0 +1,60 @@
+"""A release that nobody waits for: what is sent, and what each reply means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.run_steps import MINE, Clock, error
+
+from fastlock._protocol import commands
+from fastlock._protocol.lease import Lease
+from fastlock._protocol.undo import UnconfirmedRelease
+
+CALL = commands.hand_over(b"a", MINE)
+LOAD = commands.HAND_OVER_LUA.load
+
+
+def unconfirmed(clock: Clock) -> tuple[UnconfirmedRelease, list[bool]]:
+    told: list[bool] = []
+    return UnconfirmedRelease(
+        Lease("a", b"a", MINE, clock() + 10), None, clock, lambda _, released: told.append(released)
+    ), told
+
+
+def sent(release: UnconfirmedRelease, again: bool = False) -> list[Any]:
+    return release.commands(frozenset((commands.DELIFEQ,)), again)
+
+
+def test_it_is_one_script_whatever_the_server_has(clock: Clock) -> None:
+    release, told = unconfirmed(clock)
+    assert sent(release) == [CALL] and release.unfinished([1], False) is None and told == [True]
+
+
+def test_a_name_that_was_lost(clock: Clock) -> None:
+    release, told = unconfirmed(clock)
+    sent(release)
+    assert release.unfinished([0], False) is None and told == [False]
+
+
+def test_one_that_is_sent_again_may_find_its_own_work(clock: Clock) -> None:
+    release, told = unconfirmed(clock)
+    sent(release)
+    assert sent(release, again=True) == [LOAD, CALL]
+    assert release.unfinished([b"sha", 0], True) is None and told == [True]
+
+
+def test_an_error_leaves_it_to_be_done(clock: Clock) -> None:
+    release, told = unconfirmed(clock)
+    sent(release)
+    noscript = error("NOSCRIPT No matching script")
+    assert release.unfinished([noscript], False) == (release, noscript) and told == []
+    release.given_up()
+    assert told == [True]
+
+
+def test_it_is_not_sent_again_after_the_lease(clock: Clock) -> None:
+    release, told = unconfirmed(clock)
+    clock.go(11)
+    assert sent(release) == [CALL], "the first time it is, as its holder was in time"
+    assert sent(release) == [(b"PING",)]
+    assert release.unfinished([b"PONG"], False) is None and told == [True]
