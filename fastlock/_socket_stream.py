@@ -296,7 +296,7 @@ class SocketStream(Stream):
         try:
             with self._mutex:
                 # Nobody waits for the replies to undos and unconfirmed releases
-                awaited = any(type(each) is PendingReply for each in self._pending_replies)
+                awaited = any(type(each) is PendingReply for each in self._pending_replies.copy())
                 if self._leader is not None or awaited or self._sending:
                     return BUSY
                 if not self._usable():

@@ -131,10 +131,13 @@ COMPILED = {"FASTLOCK_IMPL": "cython"}
 MOST_POLLING = 1000
 """Clients at most of rivals that poll the server: ten times as many take longer to poll once than a run lasts."""
 
+UNCONFIRMED = "unconfirmed"
+"""fastlock with releases that wait for no answer."""
+
 RIVALS = {
     "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, apis=(*APIS, "batch"), passes_on=True),
     "fair": Entry(f"{__package__}.fastlock_fair", COMPILED, scenarios=("hot", "handover", "storm", "waiters")),
-    "unconfirmed": Entry(
+    UNCONFIRMED: Entry(
         f"{__package__}.fastlock_unconfirmed",
         COMPILED,
         scenarios=("pair", "threads", "tasks", "hot", "handover", "flash-sale"),
@@ -162,7 +165,7 @@ ALONE = "alone"
 
 ALONE_ENTRY = Entry(f"{__package__}.fastlock_", COMPILED, passes_on=True, alone=True)
 
-OURS = ("fastlock", "fair", "unconfirmed", "fallback", "dropin", ALONE)
+OURS = ("fastlock", "fair", UNCONFIRMED, "fallback", "dropin", ALONE)
 """Rivals that are fastlock: an error of theirs fails the run."""
 
 

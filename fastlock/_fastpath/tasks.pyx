@@ -10,10 +10,11 @@ from collections import OrderedDict
 from fastlock._errors import is_own
 from fastlock._protocol.acquire import LAST_TRY_SECONDS as _LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import LockRelease
-from fastlock._protocol.commands import Opcode
+from fastlock._protocol.commands import Opcode, hand_over_template
 from fastlock._protocol.local_queue import ReleaseRoute
 from fastlock._protocol.steps import Answer
 from fastlock._transport.internals import running_task as _running_task
+from fastlock._transport.posted import PostedRelease
 
 cimport cython
 from cpython.pythread cimport PyThread_get_thread_ident
@@ -402,6 +403,23 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
     return new_release(lock, lease, route == SCRIPT)
 
 
+cdef bint post_release(BaseLock lock, TaskStream stream, Lease lease) except -1:
+    """Send a release that nobody waits for. False: that takes the slow path."""
+    cdef Transport transport = lock._transport
+    connection = stream.connection
+    # Without the script the server refuses it
+    if transport.pending_undos or connection.error is not None or not connection.knows_release:
+        return False
+    if lease._posted or lease._release_unknown or clock() >= lease._deadline:
+        return False
+    lease._posted = True
+    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._deadline)
+    template = hand_over_template(connection.transport.impl.Template, lease._key)
+    transport.unconfirmed[lease._key] = posted
+    stream.request(template, posted, b"", lease._raw_token, 0)
+    return True
+
+
 @cython.final
 cdef class _Release(_Awaitable):
     """Release the lease of an owner (None: of the task that awaits this), if that is the `noted` one or none was noted.
@@ -456,6 +474,10 @@ cdef class _Release(_Awaitable):
             if op is not None:
                 self._hand_on(op, ASK_SERVER)
             return
+        if lease is not None and not lock.confirm_release and not not_releasable(lease):
+            if post_release(lock, stream, lease):
+                lock._released(self.owner, lease)
+                return
         if lease is None or not_releasable(lease) or lease._contended or not lock.confirm_release:
             self._hand_on(None, None)
             return

@@ -11,7 +11,7 @@ from fastlock._transport.owners cimport thread_owner
 from fastlock._transport.parker cimport Parker, check_signals, clock, enqueue, popped
 from fastlock._transport.parker cimport release as release_locally
 from fastlock._transport.waiting cimport (
-    park, push_connection_of, send_command, send_enter, send_hand_over, spin_seconds, wait,
+    park, post_release, push_connection_of, send_command, send_enter, send_hand_over, spin_seconds, wait,
 )
 
 cdef double _INFINITE, _ENDED, _LAST_TRY_SECONDS
@@ -46,6 +46,9 @@ cdef _sent_enter(op, Waiter waiter, connection, double sent)
 
 @cython.locals(transport=Transport, lease=Lease, contended=bint, route=int, sent=double)
 cpdef release(BaseLock lock)
+
+@cython.locals(transport=Transport)
+cdef bint _posted(BaseLock lock, owner, Lease lease, double time) except -1
 
 cpdef bint not_releasable(Lease lease) except -1
 cpdef new_release(BaseLock lock, Lease lease, bint contended)

@@ -28,6 +28,7 @@ from fastlock._transport.parker import release as release_locally
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.waiting import (
     park,
+    post_release,
     push_connection_of,
     send_command,
     send_enter,
@@ -270,6 +271,8 @@ def release(lock: BaseLock) -> None:
                 return
             contended = contended or route == _SCRIPT
         sent = clock()
+        if not lock.confirm_release and _posted(lock, owner, lease, sent):
+            return
         try:
             (connection,) = popped([] if transport.pending_undos or not lock.confirm_release else transport.idle)
         except (IndexError, ValueError) as none:
@@ -309,6 +312,37 @@ def release(lock: BaseLock) -> None:
             transport.finish_release(lock, lock._owner(), lease, op, again)
             raise
         raise
+
+
+def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
+    """Whether the lease was released by a script that nobody waits for. False: that takes the slow path."""
+    transport = lock._transport
+    if (
+        transport.pending_undos
+        or transport.closed
+        or lease._posted
+        or lease._release_unknown
+        or time >= lease._deadline
+    ):
+        return False
+    try:
+        (connection,) = popped(transport.idle)
+    except (IndexError, ValueError) as none:
+        if by_handler(none):
+            raise
+        return False
+    try:
+        # Without the script the server refuses it, and nobody may read that; others may listen on the push connection
+        if not connection.knows_release or connection is transport.push_connection or lease._posted:
+            return False
+        lease._posted = True  # no call since the check: of two threads that release it one waits
+        if not post_release(transport, connection, lease, lock._on_lost):
+            return False
+    finally:
+        if connection.error is None:
+            transport.idle.append(connection)
+    lock._released(owner, lease)
+    return True
 
 
 def not_releasable(lease: Lease) -> bool:

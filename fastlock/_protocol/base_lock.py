@@ -457,7 +457,7 @@ class LockRelease(Release):
         if lock.confirm_release or lease._release_unknown or clock() >= lease._deadline or lease._posted:
             return None
         lease._posted = True  # no call since the check: of two threads that release it one waits
-        return UnconfirmedRelease(lease, lock._on_lost, clock, told)
+        return UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._deadline)
 
     def posted(self) -> Literal[True]:
         self.lock._drop_lease(self.lease)

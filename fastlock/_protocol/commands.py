@@ -221,6 +221,12 @@ def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
     return (b"EVALSHA", HAND_OVER_LUA.sha, b"2", name, queue_key(name), token)
 
 
+@lru_cache(1024)
+def hand_over_template(make: Callable[..., T], name: bytes) -> T:
+    """The template of the call that releases a contended lock."""
+    return make(*hand_over(name))
+
+
 def join(
     name: bytes, token: bytes, channel: bytes, ms: int, fenced: bool = False, first: bool = False
 ) -> tuple[bytes, ...]:

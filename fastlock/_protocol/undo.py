@@ -104,13 +104,14 @@ class UnconfirmedRelease(Undo):
         on_lost: Callable[[Lease], object] | None,
         clock: Clock,
         told: Callable[[UnconfirmedRelease, bool], object],
+        end: float,
     ) -> None:
         super().__init__([lease._key], [lease._raw_token])
         self.lease = lease
         self.on_lost = on_lost  # called with the lease, if it was lost
         self.sends = 0
         self._call = commands.hand_over(lease._key, lease._raw_token)
-        self._end = lease._deadline
+        self._end = end
         self._clock = clock
         self._told = told
 

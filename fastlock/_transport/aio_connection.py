@@ -21,6 +21,7 @@ from fastlock._protocol.lease import now
 from fastlock._protocol.steps import ConnectionLost, RawCommands, Request
 from fastlock._stream_errors import Broken, NoReply
 from fastlock._transport.internals import Wakeup, abort, reads_at_once
+from fastlock._transport.posted import PostedRelease
 from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 from fastlock._transport.writing import CLOSE_SECONDS, compile_templates, write_request, write_undo
@@ -254,7 +255,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         )
         loop_closed = self.loop.is_closed()  # no task waits here any more; undos are still pending
         for pending_reply in pending_replies:
-            if type(pending_reply) is UndoReply:
+            if isinstance(pending_reply, UndoReply | PostedRelease):
                 pending_reply.connection_broke(self.transport, self.session)
             elif isinstance(pending_reply, Wakeup) and not loop_closed:
                 pending_reply.set_result_once(lost)

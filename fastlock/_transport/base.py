@@ -24,6 +24,7 @@ from fastlock._protocol.steps import Abandonable, ConnectionLost, Operation, Pro
 from fastlock._protocol.undo import UnconfirmedRelease, Undo
 from fastlock._stream_errors import by_handler
 from fastlock._transport.parker import Parking
+from fastlock._transport.posted import PostedRelease
 from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery
 
@@ -44,7 +45,7 @@ class Transport:
     queued_keys: dict[bytes, Any]  # names for which callers of this client wait, or among whom a lease circulates
     stats: Stats
     pending_undos: list[UndoDelivery]
-    unconfirmed: dict[bytes, UndoDelivery]  # releases that nobody waits for, not answered yet, by key
+    unconfirmed: dict[bytes, UndoDelivery | PostedRelease]  # releases that nobody waits for, not answered yet, by key
     settings: Settings
     endpoint: str
     ever_connected: bool

@@ -45,6 +45,7 @@ from fastlock._transport import waiting
 from fastlock._transport.base import Transport
 from fastlock._transport.owners import ThreadOwner
 from fastlock._transport.parker import Parking
+from fastlock._transport.posted import PostedRelease
 from fastlock._transport.renewing import RenewalThread, SyncLost, call_on_lost, call_safely, never
 from fastlock._transport.settings import Settings
 from fastlock._transport.sync_connection import Connection
@@ -75,7 +76,7 @@ class SyncTransport(Transport):
 
     def _start(self) -> None:
         self.pending_undos: list[UndoDelivery] = []
-        self.unconfirmed: dict[bytes, UndoDelivery] = {}
+        self.unconfirmed: dict[bytes, UndoDelivery | PostedRelease] = {}
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
         self._opening: set[object] = set()  # one mark for each thread that opens a connection now

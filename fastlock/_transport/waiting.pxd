@@ -3,9 +3,11 @@
 import cython
 
 from fastlock._core cimport SocketStream
+from fastlock._protocol.lease cimport Lease
 from fastlock._protocol.local_queue cimport LocalQueue, Waiter
 from fastlock._transport.base cimport Transport
 from fastlock._transport.parker cimport Parker, check_signals, clock
+from fastlock._transport.posted cimport PostedRelease
 
 cdef double _SPIN_SECONDS
 
@@ -24,6 +26,10 @@ cpdef send_enter(Transport transport, connection, LocalQueue queue, Waiter waite
 
 @cython.locals(queue=LocalQueue)
 cpdef send_hand_over(Transport transport, connection, bytes key, bytes token)
+
+
+@cython.locals(posted=PostedRelease)
+cpdef bint post_release(Transport transport, connection, Lease lease, on_lost) except -1
 
 
 @cython.locals(compiled=SocketStream)

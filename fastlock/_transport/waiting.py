@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from fastlock._errors import ClientClosedError
 from fastlock._implementation import default
 from fastlock._native import allocate_lock
-from fastlock._protocol.commands import enter, hand_over
+from fastlock._protocol.commands import enter, hand_over, hand_over_template
+from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, Waiter
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parker, check_signals, clock
+from fastlock._transport.posted import PostedRelease
 from fastlock._transport.sync_connection import SPIN_SECONDS, Connection
 from fastlock._transport.writing import STREAM_ERRORS
 
@@ -129,6 +131,22 @@ def send_hand_over(transport: Transport, connection: Connection, key: bytes, tok
     made = connection.impl.Template
     template = made(*hand_over(key)) if queue is None else _cached(queue, made, hand_over, ())
     return round_trip(connection.stream, template, b"", token, 0, connection.reply_timeout, 0.0)
+
+
+def post_release(transport: Transport, connection: Connection, lease: Lease, on_lost: Any) -> bool:
+    """Send a release that nobody waits for. False: it was not sent, as the connection is broken."""
+    posted = PostedRelease(transport, connection, lease, on_lost, lease._deadline)
+    template = hand_over_template(connection.impl.Template, lease._key)
+    with connection.mutex:  # or who fails the connection would not find it
+        if connection.error is not None:
+            return False
+        transport.unconfirmed[lease._key] = posted
+        connection.stream.put(template, posted, b"", lease._raw_token, 0)
+    try:
+        connection.stream.flush(0.0)
+    except STREAM_ERRORS as error:
+        connection.fail(error)
+    return True
 
 
 def send_command(

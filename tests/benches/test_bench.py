@@ -363,6 +363,11 @@ def test_inconsistencies(
 ) -> None:
     counted = None if changes is None else Meter(0.0, 99, changes)
     assert session.inconsistencies(Sample(claimed, 1.0, acquired, released), counted) == complaints
+    if counted is not None:  # three releases may be on their way
+        fewer = Meter(0.0, 99, counted.changes - 3)
+        assert session.inconsistencies(Sample(claimed, 1.0, acquired, released), fewer, 3) == [
+            each.replace("19", "16") for each in complaints
+        ]
 
 
 @pytest.mark.parametrize(

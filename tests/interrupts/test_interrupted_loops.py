@@ -37,7 +37,7 @@ NAME, QUEUE = "sku", "fastlock:queue:{sku}"
 HITS = 100
 
 
-@pytest.mark.parametrize("mode", ["with", "limited", "fence", "fair", "cohort", "many"])
+@pytest.mark.parametrize("mode", ["with", "limited", "fence", "fair", "unconfirmed", "cohort", "many"])
 def test_tasks_of_an_interrupted_loop_leave_no_key(server: Server, probe: redis.Redis, impl: str, mode: str) -> None:
     """limited: with a blocking_timeout; cohort: six tasks want the same name."""
     program = [sys.executable, str(ROOT / "tests/support/interrupted_loop.py"), server.unix_url, mode, "7", str(HITS)]

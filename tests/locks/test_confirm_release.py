@@ -19,6 +19,9 @@ from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 import fastlock.asyncio
+from fastlock._protocol import commands
+from fastlock._transport.aio_connection import AsyncConnection
+from fastlock._transport.sync_connection import Connection
 from fastlock.embedded import Server
 
 one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # where its kind makes no difference
@@ -28,6 +31,22 @@ threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 @pytest.fixture(autouse=True)
 def fences_stay(no_leaks: Any) -> None:
     no_leaks.allow("fastlock:fence:*")
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["first", "later"])
+def known(request: pytest.FixtureRequest, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the script was sent before over each connection: from then on the fast path sends releases."""
+    if not request.param:
+        return
+    probe.script_load(commands.HAND_OVER_LUA.text)
+    for kind in (Connection, AsyncConnection):
+        made = kind.__init__
+
+        def make(self: Any, *args: Any, made: Any = made, **more: Any) -> None:
+            made(self, *args, **more)
+            self.knows_release = True
+
+        monkeypatch.setattr(kind, "__init__", make)
 
 
 async def test_a_release_does_not_wait_for_the_server(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:

@@ -16,9 +16,8 @@ LOAD = commands.HAND_OVER_LUA.load
 
 def unconfirmed(clock: Clock) -> tuple[UnconfirmedRelease, list[bool]]:
     told: list[bool] = []
-    return UnconfirmedRelease(
-        Lease("a", b"a", MINE, clock() + 10), None, clock, lambda _, released: told.append(released)
-    ), told
+    lease = Lease("a", b"a", MINE, clock() + 10)
+    return UnconfirmedRelease(lease, None, clock, lambda _, released: told.append(released), lease._deadline), told
 
 
 def sent(release: UnconfirmedRelease, again: bool = False) -> list[Any]:

@@ -169,6 +169,7 @@ MODES = {
     "connect": Mode(pair),  # a new client each time
     "fair": Mode(within, held=0.5, fair=True),
     "fence": Mode(within, held=0.5, fence=True),
+    "unconfirmed": Mode(within, held=0.3, confirm_release=False),
     "reentrant": Mode(nested, held=0.5),
     "renewed": Mode(within, held=0.5, auto_renew=True),
     "limited": Mode(within, held=0.5, blocking_timeout=LEASE),

@@ -130,6 +130,7 @@ MODES: dict[str, Callable[[Any, str], Awaitable[None]]] = {
     "limited": lambda client, name: use(client, name, blocking_timeout=LEASE),
     "fence": lambda client, name: use(client, name, fence=True),
     "fair": lambda client, name: use(client, name, fair=True),
+    "unconfirmed": lambda client, name: use(client, name, confirm_release=False),
     "cohort": cohort,
     "many": many,
 }
