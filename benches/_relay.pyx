@@ -38,6 +38,8 @@ cdef extern from "<sys/socket.h>" nogil:
     cdef enum:
         MSG_DONTWAIT
         MSG_NOSIGNAL
+        SHUT_WR
+    int shutdown(int fd, int how)
     ssize_t recv(int fd, void *data, size_t size, int flags)
     ssize_t send(int fd, const void *data, size_t size, int flags)
 
@@ -60,6 +62,7 @@ cdef struct Socket:
     int other
     uint32_t use
     bint open  # whether it is one end of a connection
+    bint ended  # whether what it sends has ended, and its other end was told so
 
 
 cdef double now() noexcept nogil:
@@ -118,6 +121,7 @@ cdef class Wires:
             self.sockets[<int> fd].other = peer
             self.sockets[<int> fd].use += 1
             self.sockets[<int> fd].open = True
+            self.sockets[<int> fd].ended = False
 
     def serve(self):
         """Forward until something else that is watched can be read; returns its file descriptor."""
@@ -186,9 +190,13 @@ cdef class Wires:
             chunk = self.first
             self.first = chunk.next
             if self.sockets[chunk.target].open and self.sockets[chunk.target].use == chunk.use:
-                if chunk.size == 0 or not self._send(chunk):
-                    self._end(self.sockets[chunk.target].other)
-                    self._end(chunk.target)
+                if chunk.size == 0 and self.sockets[chunk.target].ended:  # the other direction has ended before
+                    self._end_both(chunk.target)
+                elif chunk.size == 0:
+                    self.sockets[self.sockets[chunk.target].other].ended = True
+                    shutdown(chunk.target, SHUT_WR)
+                elif not self._send(chunk):
+                    self._end_both(chunk.target)
             free(chunk)
 
     cdef bint _send(self, Chunk *chunk) noexcept nogil:
@@ -201,9 +209,11 @@ cdef class Wires:
                 return False
         return True
 
-    cdef void _end(self, int fd) noexcept nogil:
-        self.sockets[fd].open = False
+    cdef void _end_both(self, int fd) noexcept nogil:
+        cdef int other = self.sockets[fd].other
+        self.sockets[fd].open = self.sockets[other].open = False
         close(fd)
+        close(other)
 
     cdef void _arm(self) noexcept nogil:
         """Have the timer end when something is due."""

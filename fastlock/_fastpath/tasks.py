@@ -15,7 +15,7 @@ from fastlock._fastpath.threads import new_release, not_releasable
 from fastlock._fork import check
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import BaseLock, LockRelease
-from fastlock._protocol.commands import Opcode, hand_over_template
+from fastlock._protocol.commands import Opcode, hand_over_template, made_here
 from fastlock._protocol.lease import Lease, new_token, now
 from fastlock._protocol.local_queue import ReleaseRoute, Waiter
 from fastlock._protocol.steps import Answer, Connection, Operation
@@ -127,13 +127,15 @@ async def _aio_wait(
         raise
 
 
-def post_release(lock: BaseLock, stream: TaskStream, lease: Lease) -> bool:
+def _post_release(lock: BaseLock, stream: TaskStream, lease: Lease) -> bool:
     """Send a release that nobody waits for. False: that takes the slow path."""
     transport, connection = lock._transport, stream.connection
     # Without the script the server refuses it
     if transport.pending_undos or connection.error is not None or not connection.knows_release:
         return False
     if not_releasable(lease) or lease._posted or lease._release_unknown or now() >= lease._deadline:
+        return False
+    if not made_here(lease._raw_token):
         return False
     lease._posted = True
     posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._deadline)
@@ -188,7 +190,7 @@ async def aio_release(
             if (op := _release_to_next(lock, owner, lease)) is not None:
                 await transport.release(lock, owner, op, Answer.ASK_SERVER, leaving, error)
             return
-        if lease is not None and not lock.confirm_release and post_release(lock, stream, lease):
+        if lease is not None and not lock.confirm_release and _post_release(lock, stream, lease):
             lock._released(owner, lease)
             return
         if lease is None or not_releasable(lease) or lease._contended or not lock.confirm_release:

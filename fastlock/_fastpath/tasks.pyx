@@ -10,7 +10,7 @@ from collections import OrderedDict
 from fastlock._errors import is_own
 from fastlock._protocol.acquire import LAST_TRY_SECONDS as _LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import LockRelease
-from fastlock._protocol.commands import Opcode, hand_over_template
+from fastlock._protocol.commands import Opcode, hand_over_template, made_here
 from fastlock._protocol.local_queue import ReleaseRoute
 from fastlock._protocol.steps import Answer
 from fastlock._transport.internals import running_task as _running_task
@@ -403,14 +403,14 @@ cdef _release_to_next(BaseLock lock, owner, Lease lease):
     return new_release(lock, lease, route == SCRIPT)
 
 
-cdef bint post_release(BaseLock lock, TaskStream stream, Lease lease) except -1:
+cdef bint _post_release(BaseLock lock, TaskStream stream, Lease lease) except -1:
     """Send a release that nobody waits for. False: that takes the slow path."""
     cdef Transport transport = lock._transport
     connection = stream.connection
     # Without the script the server refuses it
     if transport.pending_undos or connection.error is not None or not connection.knows_release:
         return False
-    if lease._posted or lease._release_unknown or clock() >= lease._deadline:
+    if lease._posted or lease._release_unknown or clock() >= lease._deadline or not made_here(lease._raw_token):
         return False
     lease._posted = True
     posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._deadline)
@@ -475,7 +475,7 @@ cdef class _Release(_Awaitable):
                 self._hand_on(op, ASK_SERVER)
             return
         if lease is not None and not lock.confirm_release and not not_releasable(lease):
-            if post_release(lock, stream, lease):
+            if _post_release(lock, stream, lease):
                 lock._released(self.owner, lease)
                 return
         if lease is None or not_releasable(lease) or lease._contended or not lock.confirm_release:

@@ -16,12 +16,12 @@ from fastlock._fork import check
 from fastlock._native import EVENTLET, GEVENT, refuse_greenlet
 from fastlock._protocol.acquire import LAST_TRY_SECONDS, is_enter_reply
 from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
-from fastlock._protocol.commands import Opcode
+from fastlock._protocol.commands import Opcode, made_here
 from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token
 from fastlock._protocol.local_queue import ReleaseRoute, Waiter
 from fastlock._protocol.steps import Answer, Enter, Operation, RawCommands
 from fastlock._stream_errors import by_handler
-from fastlock._transport.base import Transport
+from fastlock._transport.base import MOST_UNREAD, Transport
 from fastlock._transport.owners import thread_owner
 from fastlock._transport.parker import Parker, check_signals, clock, enqueue, popped
 from fastlock._transport.parker import release as release_locally
@@ -213,7 +213,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
     transport = lock._transport
     queue: Any = waiter.queue
     while (connection := push_connection_of(transport)) is not None:
-        if queue.stale or queue.error is not None or waiter.lease is not None:
+        if queue.stale or queue.error is not None or waiter.lease is not None or waiter.key in transport.unconfirmed:
             break
         sent = clock()
         if sent >= until or queue.must_verify(waiter, sent):
@@ -271,8 +271,6 @@ def release(lock: BaseLock) -> None:
                 return
             contended = contended or route == _SCRIPT
         sent = clock()
-        if not lock.confirm_release and _posted(lock, owner, lease, sent):
-            return
         try:
             (connection,) = popped([] if transport.pending_undos or not lock.confirm_release else transport.idle)
         except (IndexError, ValueError) as none:
@@ -280,8 +278,8 @@ def release(lock: BaseLock) -> None:
                 raise
             connection = None
         if connection is None:  # not in the handler: what is raised has no such context
-            op = new_release(lock, lease, contended)
-            transport.run(op, told)
+            if lock.confirm_release or not _posted(lock, owner, lease, sent):
+                transport.run(new_release(lock, lease, contended), told)
             return
         try:
             if contended:
@@ -317,13 +315,7 @@ def release(lock: BaseLock) -> None:
 def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
     """Whether the lease was released by a script that nobody waits for. False: that takes the slow path."""
     transport = lock._transport
-    if (
-        transport.pending_undos
-        or transport.closed
-        or lease._posted
-        or lease._release_unknown
-        or time >= lease._deadline
-    ):
+    if transport.pending_undos or transport.closed or lease._release_unknown or time >= lease._deadline:
         return False
     try:
         (connection,) = popped(transport.idle)
@@ -333,10 +325,13 @@ def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
         return False
     try:
         # Without the script the server refuses it, and nobody may read that; others may listen on the push connection
-        if not connection.knows_release or connection is transport.push_connection or lease._posted:
+        if not connection.knows_release or connection is transport.push_connection or not made_here(lease._raw_token):
+            return False
+        if connection.stream.pending >= MOST_UNREAD or lease._posted:
             return False
         lease._posted = True  # no call since the check: of two threads that release it one waits
         if not post_release(transport, connection, lease, lock._on_lost):
+            lease._posted = False
             return False
     finally:
         if connection.error is None:

@@ -23,6 +23,7 @@ from fastlock._errors import (
 from fastlock._protocol import arguments, describe, extension
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
+from fastlock._protocol.commands import made_here
 from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute, Waiter
 from fastlock._protocol.losses import LOG, abbreviated, warn_of_loss
@@ -451,10 +452,21 @@ class LockRelease(Release):
             return Answer.UNDECIDED
         return self.posted()
 
-    def unwaited(self, clock: Clock, told: Callable[[UnconfirmedRelease, bool], object]) -> UnconfirmedRelease | None:
+    def unwaited(
+        self, clock: Clock, told: Callable[[UnconfirmedRelease, bool | None], object]
+    ) -> UnconfirmedRelease | None:
         lock, lease = self.lock, self.lease
-        # Of a lease that has ended, or whose release has failed before, the caller is told what became of it
-        if lock.confirm_release or lease._release_unknown or clock() >= lease._deadline or lease._posted:
+        # Of a lease that has ended, or whose release has failed before, the caller is told what became of it. A token
+        # that was given may be another holder's by the time at which a release is sent again
+        if (
+            lock.confirm_release
+            or lease._release_unknown
+            or clock() >= lease._deadline
+            or not made_here(lease._raw_token)
+        ):
+            return None
+        if lease._posted:  # by another thread, at the same time
+            lease._beside = True
             return None
         lease._posted = True  # no call since the check: of two threads that release it one waits
         return UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._deadline)
@@ -468,7 +480,7 @@ class LockRelease(Release):
         was_mine = yield from super().continue_from(answer, clock)
         lock = self.lock
         # Released by somebody else meanwhile, or reported as lost before
-        known = self.lease._deadline == ENDED or self.lease._loss_reported()
+        known = self.lease._deadline == ENDED or self.lease._posted or self.lease._loss_reported()
         if not (was_mine or known):
             self.lease._found_lost()
         lock._drop_lease(self.lease)

@@ -99,6 +99,8 @@ def unreported(leases: list[Any], released: list[bool]) -> None:
     """Note which leases a release_many has released that fails now, for a later one to report."""
     for i, lease in enumerate(leases):
         lease._unreported = released[i]
+        if not released[i]:  # it is as if this had not begun
+            lease._beside = False
 
 
 def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
@@ -106,7 +108,7 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     keys: list[bytes] = []
     tokens: list[bytes] = []
     for lease in leases:
-        lease._releasing = lease._batched = True
+        lease._releasing = lease._beside = True
         keys.append(lease._key)
         tokens.append(lease._raw_token)
     return keys, tokens

@@ -36,6 +36,8 @@ RELEASE_CHUNK = 100  # names released by one script: the server does nothing els
 class PlainAcquires(CommandBatch):
     """Request: acquire each of several names, if nobody holds it."""
 
+    settles = True
+
     def acquires(self) -> Sequence[bytes]:
         return self.names
 

@@ -61,6 +61,11 @@ QUEUE_KEPT_MS = 10_000  # the server keeps a queue so long after its last use: i
 FENCE_KEPT_MS = 3_600_000
 
 
+def made_here(token: bytes) -> bool:
+    """Whether a token was made here, and not given by a caller."""
+    return len(token) == TOKEN_SIZE and token.startswith(PLAIN_PREFIX)
+
+
 SCRIPTS: list[Script] = []
 
 

@@ -12,7 +12,7 @@ cdef class Lease:
     cdef public bytes _key, _raw_token
     cdef public double _deadline, _since
     cdef public flag _contended, _token_read, _expiry_unknown, _releasing, _release_unknown, _unreported
-    cdef public flag _batched, _posted
+    cdef public flag _beside, _posted
     cdef public short _extensions
     cdef public int _extensions_begun, _depth, _reads
     cdef public object _renewal

@@ -48,7 +48,7 @@ class Lease:
     __slots__ = (
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
         *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
-        *("_depth", "_reads", "_since", "_batched", "_posted"),
+        *("_depth", "_reads", "_since", "_beside", "_posted"),
         *("_generation", "_renewal", "__weakref__"),
     )
 
@@ -64,7 +64,7 @@ class Lease:
         self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
         self._extensions_begun = 0  # extensions so far
         self._releasing = False  # whether a release of it was begun
-        self._batched = False  # whether a `release_many` of it was begun
+        self._beside = False  # whether another release of it was begun, beside one that nobody waits for
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
@@ -173,7 +173,7 @@ class Lease:
         self._release_unknown, self._expiry_unknown, self._stale_sessions, ownerless, booted, end = state[6:]
         self._generation = -1 if ownerless else generation()
         self._token_read, self._unreported, self._releasing = True, False, False
-        self._batched = self._posted = False
+        self._beside = self._posted = False
         self._extensions, self._extensions_begun, self._renewal = 0, 0, None
         self._depth, self._reads, self._since = 1, 0, 0.0
         if math.isfinite(self._deadline):

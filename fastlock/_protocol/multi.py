@@ -243,6 +243,8 @@ class TryAll(RawCommands):
         else:
             super().__init__([commands.acquire_all(keys, tokens, ms, partly)])
 
+    settles = True
+
     def acquires(self) -> Sequence[bytes]:
         return self.whole.keys
 

@@ -167,6 +167,7 @@ def undo_of(lease: Lease, sent: float, stale: tuple[Session, ...]) -> Undo:
     """What carries out the release of a lease, which was sent then (0: was not sent), for a caller that is gone."""
     if lease._deadline == ENDED:  # another holds the name now, by the same token
         return Undo([], [], stale)
+    lease._beside = True
     lease._note_unknown_release(sent)  # a repeated release may find the key deleted by this undo
     return Undo([lease._key], [lease._raw_token], stale)
 

@@ -74,6 +74,8 @@ class Request:
         """The keys that it acquires: it must not overtake a release of one that nobody waits for."""
         return ()
 
+    settles = False  # whether such a release has to be answered before this is sent, not only sent before
+
     def undo(self) -> Undo | None:
         """What undoes this request for a caller that is gone, whether or not the server executed it; None: there is
         nothing to undo."""
@@ -132,6 +134,11 @@ class Enter(RawCommands):
         self.queue = queue
         self.waiter = waiter
         self.stale = queue.stale
+
+    settles = True
+
+    def acquires(self) -> Sequence[bytes]:
+        return (self.waiter.key,)
 
 
 class GetSession:
@@ -236,7 +243,9 @@ class Operation(ABC, Generic[T]):
         generators of `continue_from`, which would find the same."""
         return Answer.UNDECIDED
 
-    def unwaited(self, clock: Clock, told: Callable[[UnconfirmedRelease, bool], object]) -> UnconfirmedRelease | None:
+    def unwaited(
+        self, clock: Clock, told: Callable[[UnconfirmedRelease, bool | None], object]
+    ) -> UnconfirmedRelease | None:
         """What is to be sent where the caller does not wait for the server; None: it waits."""
         return None
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fastlock._protocol.lease import Lease
     from fastlock._protocol.steps import Clock, Connection
 
+SETTLE_TRIES = 5  # how often an answer is waited for that nobody waited for: it may say that it has to be sent again
 RELOADS = 10  # how often scripts are loaded for one command at most: somebody may flush them all the time
 
 
@@ -92,7 +93,8 @@ class ScriptUndo(Undo):
 class UnconfirmedRelease(Undo):
     """Step: release a lease whose holder does not wait for that. It is sent again until the lease has ended.
 
-    told: called with this and whether the lease was released; False: the name was not the holder's any more.
+    told: called with this and whether the lease was released; False: the name was not the holder's any more; None: it
+    ends by itself.
     """
 
     __slots__ = ("_call", "_clock", "_end", "_told", "lease", "on_lost", "sends")
@@ -103,7 +105,7 @@ class UnconfirmedRelease(Undo):
         lease: Lease,
         on_lost: Callable[[Lease], object] | None,
         clock: Clock,
-        told: Callable[[UnconfirmedRelease, bool], object],
+        told: Callable[[UnconfirmedRelease, bool | None], object],
         end: float,
     ) -> None:
         super().__init__([lease._key], [lease._raw_token])
@@ -128,11 +130,12 @@ class UnconfirmedRelease(Undo):
         reply = replies[-1]
         if isinstance(reply, Exception):
             return self, reply
-        self._told(self, reply != 0 or self.sends > 1)  # an earlier send, whose reply was lost, may have released it
+        # An earlier send, whose reply was lost, may have released it
+        self._told(self, None if reply == b"PONG" else reply != 0 or self.sends > 1)
         return None
 
     def given_up(self) -> None:
-        self._told(self, True)  # the lease ends by itself
+        self._told(self, None)
 
 
 class Resend(enum.Enum):

@@ -128,11 +128,19 @@ class AsyncTransport(AsyncUndos):
         """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
         self._loop_end = None
         self._renewal_timer.stop()
+        ended = EOFError("its event loop ends")
         try:
             await self._flush_undos()
         finally:
             if self.connection is not None and self.connection.error is None:
-                await self._end_connection(self.connection, EOFError("its event loop ends"))
+                await self._end_connection(self.connection, ended)
+        if self.pending_undos and self.ever_connected:  # that broke with a release in flight that nobody waited for
+            try:
+                connecting = self._connect(asyncio.get_running_loop(), last=True)
+                await self._end_connection(await asyncio.wait_for(connecting, CLOSE_SECONDS), ended)
+            except Exception as error:  # also from a credential provider: the undos stay pending
+                if by_handler(error):
+                    raise
 
     def _forget_loop(self) -> None:
         """The loop was closed: drop its waiters and its connection. Leases and pending undos stay."""
@@ -282,6 +290,8 @@ class AsyncTransport(AsyncUndos):
 
     async def _execute_once(self, request: Request | GetSession) -> Any:
         try:
+            if self.unconfirmed and isinstance(request, Request) and request.settles:
+                await self.settle(request)
             connection = await self._connected(request.until)
         except CONNECT_ERRORS as error:
             if by_handler(error):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from fastlock._protocol.undo import UnconfirmedRelease, Undo
+from fastlock._protocol.steps import RawCommands, Request
+from fastlock._protocol.undo import SETTLE_TRIES, UnconfirmedRelease, Undo
 from fastlock._stream_errors import by_handler
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.base import Transport
@@ -28,6 +29,9 @@ class AsyncUndos(Transport):
         raise NotImplementedError
 
     def _reconnect(self) -> None:
+        raise NotImplementedError
+
+    async def answered(self, request: Request, connection: AsyncConnection) -> object:
         raise NotImplementedError
 
     def defer(self, delivery: UndoDelivery) -> None:
@@ -88,6 +92,15 @@ class AsyncUndos(Transport):
         else:
             self.defer(delivery)
             self._reconnect()
+
+    async def settle(self, request: Request) -> None:
+        """Wait until the releases are answered that the request must not overtake, whatever has to be sent again."""
+        for _ in range(SETTLE_TRIES):
+            if not any(key in self.unconfirmed for key in request.acquires()):
+                return
+            last = RawCommands([(b"PING",)])
+            last.until = request.until
+            await self.answered(last, await self._connected(request.until))
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
         return self.post_over(self.connection, unconfirmed)

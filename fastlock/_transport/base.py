@@ -28,6 +28,8 @@ from fastlock._transport.posted import PostedRelease
 from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery
 
+MOST_UNREAD = 64  # replies that may lie unread on a connection over which releases go that nobody waits for
+
 
 class Transport:
     """Base of the transports for threads and for asyncio. Each sets the attributes that it has, and documents them."""
@@ -77,7 +79,10 @@ class Transport:
     def posted(self, op: Operation[Any]) -> bool:
         """Whether the operation was sent, as a release for which its caller does not wait."""
         unconfirmed = op.unwaited(now, self.release_told)
-        return unconfirmed is not None and self.post_unconfirmed(unconfirmed)
+        if unconfirmed is None or self.post_unconfirmed(unconfirmed):
+            return unconfirmed is not None
+        unconfirmed.lease._posted = False
+        return False
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
         """Send a release that nobody waits for. False: there is no connection, or the caller may not use it."""
@@ -86,6 +91,8 @@ class Transport:
     def post_over(self, connection: Any, unconfirmed: UnconfirmedRelease) -> bool:
         """As `post_unconfirmed`, over this connection."""
         if self.closed or connection is None or connection.error is not None:
+            return False
+        if connection.stream.pending >= MOST_UNREAD:  # who waits for the answer reads these as well
             return False
         self.unconfirmed[unconfirmed.names[0]] = delivery = UndoDelivery(unconfirmed)
         connection.post(delivery)
@@ -99,17 +106,17 @@ class Transport:
         holder = answer[0][0] if type(answer) is list and answer and type(answer[0]) is list else answer
         return type(holder) is bytes and delivery is not None and token_matches(holder, delivery.undo.tokens[0])
 
-    def release_told(self, unconfirmed: UnconfirmedRelease, released: bool) -> None:
+    def release_told(self, unconfirmed: UnconfirmedRelease, released: bool | None) -> None:
         """Note what became of a release that nobody waited for."""
         (key,) = unconfirmed.names
         delivery = self.unconfirmed.get(key)
         if delivery is not None and delivery.undo is unconfirmed:
             self.unconfirmed.pop(key, None)
-        if released:
-            self.stats.recovered += unconfirmed.sends > 1
+        if released or released is None:
+            self.stats.recovered += bool(released) and unconfirmed.sends > 1
             return
-        if unconfirmed.lease._batched or unconfirmed.lease._loss_reported():
-            return  # by a batch at the same time, which tells what it found; or who renewed it has told
+        if unconfirmed.lease._beside or unconfirmed.lease._loss_reported():
+            return  # another release of it tells what it found, or who renewed it has told
         self.stats.losses += 1
         warn_of_loss(unconfirmed.lease.name, "release")
         if unconfirmed.on_lost is not None:

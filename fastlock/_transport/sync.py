@@ -39,7 +39,7 @@ from fastlock._protocol.steps import (
     Steps,
     Wait,
 )
-from fastlock._protocol.undo import UnconfirmedRelease, Undo
+from fastlock._protocol.undo import SETTLE_TRIES, UnconfirmedRelease, Undo
 from fastlock._stream_errors import Broken, NoReply, by_handler
 from fastlock._transport import waiting
 from fastlock._transport.base import Transport
@@ -76,6 +76,7 @@ class SyncTransport(Transport):
 
     def _start(self) -> None:
         self.pending_undos: list[UndoDelivery] = []
+        self._apart: list[object] = []  # functions of users that are being called in threads of their own
         self.unconfirmed: dict[bytes, UndoDelivery | PostedRelease] = {}
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
@@ -216,6 +217,8 @@ class SyncTransport(Transport):
     def _enter(self, request: Enter) -> Any:
         """Send an enter as the fast path does, where no other thread uses the push connection; else like any other
         request."""
+        if self.unconfirmed:
+            self._settle(request)
         connection = waiting.push_connection_of(self)
         if connection is not None and not request.stale:
             request.sent, request.connection = now(), connection
@@ -244,6 +247,8 @@ class SyncTransport(Transport):
         owner = False
         try:  # from here on, as a signal handler may run between getting a connection and using it
             try:
+                if self.unconfirmed and request.settles:
+                    self._settle(request)
                 if request.needs_push:
                     connection = self._listening(request.until)
                 elif self.unconfirmed and (connection := self._behind(request)) is not None:
@@ -273,15 +278,28 @@ class SyncTransport(Transport):
     def _behind(self, request: Request) -> Connection | None:
         """The connection over which the release goes that the request must not overtake, as nobody has waited for
         that; None: there is none."""
+        found = self._carriers(request)
+        return found[0] if found else None
+
+    def _settle(self, request: Request) -> None:
+        """Wait until the releases are answered that the request must not overtake, whatever has to be sent again: of
+        several names they go over several connections, and where a waiter listens nobody reads their answers."""
+        for _ in range(SETTLE_TRIES):
+            if self.pending_undos:
+                self.flush_pending_undos()
+            carriers = [each for each in self._carriers(request) if not self._would_deadlock(each)]
+            if not carriers:
+                return
+            for each in carriers:
+                last = RawCommands([(b"PING",)])
+                last.until = request.until
+                each.execute(last, 0.0)
+
+    def _carriers(self, request: Request) -> list[Connection]:
+        """The connections over which the releases go that the request must not overtake."""
         unconfirmed = [delivery for key in request.acquires() if (delivery := self.unconfirmed.get(key)) is not None]
-        carriers = {
-            each.carrier for each in unconfirmed if isinstance(each.carrier, Connection) and not each.carrier.error
-        }
-        if len(carriers) < 2:
-            return next(iter(carriers), None)
-        for each in carriers:  # what is asked behind them is answered behind them
-            each.execute(RawCommands([(b"PING",)]), 0.0)
-        return None
+        carriers = [each.carrier for each in unconfirmed if isinstance(each.carrier, Connection)]
+        return list(dict.fromkeys(each for each in carriers if each.error is None))
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
         connection: Any = None
@@ -304,7 +322,25 @@ class SyncTransport(Transport):
                 self.idle.append(connection)
 
     def call_apart(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
-        native.start_new_thread(call_safely, (on_lost, lease))  # this thread reads for others
+        self._apart.append(on_lost)
+        try:
+            native.start_new_thread(self._run_apart, (on_lost, lease))  # this thread reads for others
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            self._run_apart(on_lost, lease)
+
+    def _run_apart(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
+        try:
+            call_safely(on_lost, lease)
+        finally:
+            removed(self._apart, on_lost)
+            self._changed.tell()
+
+    def _await_apart(self) -> None:
+        """Wait until what `call_apart` calls has returned, for CLOSE_SECONDS at most."""
+        until = now() + CLOSE_SECONDS
+        while self._apart and now() < until:
+            wake = self._changed.expect()
+            self._changed.wait(wake, until - now() if self._apart else 0.0)
 
     def _execute_after_close(self, request: Request) -> Any:
         """Send a request of a closed client, over a connection that is opened for it alone."""
@@ -527,6 +563,7 @@ class SyncTransport(Transport):
                 self._ended = True
                 self._renewal_thread.wake()  # to end
             self.flush_after_close()
+            self._await_apart()
 
     def flush_after_close(self) -> None:
         """Send the pending undos of a closed client, in the thread that left them: the client will have no other
@@ -622,6 +659,14 @@ def _end(transport: SyncTransport, until: float) -> None:
             transport.flush_pending_undos()
     for connection in list(transport.connections):
         connection.drain(until)
+    if transport.pending_undos and not transport.closed:  # one broke with a release in flight that nobody waited for
+        with contextlib.suppress(Exception):
+            transport.flush_pending_undos()
+        for connection in list(transport.connections):
+            connection.drain(now() + CLOSE_SECONDS)
+        left = [name for each in transport.pending_undos for name in each.undo.names]
+        handshake.warn_of_pending_undos(transport.endpoint, left)
+    transport._await_apart()
     for connection in list(transport.idle):
         if removed(transport.idle, connection):
             connection.fail(EOFError("the process ends"))

@@ -141,7 +141,11 @@ def post_release(transport: Transport, connection: Connection, lease: Lease, on_
         if connection.error is not None:
             return False
         transport.unconfirmed[lease._key] = posted
-        connection.stream.put(template, posted, b"", lease._raw_token, 0)
+        try:
+            connection.stream.put(template, posted, b"", lease._raw_token, 0)
+        except BaseException:  # a signal handler's: the release is carried out otherwise
+            transport.unconfirmed.pop(lease._key, None)
+            raise
     try:
         connection.stream.flush(0.0)
     except STREAM_ERRORS as error:

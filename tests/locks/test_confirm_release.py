@@ -19,8 +19,9 @@ from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 import fastlock.asyncio
-from fastlock._protocol import commands
+from fastlock._protocol import batch, commands
 from fastlock._transport.aio_connection import AsyncConnection
+from fastlock._transport.base import MOST_UNREAD
 from fastlock._transport.sync_connection import Connection
 from fastlock.embedded import Server
 
@@ -311,3 +312,149 @@ async def test_of_two_threads_that_release_it_one_waits(api: Api, proxy: FaultPr
         assert any(await api.together([release, release]))
     client.close()
     assert told == [] and client.get_stats()["losses"] == 0
+
+
+def two_connections(api: Api, client: Any) -> None:
+    """One of them that is not the push connection, over which waiters listen."""
+    both = threading.Barrier(2)
+
+    def hold(number: int) -> None:
+        with client.lock(f"other:{number}", confirm_release=True):
+            both.wait(SOON)
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+@one_server
+@threads_only
+@pytest.mark.parametrize("fault", ["flush", "cut"])
+async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe: redis.Redis, fault: str) -> None:
+    """Where the waiter listens nobody reads the answer to the release, which went over another connection."""
+    client = api.client(server.url, confirm_release=False)
+    two_connections(api, client)
+    for _ in range(3):
+        with client.lock(NAME, fair=True, timeout=60):
+            pass
+    lock = client.lock(NAME, fair=True, timeout=60)
+    await api.enter(lock)
+    if fault == "flush":
+        probe.script_flush()
+    await api.leave(lock)
+    if fault == "cut":
+        for each in client._transport.connections:
+            if each is not client._transport.push_connection:
+                each.sock.shutdown(2)
+    assert await api.get(client.lock(NAME, fair=True, blocking_timeout=SOON / 2).acquire())
+    probe.delete(NAME)
+
+
+@one_server
+@threads_only
+async def test_answers_that_nobody_reads_do_not_pile_up(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = api.client(server.url, confirm_release=False)
+    two_connections(api, client)
+    most = 0
+    for _ in range(500):
+        with client.lock(NAME, fair=True):
+            pass
+        most = max([most, *(each.stream.pending for each in client._transport.connections)])
+    assert most <= MOST_UNREAD
+
+
+@one_server
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+@pytest.mark.parametrize("how", ["batch", "multi"])
+async def test_several_names_do_not_meet_a_release_that_is_sent_again(
+    api: Api, server: Server, probe: redis.Redis, names: list[str], how: str
+) -> None:
+    client = api.client(server.url, confirm_release=False)
+    for _ in range(2):
+        async with api.within(client.lock("a")):
+            pass
+        async with api.within(client.lock("a")):
+            probe.script_flush()
+        if how == "batch":
+            leases = await api.get(client.acquire_many(names))
+            assert None not in leases
+            await api.get(client.release_many(leases))
+        else:
+            async with api.within(client.multi_lock(names, blocking=False)):
+                pass
+    assert client.get_stats()["losses"] == 0
+
+
+@one_server
+async def test_a_token_of_the_callers_own_is_released_as_by_default(api: Api, server: Server) -> None:
+    client = api.client(server.url, confirm_release=False)
+    lock = client.lock(NAME)
+    assert await api.get(lock.acquire(token="job-7"))
+    await api.get(lock.release())
+    assert not client._transport.unconfirmed
+
+
+@one_server
+async def test_a_batch_that_failed_hides_no_loss(api: Api, server: Server, probe: redis.Redis) -> None:
+    client, told = api.client(server.url, confirm_release=False), []
+    lock = client.lock(NAME, thread_local=False, on_lost=told.append)
+    lease = await api.enter(lock)
+    lease._beside = True
+    batch.unreported([lease], [False])
+    probe.set(NAME, "another", px=60_000)
+    await api.leave(lock)
+    await api.get(client.close())
+    await until(api, lambda: told, "on_lost")
+    assert client.get_stats()["losses"] == 1
+    probe.delete(NAME)
+
+
+BROKEN = {
+    "threads": """
+import os, sys, fastlock
+client = fastlock.Client.from_url(os.environ["SERVER"], confirm_release=False)
+lock = client.lock("sku", timeout=60)
+lock.acquire()
+lock.release()
+print("released", flush=True)
+sys.stdin.readline()
+""",
+    "asyncio": """
+import asyncio, os, sys, fastlock.asyncio
+
+async def main():
+    global client
+    client = fastlock.asyncio.Client.from_url(os.environ["SERVER"], confirm_release=False)
+    lock = client.lock("sku", timeout=60)
+    await lock.acquire()
+    await lock.release()
+    await asyncio.sleep(0.01)
+    print("released", flush=True)
+    sys.stdin.readline()
+
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("program", BROKEN)
+@one_server
+def test_a_process_that_ends_delivers_what_broke(
+    server: Server, proxy: FaultProxy, impl: str, probe: redis.Redis, program: str
+) -> None:
+    armed = proxy.arm(stall("request"), command="EVALSHA", times=1)
+    child = subprocess.Popen(
+        [sys.executable, "-c", BROKEN[program]],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FASTLOCK_IMPL": impl, "SERVER": proxy.url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None and child.stdout.readline() == "released\n"
+    armed.wait()
+    proxy.cut()
+    assert child.communicate("\n", timeout=30) == ("", "") and child.returncode == 0
+    assert not probe.exists("sku")

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -306,6 +307,25 @@ def test_until_an_extension_is_answered_the_earlier_end_holds(clock: Clock) -> N
     ran = run_steps(clock, extend_all(lease.leases, 2000, True, False, clock, False), Raise(KeyboardInterrupt()))
     assert ran.raised is not None and lease.remaining == 2
     assert all(each._extensions == 0 for each in lease.leases)
+
+
+def test_an_extension_ends_the_sessions_over_which_one_before_may_still_come(clock: Clock) -> None:
+    """It would move the ends to where they were to be then, and the next holder's, were the leases handed over."""
+    lease = whole(clock, 10, 10, 10)
+    steps = extend_all(lease.leases, 5000, False, False, clock, False)
+    request: Any = next(steps)
+    session: Any = object()
+    request.connection, request.sent = SimpleNamespace(session=session), clock()
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt())
+    assert all(each._stale_sessions == (session,) and each._token_read for each in lease.leases)
+    ran = run_steps(clock, extend_all(lease.leases, 5000, True, False, clock, False), [[1, 1, 1]])
+    assert ran.outcome is Outcome.MOVED and all(each._stale_sessions == () for each in lease.leases)
+    steps = extend_all(lease.leases, 5000, False, False, clock, False)
+    lease.leases[0]._stale_sessions = lease.leases[1]._stale_sessions = (session,)
+    again: Any = next(steps)
+    assert again.stale == (session,), "ended before it is sent, once"
+    steps.close()
 
 
 def test_leases_without_end_are_extended_only_if_they_are_to_get_one(clock: Clock) -> None:
