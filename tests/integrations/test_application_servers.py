@@ -44,13 +44,16 @@ def test_one_holder_under_uwsgi(tmp_path: Path, server: Any, probe: redis.Redis,
     no_leaks.allow("holders", "tokens")
     arguments = [command("uwsgi"), "--http-socket", "127.0.0.1:PORT", "--wsgi-file", "application.py", "--master"]
     arguments += ["--processes", "4", "--need-app", "--die-on-term", "--listen", "64", threads]
-    with Program(tmp_path, server.unix_url, SELLING, arguments) as uwsgi:
-        answers = Counter(uwsgi.many("/sell", 120))
-        assert answers == {(200, "0"): 120}, uwsgi.log
     users: dict[bytes, set[bytes]] = {}
-    for entry in probe.lrange("tokens", 0, -1):
-        pid, token = entry.split()
-        users.setdefault(token, set()).add(pid)
+    with Program(tmp_path, server.unix_url, SELLING, arguments) as uwsgi:
+        for _ in range(10):  # on a busy machine one worker may take all of them
+            answers = Counter(uwsgi.many("/sell", 120))
+            assert answers == {(200, "0"): 120}, uwsgi.log
+            for entry in probe.lrange("tokens", 0, -1):
+                pid, token = entry.split()
+                users.setdefault(token, set()).add(pid)
+            if len(set.union(*users.values())) > 1:
+                break
     assert {len(pids) for pids in users.values()} == {1}, "a token was used by two processes"
     assert len(set.union(*users.values())) > 1, "only one worker has served"
 
