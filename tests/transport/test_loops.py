@@ -85,8 +85,9 @@ def test_client_goes_on_in_the_next_loop(api: Api, server: Any, probe: redis.Red
 
 
 @LOOPS
+@pytest.mark.parametrize("refused", [True, False])
 def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
-    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, refused: bool
 ) -> None:
     """The acquire of a lock without timeout was given up as the server answered: its key would stay for ever."""
     client = fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=LIMIT)
@@ -100,9 +101,12 @@ def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
         proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)  # the undo does not reach the server
         task.cancel()
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+        if refused:
+            proxy.refuse()
 
     api.run(give_up())
-    assert probe.exists(NAME)
+    assert probe.exists(NAME) == refused, "it is sent as the loop ends, over another connection, if there can be one"
+    proxy.admit()
 
     async def go_on() -> None:
         async with client.lock("another"):
