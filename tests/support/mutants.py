@@ -212,8 +212,8 @@ MISTAKES = {
     ),
     "a thread that listens does not notice a cut": Mistake(
         WAITING,
-        "    except STREAM_ERRORS as error:\n        connection.fail(error)\n",
-        "    except STREAM_ERRORS as error:\n        if not THIS:\n            connection.fail(error)\n",
+        "    except STREAM_ERRORS as error:\n        connection.fail(error)\n    finally:\n",
+        "    except STREAM_ERRORS as error:\n        if not THIS:\n            connection.fail(error)\n    finally:\n",
         ("threads",),
     ),
 }
