@@ -31,7 +31,7 @@ def test_acquire_and_release(benchmark: BenchmarkFixture) -> None:
     transport: Any = Transport()
     transport.pending_undos, transport.push_connection_lent = [], 0
     transport.idle, transport.connections = [connection], [connection]
-    transport.queued_keys, transport.stats = {}, Stats()
+    transport.queued_keys, transport.unconfirmed, transport.stats = {}, {}, Stats()
     client: Any = SimpleNamespace(_transport=transport)
     lock = ClientLock(client, "order:4711", 10, 0.1, True, None, True, True)
 
