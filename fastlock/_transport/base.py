@@ -36,7 +36,7 @@ class Transport:
 
     __slots__ = (
         *("closed", "endpoint", "ever_connected", "queued_keys", "pending_undos", "queues", "settings", "stats"),
-        "renewals",
+        *("renewals", "unconfirmed"),
         *("push_connection_lent", "connections", "push_connection", "idle", "parking"),  # of threads
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
