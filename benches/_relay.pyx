@@ -152,7 +152,7 @@ cdef class Wires:
                         self.armed = 0
                 elif self.sockets[fd].open:
                     self._receive(fd)
-                else:
+                elif self.sockets[fd].use == 0:  # else its connection was ended just now
                     other = fd
             if other >= 0:  # after what was received, whose order counts
                 return other
@@ -168,7 +168,8 @@ cdef class Wires:
         if size == 0:  # not to be told of that again
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, fd, NULL)
         chunk = <Chunk *> malloc(sizeof(Chunk) + size)
-        if chunk is NULL:
+        if chunk is NULL:  # bytes are lost, and both ends have to know
+            self._end_both(fd)
             return
         chunk.next = NULL
         chunk.due = now() + self.delay

@@ -17,6 +17,9 @@ from redis.connection import parse_url
 
 from .rivals import redis_url
 
+HOST = "127.0.0.1"
+"""Where a private server is reached by TCP, and a relay."""
+
 TIMEOUT = 30.0
 """Seconds after which a server that does not answer is given up."""
 

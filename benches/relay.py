@@ -15,9 +15,8 @@ from urllib.parse import quote, urlsplit
 
 from .contention.clients import exact_sleeps
 from .processes import Lines, Process, end_all, to_parent
-from .raw import RawSocket, address, encrypted
+from .raw import HOST, RawSocket, address, encrypted
 
-HOST = "127.0.0.1"
 START_SECONDS = 30.0
 PING_SECONDS = 0.2
 MOST_EXCESS = 0.3e-3  # seconds that waking up may cost: more of them are those of a machine that is busy just now
@@ -43,10 +42,14 @@ class Relay:
     def delay(self, seconds: float) -> None:
         """Make a round trip take so many seconds from now on, in the median; 0: as long as it takes. What waking up
         costs, which may be a tenth of a millisecond, is measured, and taken off what bytes are held back for."""
-        self._ask({"seconds": seconds})
+        self.hold_back(seconds)
         if seconds:
             excess = min(_round_trip(self.url) - seconds, MOST_EXCESS)
-            self._ask({"seconds": max(0.0, seconds - excess)})
+            self.hold_back(max(0.0, seconds - excess))
+
+    def hold_back(self, seconds: float) -> None:
+        """Make a round trip take so many seconds longer than it takes by itself."""
+        self._ask({"seconds": seconds})
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         self._process.send(order)

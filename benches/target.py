@@ -20,7 +20,7 @@ import redis
 
 from fastlock import embedded
 
-from .raw import address
+from .raw import HOST, address
 from .rivals import redis_url
 
 PREFIX = "fastlock-bench"
@@ -42,9 +42,6 @@ class Unusable(Exception):
 
 SWEPT = 1000
 """Keys per command or pipeline."""
-
-HOST = "127.0.0.1"
-"""Where a private server is reached by TLS."""
 
 
 class Target:

@@ -140,8 +140,8 @@ def _post_release(lock: BaseLock, stream: TaskStream, lease: Lease) -> bool:
     lease._posted = True
     posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._deadline)
     template = hand_over_template(connection.transport.impl.Template, lease._key)
-    transport.unconfirmed[lease._key] = posted
     stream.request(template, posted, b"", lease._raw_token, 0)
+    transport.unconfirmed[lease._key] = posted  # now: no reply comes before the loop runs again
     return True
 
 

@@ -415,8 +415,8 @@ cdef bint _post_release(BaseLock lock, TaskStream stream, Lease lease) except -1
     lease._posted = True
     posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._deadline)
     template = hand_over_template(connection.transport.impl.Template, lease._key)
-    transport.unconfirmed[lease._key] = posted
     stream.request(template, posted, b"", lease._raw_token, 0)
+    transport.unconfirmed[lease._key] = posted  # now: no reply comes before the loop runs again
     return True
 
 

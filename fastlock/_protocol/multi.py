@@ -230,6 +230,8 @@ class AcquireAll(Operation["list[Lease] | None"]):
 class TryAll(RawCommands):
     """Request: acquire all names of an acquire, or none; sent again it is changed to what that holds by then."""
 
+    settles = True
+
     def __init__(self, whole: AcquireAll) -> None:
         self.whole = whole
         self.write(False)
@@ -242,8 +244,6 @@ class TryAll(RawCommands):
             super().__init__([commands.acquire_all([key], [token], ms, False) for key, token in pairs])
         else:
             super().__init__([commands.acquire_all(keys, tokens, ms, partly)])
-
-    settles = True
 
     def acquires(self) -> Sequence[bytes]:
         return self.whole.keys

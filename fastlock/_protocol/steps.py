@@ -69,12 +69,12 @@ class Request:
     allowed_after_close = False
 
     long_reply = False  # whether its reply may be longer than that of any command of a lock
+    # Whether a release that nobody waits for, of a key that it acquires, has to be answered before, not only sent
+    settles = False
 
     def acquires(self) -> Sequence[bytes]:
         """The keys that it acquires: it must not overtake a release of one that nobody waits for."""
         return ()
-
-    settles = False  # whether such a release has to be answered before this is sent, not only sent before
 
     def undo(self) -> Undo | None:
         """What undoes this request for a caller that is gone, whether or not the server executed it; None: there is
@@ -127,6 +127,7 @@ class Enter(RawCommands):
     """Request: enter the server's queue by a local queue's entry, for its first waiter, or be granted the name."""
 
     needs_push = True
+    settles = True
 
     def __init__(self, queue: LocalQueue, waiter: Waiter) -> None:
         entry, channel = queue.entry, queue.queues.channel
@@ -134,8 +135,6 @@ class Enter(RawCommands):
         self.queue = queue
         self.waiter = waiter
         self.stale = queue.stale
-
-    settles = True
 
     def acquires(self) -> Sequence[bytes]:
         return (self.waiter.key,)

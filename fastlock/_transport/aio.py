@@ -211,8 +211,6 @@ class AsyncTransport(AsyncUndos):
                 if self.posted(op):
                     return op.posted()
                 answer = await self._execute(op.request)
-                while self.unconfirmed and self.met_own_release(op.request, answer):
-                    answer = await self._execute(op.request)
                 if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
                     return outcome
             return await self.drive(op.steps(self.queues, now, answer))
@@ -263,7 +261,10 @@ class AsyncTransport(AsyncUndos):
 
     async def _execute(self, request: Request | GetSession) -> Any:
         if not (self.closed and request.allowed_after_close):
-            return await self._execute_once(request)
+            answer = await self._execute_once(request)
+            while self.unconfirmed and isinstance(request, Request) and self.met_own_release(request, answer):
+                answer = await self._execute_once(request)
+            return answer
         connection = self.connection
         if connection is not None and connection.error is None:  # `close` ends it after it has answered this
             return await self.answered(request, connection)

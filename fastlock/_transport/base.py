@@ -94,8 +94,13 @@ class Transport:
             return False
         if connection.stream.pending >= MOST_UNREAD:  # who waits for the answer reads these as well
             return False
-        self.unconfirmed[unconfirmed.names[0]] = delivery = UndoDelivery(unconfirmed)
-        connection.post(delivery)
+        (key,), delivery = unconfirmed.names, UndoDelivery(unconfirmed)
+        self.unconfirmed[key] = delivery
+        try:
+            connection.post(delivery)
+        except BaseException:  # a signal handler's: the release is carried out otherwise
+            self.unconfirmed.pop(key, None)
+            raise
         return True
 
     def met_own_release(self, request: Request, answer: object) -> bool:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class PostedRelease:
-    """A release of `lease` that was sent over the connection `carrier`: the pending reply to it. It is among the
-    transport's `unconfirmed` releases before it is sent."""
+    """A release of `lease` that was sent over the connection `carrier`: the pending reply to it, which is among the
+    transport's `unconfirmed` releases."""
 
     __slots__ = ("carrier", "end", "key", "lease", "on_lost", "transport")
 

@@ -147,7 +147,7 @@ def post_release(transport: Transport, connection: Connection, lease: Lease, on_
             transport.unconfirmed.pop(lease._key, None)
             raise
     try:
-        connection.stream.flush(0.0)
+        connection.stream.flush(connection.reply_timeout)  # which waits only where the server takes no more bytes
     except STREAM_ERRORS as error:
         connection.fail(error)
     return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
@@ -53,9 +52,9 @@ def test_it_adds_a_round_trip(relay: Relay) -> None:
             assert pipe.execute() == [True] * 100
             assert time.monotonic() - began < 0.4, "what is pipelined is delayed side by side"
     ping = RawSocket(relay.url)
-    assert statistics.median(ping.ping_pairs(0.05)) >= 9 * MS
-    relay.delay(0.02)
-    assert statistics.median(ping.ping_pairs(0.05)) >= 36 * MS
+    for seconds, at_least in ((0.005, 10 * MS), (0.02, 40 * MS)):
+        relay.hold_back(seconds)
+        assert min(ping.ping_pairs(0.05)) >= at_least
     relay.delay(0)
     assert min(ping.ping_pairs(0.05)) < 10 * MS
     ping.close()
@@ -177,7 +176,8 @@ def test_a_run_through_a_network(measurable: None, tmp_path: Path) -> None:
         assert (scenario["kind"], scenario["rows"]) == ("rtt", {}), name
         points = {(each["x"], each["rival"]): each["row"] for each in scenario["points"]}
         assert points.keys() == {(x, rival) for x in (0.3, 2) for rival in ("fallback", "redis-py", "round trip")}
-        assert points[2, "round trip"]["latency_us"]["p50"] > 3300 > points[0.3, "round trip"]["latency_us"]["p50"]
+        # A busy machine makes them longer; what waking up costs is taken off, 0.3 ms of each of the two at most
+        assert points[2, "round trip"]["latency_us"]["p50"] >= 2 * (2000 - 300)
         assert points[2, "redis-py"]["rate"]["median"] < 250 < points[0.3, "redis-py"]["rate"]["median"] * 10
     assert "RTT ms" in done.stdout
     page = (tmp_path / "result.html").read_text("utf-8")
@@ -192,7 +192,7 @@ def test_a_run_through_a_network_by_tls(measurable: None, tmp_path: Path) -> Non
     assert done.returncode == 0, done
     points = json.loads(done.stdout)["scenarios"]["pair"]["points"]
     assert {each["rival"] for each in points} == {"fallback", "redis-py", "round trip"}
-    assert min(each["row"]["latency_us"]["p50"] for each in points) > 400
+    assert min(each["row"]["latency_us"]["p50"] for each in points) >= 2 * (500 - 300)
 
 
 def test_a_server_without_tls_is_refused(measurable: None, tmp_path: Path) -> None:
