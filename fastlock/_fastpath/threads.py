@@ -100,14 +100,15 @@ def acquire(lock: BaseLock, required: bool) -> Any:
         if by_handler(none):
             raise
         connection = None
-    if connection is None or (transport.unconfirmed and _overtakes(transport, connection, lock._key)):
-        if connection is not None:
-            transport.idle.append(connection)
+    if connection is None:
         return transport.run(lock._new_acquire(None, required))
     try:
         try:
-            opcode = _ACQUIRE if lock._ms else _ACQUIRE_ENDLESS
-            answer = _ask(transport, connection, opcode, lock._key, token, lock._ms, lock.blocking_timeout)
+            if transport.unconfirmed and _overtakes(transport, connection, lock._key):
+                answer = connection.busy
+            else:
+                opcode = _ACQUIRE if lock._ms else _ACQUIRE_ENDLESS
+                answer = _ask(transport, connection, opcode, lock._key, token, lock._ms, lock.blocking_timeout)
         except BaseException as error:
             op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             answer = connection.classify_error(op.request, error)

@@ -198,7 +198,11 @@ def _alone_or_shared(value: Any) -> str:
     return {False: "alone", True: "shared"}.get(value) or getattr(value, "__name__", value)
 
 
-OPERATIONS = "acquire", "fenced", "many", "release", "leave", "release many", "release a view", "release an iterator"
+BATCHES = "release many", "release a view", "release an iterator"
+OPERATIONS = (
+    *("acquire", "fenced", "many", "acquire behind", "release", "release unconfirmed", "leave", "leave unconfirmed"),
+    *BATCHES,
+)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -216,18 +220,22 @@ def test_thread_interrupted_at_any_point(
     no_leaks.allow("fastlock:fence:*")
     for step in itertools.count(1):
         with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
-            lock = client.lock(NAME, timeout=60, fence=operation == "fenced")
-            leases = client.acquire_many([NAME]) if operation.startswith("release ") else []
+            confirmed = not operation.endswith(("unconfirmed", "behind"))
+            lock = client.lock(NAME, timeout=60, fence=operation == "fenced", confirm_release=confirmed)
+            leases = client.acquire_many([NAME]) if operation in BATCHES else []
             views = {"release a view": dict(enumerate(leases)).values(), "release an iterator": iter(leases)}
             given = views.get(operation, leases)
             calls = dict.fromkeys(views, lambda client=client, given=given: client.release_many(given)) | {
                 "many": lambda client=client: client.acquire_many([NAME]),
-                "release": lock.release,
-                "leave": lambda lock=lock: lock.__exit__(None, None, None),
+                **dict.fromkeys(("release", "release unconfirmed"), lock.release),
+                **dict.fromkeys(("leave", "leave unconfirmed"), lambda lock=lock: lock.__exit__(None, None, None)),
                 "release many": lambda client=client, leases=leases: client.release_many(leases),
             }
-            if operation in ("release", "leave"):
+            if operation.startswith(("release", "leave")) and operation not in BATCHES:
                 lock.acquire()
+            elif operation == "acquire behind":
+                with lock:
+                    pass
             else:
                 client.server_info()
             borrowed = client._transport.idle.pop() if shared else None  # as if another thread used it
@@ -239,7 +247,8 @@ def test_thread_interrupted_at_any_point(
                 f"point {step}: a connection is neither in use nor idle"
             )
             # if `__exit__` is interrupted at its entry, the lease runs out
-            if lock.lease is not None and (operation != "leave" or (EXIT_IS_PYTHON and step == 1)):
+            leaves = operation.startswith("leave")
+            if lock.lease is not None and (not leaves or (EXIT_IS_PYTHON and step == 1)):
                 lock.release()
             late = []
             if step == 1 or operation == "release an iterator":  # it had not begun, or had not read the iterator
@@ -250,7 +259,7 @@ def test_thread_interrupted_at_any_point(
                 break
             assert not probe.exists(NAME), f"point {step}"
             assert step == 1 or all(late or client.release_many(leases)), f"point {step}: the lease was the caller's"
-    assert step > 2 or (operation == "leave" and not EXIT_IS_PYTHON)
+    assert step > 2 or (operation.startswith("leave") and not EXIT_IS_PYTHON)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
