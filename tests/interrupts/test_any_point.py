@@ -1,0 +1,115 @@
+"""Threads whose acquire or release is interrupted at any point at all, one after the other: no key stays, and the
+connection remains usable. Every exception counts, also one that fastlock expects of its own calls."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import redis
+from support.interrupted import EXIT_IS_PYTHON
+from support.streams import Interrupt, raise_at
+from support.strikes import STACK
+
+import fastlock
+from fastlock._stream_errors import Broken
+from fastlock.embedded import Server
+
+NAME = "sku"
+EXPECTED = (IndexError, ValueError, RuntimeError, BlockingIOError, redis.exceptions.ConnectionError, fastlock.LockError)
+
+
+def _alone_or_shared(value: Any) -> str:
+    return {False: "alone", True: "shared"}.get(value) or getattr(value, "__name__", value)
+
+
+def nobody_reads(connection: Any) -> bool:
+    """Whether the connection has no reader, so that a thread may become its reader."""
+    pending_reply, wake = connection.impl.PendingReply(), threading.Lock()
+    wake.acquire()
+    free: bool = connection.stream.lead(pending_reply, wake)
+    connection.stream.resign(pending_reply)
+    return free
+
+
+BATCHES = "release many", "release a view", "release an iterator"
+OPERATIONS = (
+    *("acquire", "fenced", "many", "acquire behind", "release", "release unconfirmed", "leave", "leave unconfirmed"),
+    *BATCHES,
+)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize(
+    ("operation", "shared", "kind"),
+    [(operation, shared, Interrupt) for operation in OPERATIONS for shared in (False, True)]
+    + [(operation, False, kind) for operation in OPERATIONS for kind in EXPECTED],
+    ids=_alone_or_shared,
+)
+def test_thread_interrupted_at_any_point(
+    impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, shared: bool, kind: Any
+) -> None:
+    """A signal handler may raise any exception, also one that fastlock expects, at any point: no key stays, and the
+    connection remains usable."""
+    no_leaks.allow("fastlock:fence:*")
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
+            confirmed = not operation.endswith(("unconfirmed", "behind"))
+            lock = client.lock(NAME, timeout=60, fence=operation == "fenced", confirm_release=confirmed)
+            leases = client.acquire_many([NAME]) if operation in BATCHES else []
+            views = {"release a view": dict(enumerate(leases)).values(), "release an iterator": iter(leases)}
+            given = views.get(operation, leases)
+            calls = dict.fromkeys(views, lambda client=client, given=given: client.release_many(given)) | {
+                "many": lambda client=client: client.acquire_many([NAME]),
+                **dict.fromkeys(("release", "release unconfirmed"), lock.release),
+                **dict.fromkeys(("leave", "leave unconfirmed"), lambda lock=lock: lock.__exit__(None, None, None)),
+                "release many": lambda client=client, leases=leases: client.release_many(leases),
+            }
+            if operation.startswith(("release", "leave")) and operation not in BATCHES:
+                lock.acquire()
+            elif operation == "acquire behind":
+                with lock:
+                    pass
+            else:
+                client.server_info()
+            borrowed = client._transport.idle.pop() if shared else None  # as if another thread used it
+            raised = raise_at(step, STACK, calls.get(operation, lock.acquire), kind)
+            if borrowed is not None and borrowed.error is None:
+                client._transport.idle.append(borrowed)
+            assert all(nobody_reads(each) for each in client._transport.connections), f"point {step}"
+            assert client._transport.connections == client._transport.idle, (
+                f"point {step}: a connection is neither in use nor idle"
+            )
+            # if `__exit__` is interrupted at its entry, the lease runs out
+            leaves = operation.startswith("leave")
+            if lock.lease is not None and (not leaves or (EXIT_IS_PYTHON and step == 1)):
+                lock.release()
+            late = []
+            if step == 1 or operation == "release an iterator":  # it had not begun, or had not read the iterator
+                late = client.release_many(given)
+            assert not client.lock("barrier").locked()
+            if not raised:
+                probe.delete(NAME)
+                break
+            assert not probe.exists(NAME), f"point {step}"
+            assert step == 1 or all(late or client.release_many(leases)), f"point {step}: the lease was the caller's"
+    assert step > 2 or (operation.startswith("leave") and not EXIT_IS_PYTHON)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_wait_for_a_connection_interrupted_at_any_point(impl: str, server: Server, no_leaks: Any) -> None:
+    """While another thread connects: the mutex is free afterwards, and this thread does not count as connecting."""
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url, max_connections=1, connect_timeout=0.001) as client:
+            transport: Any = client._transport
+            transport._opening.add("another")
+            raised = False
+            with contextlib.suppress(Broken):
+                raised = raise_at(step, STACK, transport._get_connection)
+            assert not transport._mutex._is_owned() and transport._opening == {"another"}, f"point {step}"
+        if not raised:
+            break
+    assert step > 10
