@@ -325,6 +325,7 @@ def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters do not recheck every second: without a message or a lease that ends they never find out."""
     for module in (local_queue, waiting, aio):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(local_queue, "NEAR", 0)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def stop_the_clock() -> WalkClock:
     assert lease.now is clock
     time.monotonic = real
     steps.BACKOFF = 0.0, 0.0  # a client connects again at once
+    local_queue.NEAR = 0
     local_queue.RECHECK_SECONDS = waiting.RECHECK_SECONDS = LONGEST_SLEEP  # no thread's sleep ends by itself
     return clock
 

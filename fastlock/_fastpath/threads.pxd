@@ -38,10 +38,10 @@ cdef _wait(BaseLock lock, bint required, Waiter waiter, double start)
 cdef Lease _handed_over(BaseLock lock, owner, Waiter waiter)
 
 
-@cython.locals(transport=Transport, queue=LocalQueue, sent=double)
+@cython.locals(transport=Transport, queue=LocalQueue, sent=double, joins=bint)
 cdef _enter_until_granted(BaseLock lock, bint required, Waiter waiter, double start, double until)
 
-cdef _sent_enter(op, Waiter waiter, connection, double sent)
+cdef _sent_enter(op, Waiter waiter, bint joins, connection, double sent)
 
 
 @cython.locals(transport=Transport, lease=Lease, contended=bint, route=int, sent=double)

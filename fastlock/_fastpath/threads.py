@@ -19,7 +19,7 @@ from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
 from fastlock._protocol.commands import Opcode, made_here
 from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token
 from fastlock._protocol.local_queue import ReleaseRoute, Waiter
-from fastlock._protocol.steps import Answer, Enter, Operation, RawCommands
+from fastlock._protocol.steps import Answer, Operation, QueueRequest, RawCommands
 from fastlock._stream_errors import by_handler
 from fastlock._transport.base import MOST_UNREAD, Transport
 from fastlock._transport.owners import thread_owner
@@ -207,7 +207,7 @@ def _handed_over(lock: BaseLock, owner: object, waiter: Waiter) -> Lease | None:
 
 
 def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: float, until: float) -> Any:
-    """Send the enter of the queue's entry, listen, and send it again when woken, as long as all goes well.
+    """Join by the queue's entry, listen, and look when woken, as long as all goes well.
 
     Returns the protocol's operation that is to judge the last reply, or None where that was judged.
     """
@@ -220,22 +220,27 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
         if sent >= until or queue.must_verify(waiter, sent):
             break
         if transport.queues.may_enter_now(waiter, sent):
+            joins, queue.joined = not queue.joined, True
             try:
-                reply = send_enter(transport, connection, queue, waiter, until + _LAST_TRY_SECONDS - sent)
+                reply = send_enter(transport, connection, queue, waiter, joins, until + _LAST_TRY_SECONDS - sent)
             except BaseException as error:
                 if not isinstance(error, STREAM_ERRORS):
                     connection.classify_error(_NOTHING, error)  # which raises it at once, and sends no undo
                 op = lock._new_acquire(None, required, start)
-                request = _sent_enter(op, waiter, connection, sent)
+                request = _sent_enter(op, waiter, joins, connection, sent)
                 answer = connection.classify_error(request, error)
-                op.entered = None if answer is _RETRY_ELSEWHERE else (request, answer)
+                if answer is _RETRY_ELSEWHERE:  # nothing was sent
+                    queue.joined = not joins
+                else:
+                    op.entered = request, answer
                 return op
             if reply is connection.busy:
+                queue.joined = not joins
                 break
             # Where the lease had expired before the reply came, the protocol undoes the grant
             if not is_enter_reply(reply) or queue.judge(waiter, reply, sent, clock()) is not None:
                 op = lock._new_acquire(None, required, start)
-                op.entered = _sent_enter(op, waiter, connection, sent), [reply]
+                op.entered = _sent_enter(op, waiter, joins, connection, sent), [reply]
                 return op
             granted: Any = waiter.lease
             if granted is not None:
@@ -244,9 +249,9 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
     return None
 
 
-def _sent_enter(op: LockAcquire, waiter: Waiter, connection: Connection, sent: float) -> Enter:
-    """The enter as the protocol's operation would have sent it."""
-    request = op.enter_request(waiter)
+def _sent_enter(op: LockAcquire, waiter: Waiter, joins: bool, connection: Connection, sent: float) -> QueueRequest:
+    """The request as the protocol's operation would have sent it."""
+    request = op.enter_request(waiter, joins)
     request.sent, request.connection = sent, connection
     return request
 

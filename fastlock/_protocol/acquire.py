@@ -26,6 +26,7 @@ from fastlock._protocol.steps import (
     Enqueue,
     Enter,
     Operation,
+    QueueRequest,
     RawCommands,
     Sleep,
     Steps,
@@ -82,7 +83,9 @@ class Acquire(Operation[Lease | None]):
     late_grants = 0  # grants to it that ended before the reply came
     waiting: Waiter | None = None  # its waiter, once it has waited
     handed: Lease | None = None  # the lease that its waiter got
-    entered: tuple[Enter, object] | None = None  # the fast path's last enter and its answer, if that is to be judged
+    entered: tuple[QueueRequest, object] | None = (
+        None  # the fast path's last enter and its answer, if that is to be judged
+    )
 
     def __init__(self, name: object, key: bytes, token: bytes, ms: int, fenced: bool = False) -> None:
         self.name = name
@@ -236,14 +239,20 @@ class Acquire(Operation[Lease | None]):
         last = None if self.until is None else self.until - LAST_TRY_SECONDS
         yield Sleep(limited(max(pause, SHORTEST_SLEEP), last, clock), held=True)
 
-    def enter_request(self, waiter: Waiter) -> Enter:
-        """The request of the first waiter of a queue, by its queue's entry."""
-        request = Enter(queue_of(waiter), waiter)
+    def enter_request(self, waiter: Waiter, joins: bool | None = None) -> QueueRequest:
+        """The request of the first waiter of a queue, by its queue's entry. joins: whether it joins; None: unless that
+        was done."""
+        queue = queue_of(waiter)
+        request = self._entering(queue, waiter, not queue.joined if joins is None else joins)
         request.until = self.until
+        queue.joined = True
         return request
 
+    def _entering(self, queue: LocalQueue, waiter: Waiter, joins: bool) -> QueueRequest:
+        return Enter(queue, waiter, joins)
+
     def _enter(self, waiter: Waiter, request: RawCommands, answer: object, clock: Clock) -> Steps[None]:
-        """Send an enter of a queue's entry, or go on from its answer: the waiter gets the lease, or is to wait."""
+        """Join or look by a queue's entry, or go on from the answer: the waiter gets the lease, or is to wait."""
         queue = queue_of(waiter)
         retry, answered = RetryState(clock), False
         try:
@@ -268,9 +277,6 @@ class Acquire(Operation[Lease | None]):
                 queue.stale = (*request.stale, session)
         if reply is Answer.DEADLINE_EXCEEDED:
             return
-        if reply[0] < 0:  # the entry is not there any more
-            self.new_entry(queue)
-            return
         late = queue.judge(waiter, reply, request.sent, clock())
         if late is None:
             queue.queues.stats.recovered += retry.outcome_unknown and waiter.lease is not None
@@ -291,14 +297,13 @@ class Acquire(Operation[Lease | None]):
         queue = waiter.queue
         if queue is None:
             return None
-        handed, entry = queue.queues.dequeue(waiter, clock())
+        handed, member = queue.queues.dequeue(waiter, clock())
         if handed is not None:
             return Undo([self.key], [handed._raw_token])
-        if entry is None:
+        if member is None:
             return None
-        return ScriptUndo(
-            commands.leave(self.key, entry, queue.queues.channel), queue.stale, queue.connection, matters=not self.polls
-        )
+        leave = commands.leave(self.key, member)
+        return ScriptUndo(leave, queue.stale, queue.connection, matters=not self.polls)
 
     def _withdraw(self, clock: Clock) -> Steps[None]:
         """Release the name, whose grant came too late, and take another token."""
@@ -368,9 +373,9 @@ def queue_of(waiter: Waiter) -> LocalQueue:
 
 
 def is_enter_reply(reply: object) -> bool:
-    if type(reply) is not list or len(reply) != 3:
+    if type(reply) is not list or not reply or len(reply) != (4 if reply[0] == 0 else 3):
         return False
-    return type(reply[0]) is int and type(reply[1]) is int and type(reply[2]) is int
+    return all(type(each) is int for each in reply)
 
 
 def _is_fenced_reply(reply: object) -> bool:

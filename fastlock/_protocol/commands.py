@@ -53,6 +53,7 @@ SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) an
 
 # Of our tokens: their length, how they begin, and how they begin once somebody waits
 TOKEN_SIZE, PLAIN_PREFIX, CONTENDED_PREFIX = 35, b"fl:", b"fl+"
+CHANNEL_SIZE, ADDRESS_SIZE = 41, 45  # bytes of a channel's name, and of an address in the queue
 # Of tokens of locks that several may hold: their mode, which stands behind a plain token and `|`
 READER, WRITER, SEMAPHORE = b"r", b"w", b"s"
 _SHARED_MARKS = (b"|r", b"|w", b"|s")
@@ -204,18 +205,33 @@ def renew_many(names: list[bytes], tokens: list[bytes], ms: list[int]) -> tuple[
     return (b"EVALSHA", RENEW_MANY_LUA.sha, b"%d" % len(names), *names, *tokens, *(b"%d" % each for each in ms))
 
 
-def enter(name: bytes, channel: bytes, fenced: bool, entry: bytes | int = TOKEN, ms: bytes | int = MS) -> Any:
-    """The call that acquires a contended lock or joins its queue; its template, if `entry` and `ms` are not given."""
+def enter(
+    name: bytes, address: bytes, fenced: bool, joins: bool, entry: bytes | int = TOKEN, ms: bytes | int = MS
+) -> Any:
+    """The call that acquires a contended lock or `joins` its queue, by an entry with that address; or else that looks
+    what became of an entry. Its template, if `entry` and `ms` are not given."""
     keys = (name, queue_key(name), fence_key(name)) if fenced else (name, queue_key(name))
     kept = b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
-    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, entry, channel, ms, *kept)
+    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, entry, address, ms, *kept, b"%d" % joins)
 
 
-def leave(name: bytes, entry: bytes, channel: bytes) -> tuple[bytes, ...]:
-    """The call that takes an entry out of the server's queue."""
+def address(channel: bytes, moment: float) -> bytes:
+    """Where a waiter is told of its grant, and for how many seconds that is valid before it is confirmed: what stands
+    before its entry in the server's queue."""
+    return b"%b%04d" % (channel, round(moment * 1000))
+
+
+def split(member: bytes) -> tuple[bytes, bytes]:
+    """The address and the entry of a member of the server's queue."""
+    return member[:ADDRESS_SIZE], member[ADDRESS_SIZE:]
+
+
+def leave(name: bytes, member: bytes) -> tuple[bytes, ...]:
+    """The call that takes a member out of the server's queue."""
+    address, entry = split(member)
     if is_shared(entry):
-        return _shared(SHARED_RELEASE_LUA, name, entry, False, channel)
-    return (b"EVALSHA", LEAVE_LUA.sha, b"2", name, queue_key(name), entry, channel)
+        return _shared(SHARED_RELEASE_LUA, name, entry, False, address)
+    return (b"EVALSHA", LEAVE_LUA.sha, b"2", name, queue_key(name), entry, address)
 
 
 def hand_over(name: bytes, token: bytes | int = TOKEN) -> Any:
@@ -233,18 +249,18 @@ def hand_over_template(make: Callable[..., T], name: bytes) -> T:
 
 
 def join(
-    name: bytes, token: bytes, channel: bytes, ms: int, fenced: bool = False, first: bool = False
+    name: bytes, token: bytes, address: bytes, ms: int, fenced: bool = False, first: bool = False
 ) -> tuple[bytes, ...]:
-    """The call that acquires a name that several may hold; or joins its queue, if a channel is given, before all that
+    """The call that acquires a name that several may hold; or joins its queue, if an address is given, before all that
     do not ask to be `first`."""
     times = b"%d" % ms, b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
-    return _shared(SHARED_JOIN_LUA, name, token, fenced, channel, *times, b"%d" % first)
+    return _shared(SHARED_JOIN_LUA, name, token, fenced, address, *times, b"%d" % first)
 
 
-def look(name: bytes, token: bytes, channel: bytes, ms: int, fenced: bool = False) -> tuple[bytes, ...]:
+def look(name: bytes, token: bytes, address: bytes, ms: int, fenced: bool = False) -> tuple[bytes, ...]:
     """The call that asks what became of an entry that has joined, and confirms a grant."""
     times = b"%d" % ms, b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
-    return _shared(SHARED_LOOK_LUA, name, token, fenced, channel, *times)
+    return _shared(SHARED_LOOK_LUA, name, token, fenced, address, *times)
 
 
 def downgrade(name: bytes, token: bytes) -> tuple[bytes, ...]:

@@ -21,7 +21,6 @@ KINDS = {
     commands.SEMAPHORE: "a semaphore",
 }
 PLAIN, OTHER = "a lock", "something that is no lock"
-_CHANNEL_SIZE = 41  # bytes of a channel's name, which stands before the entry in a member of the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def _parsed(
         pairs = [(token, float(end)) for token, end in zip(held[::2], held[1::2], strict=True)]
         holders = [(token, (end - time) / 1000) for token, end in pairs if end > time]
         kind = kind_of(held[0]) if held else OTHER
-    waiters = [(member[:_CHANNEL_SIZE], member[_CHANNEL_SIZE:]) for member in queue]
+    waiters = [(address[: commands.CHANNEL_SIZE], entry) for address, entry in map(commands.split, queue)]
     return Found(kind, holders, waiters, *(None if value is None else int(value) for value in (fence, size)))
 
 

@@ -37,14 +37,14 @@ cdef class WaiterList:
 
 cdef class LocalQueue:
     cdef public LocalQueues queues
-    cdef public bytes key, entry
-    cdef public bint shared, queued_early, rapid, entry_sent, was_queued, remote_waiters
+    cdef public bytes key, entry, address
+    cdef public bint shared, queued_early, rapid, entry_sent, joined, was_queued, remote_waiters
     cdef public WaiterList waiters
     cdef public object connection, error
     cdef public tuple stale
     cdef public dict templates
     cdef public Lease circulating
-    cdef public double recheck_at, confirmed_at, sleep, handovers_left, handed_over_at
+    cdef public double moment, recheck_at, confirmed_at, sleep, handovers_left, handed_over_at
     cpdef Waiter first(self)
     cpdef bint may_enter(self, Waiter waiter, double now)
 
@@ -54,10 +54,13 @@ cdef class LocalQueue:
     cpdef bint reads(self, Waiter waiter)
     cpdef bint must_verify(self, Waiter waiter, double now)
 
-    @cython.locals(lease=Lease, end=double)
+    @cython.locals(lease=Lease, end=double, left=double)
     cpdef Lease judge(self, Waiter waiter, list reply, double sent, double now)
 
-    cpdef note_queued(self, double left, bint told, double now)
+    @cython.locals(pause=double)
+    cpdef note_queued(self, double left, bint told, Py_ssize_t ahead, double sent, double now)
+
+    cpdef note_gone(self)
     cpdef note_granted(self, Waiter waiter, Lease lease, long long remote_waiters, double now)
     cpdef new_entry(self)
     cpdef arm_expiry(self, double now)
@@ -79,9 +82,15 @@ cdef class LocalQueues:
     cdef public bytes channel
     cdef public bint push_refused, rapid
     cdef public object pending_wake, on_empty
-    cdef public double next_sweep
+    cdef public double next_sweep, round_trip, moment
     cdef public dict by_key, by_entry
     cdef object __weakref__
+    cpdef bytes address(self)
+    cpdef note_reply(self, double seconds)
+
+    @cython.locals(least=double)
+    cpdef note_moment(self, bint kept)
+
     cpdef close(self, LocalQueue queue)
     cpdef forget_entry(self, bytes entry)
     cpdef note_wait(self, Waiter waiter)

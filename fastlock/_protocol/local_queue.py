@@ -1,8 +1,9 @@
 """The local queues: who waits in this process for a name, who of them is first, to whom a lease is handed over.
 
-The first waiter of a queue has an entry in the server's queue. It sends its enter: at once, when a message says that
-something has changed, when the holder's lease ends, and every second in any case. A message is a hint that is never
-believed, so one that is lost costs a second. The other waiters sleep behind the first. A lease that the first was
+The first waiter of a queue has an entry in the server's queue. It joins that once, and then looks what became of the
+entry: when a message says that something has changed, when the holder's lease ends, and in any case once a moment where
+few are ahead, else every second. A message is a hint that is never believed, so one that is lost costs no more. The
+other waiters sleep behind the first. A lease that the first was
 granted circulates among them without a command, for a while; before it goes back to the server for other clients, the
 first of those who came later joins the server's queue. All methods are called with the mutex held, but for those of
 `LocalQueues` that take it. Never here: commands, sockets, asyncio, threads, sleep.
@@ -16,10 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from fastlock._protocol import commands
 from fastlock._protocol.lease import ENDED, Lease, new_token
 from fastlock._protocol.stats import Stats
 
-RECHECK_SECONDS = 1.0  # seconds after which the first waiter enters again, whatever messages came
+RECHECK_SECONDS = 1.0  # seconds after which a first waiter looks again, whatever messages came
+# Seconds in which a waiter has to confirm a grant: the next one waits for so long where it hangs
+LEAST_MOMENT, MOST_MOMENT = 0.2, 2.0
+ROUND_TRIPS = 10  # round trips of its client that a moment lasts at least
+NEAR = 8  # with fewer ahead in the server's queue a waiter looks once a moment: any of those may hang
 LOCAL_SECONDS = 0.01  # seconds for which a lease circulates before the server is asked who waits in other clients
 RAPID_SECONDS = 50e-6  # seconds between two local handovers by threads that do nothing else
 SHORTEST_SLEEP = 0.001  # seconds between two tries of a held name at least, so that no setting makes a busy loop
@@ -146,7 +152,8 @@ class LocalQueue:
     """The waiters of one client for one name, in order of arrival; they share one entry in the server's queue."""
 
     __slots__ = (
-        *("queues", "key", "shared", "entry", "waiters", "entry_sent", "was_queued", "queued_early", "templates"),
+        *("queues", "key", "shared", "entry", "address", "moment", "waiters", "entry_sent", "joined", "was_queued"),
+        *("queued_early", "templates"),
         *("connection", "stale", "recheck_at", "sleep", "handed_over_at", "rapid", "circulating", "confirmed_at"),
         *("remote_waiters", "handovers_left", "error"),
     )
@@ -156,14 +163,17 @@ class LocalQueue:
         self.key = key
         self.shared = entry is None  # whether any waiter for the name joins it; else it is a single waiter's
         self.entry = entry or new_token()
+        self.moment = queues.moment  # seconds that the entry has to confirm a grant
+        self.address = queues.address()  # of the entry
         self.waiters = WaiterList()
         self.entry_sent = False  # whether an enter of the entry was sent, so that the server may have it queued
+        self.joined = False  # whether a join of the entry may be executed: from then on the first waiter only looks
         self.was_queued = False  # whether the server queued the entry: other clients want the name, and will again
         self.queued_early = False  # whether the entry was sent while a lease circulates here
         self.templates: dict[Any, Any] | None = None  # the fast path keeps templates for `key` here, by command
-        self.connection: Any = None  # the connection over which the enter was sent
-        self.stale: tuple[Any, ...] = ()  # sessions that broke with an enter of the entry in flight
-        self.recheck_at = 0.0  # when the first waiter is to enter again, though nobody wakes it
+        self.connection: Any = None  # the connection over which the entry joined, or looked last
+        self.stale: tuple[Any, ...] = ()  # sessions that broke with the entry's request in flight
+        self.recheck_at = 0.0  # when the first waiter is to look again, though nobody wakes it
         self.sleep = 0.0  # the shortest `sleep` of the waiters, where no message comes; 0: messages come
         self.handed_over_at = 0.0  # when the lease was last handed over locally
         self.rapid = False  # whether that was within RAPID_SECONDS of the local handover before it
@@ -202,14 +212,20 @@ class LocalQueue:
         return (self.circulating is None or self.queued_early) and self.first() is waiter
 
     def judge(self, waiter: Waiter, reply: list[Any], sent: float, now: float) -> Lease | None:
-        """What the server's reply to an enter of this queue's entry means: the waiter has a lease now, or is to wait.
+        """What the server's reply to this queue's entry means: the waiter has a lease now, or is to wait, or to join by
+        another entry.
 
         Returns a lease that ended before the reply came. The caller undoes it on the server, by this entry, and
         takes a `new_entry` for the queue.
         """
-        if not reply[0]:
+        if reply[0] <= 0:
             with self.queues.mutex:
-                self.note_queued(math.inf if reply[1] < 0 else reply[1] / 1000, bool(reply[2]), now)
+                self.queues.note_reply(now - sent)
+                if reply[0]:
+                    self.note_gone()
+                else:
+                    left = _INFINITE if reply[1] < 0 else reply[1] / 1000
+                    self.note_queued(left, bool(reply[2]), reply[3], sent, now)
             return None
         end = sent + waiter.ms / 1000 if waiter.ms else math.inf
         lease = Lease(waiter.name, waiter.key, self.entry, end, reply[2] if waiter.fenced else None)
@@ -219,12 +235,14 @@ class LocalQueue:
             return lease
         with self.queues.mutex:
             waiter.lease = lease  # first: a caller interrupted here gives back its entry, or what it was granted
+            if self.was_queued:
+                self.queues.note_moment(True)
             self.note_granted(waiter, lease, reply[1], sent)
         return None
 
-    def note_queued(self, left: float, told: bool, now: float) -> None:
-        """Note that the server queued the entry: the holder's lease ends in `left` seconds, and its token was marked as
-        contended (`told`) or cannot be."""
+    def note_queued(self, left: float, told: bool, ahead: int, sent: float, now: float) -> None:
+        """Note that the server has queued the entry, behind so many: the holder's lease ends in `left` seconds, and its
+        token was marked as contended (`told`) or cannot be."""
         self.was_queued = True
         first = self.first()
         if first is not None:
@@ -232,8 +250,17 @@ class LocalQueue:
         self.sleep = 0.0
         if not told or self.queues.push_refused:  # the shortest `sleep` counts: the first waiter enters for all
             self.sleep = max(SHORTEST_SLEEP, min([waiter.sleep for waiter in self.waiters], default=RECHECK_SECONDS))
-        # The server says 0 for the whole last millisecond of a lease
-        self.recheck_at = now + max(SHORTEST_SLEEP, min(left, self.sleep or RECHECK_SECONDS))
+        # From when it was sent: a reply that comes late must not put off the next. The server says 0 for the whole last
+        # millisecond of a lease
+        pause = self.sleep or (self.moment if ahead < NEAR else RECHECK_SECONDS)
+        self.recheck_at = max(now + SHORTEST_SLEEP, sent + min(left, pause))
+
+    def note_gone(self) -> None:
+        """Note that the entry is not in the server's queue any more: it was granted and that was not confirmed in time,
+        or the queue was lost. The first waiter is to join by another."""
+        if self.was_queued:
+            self.queues.note_moment(False)
+        self.new_entry()
 
     def note_granted(self, waiter: Waiter, lease: Lease, remote_waiters: int, now: float) -> None:
         """Note that the server granted the waiter the name, while so many other clients' entries are queued."""
@@ -273,8 +300,10 @@ class LocalQueue:
     def new_entry(self) -> None:
         """Make another entry, for another place at the end of the server's queue."""
         self.queues.forget_entry(self.entry)
-        self.entry = new_token()
-        self.entry_sent = self.queued_early = self.was_queued = False
+        mode = self.entry[commands.TOKEN_SIZE :] if commands.is_shared(self.entry) else b""
+        self.entry = new_token() + mode
+        self.moment, self.address = self.queues.moment, self.queues.address()
+        self.entry_sent = self.joined = self.queued_early = self.was_queued = False
         self.recheck_at = self.sleep = 0.0
 
     def successor_for(self, lease: Lease, now: float) -> Waiter | None:
@@ -352,7 +381,9 @@ class LocalQueues:
         self.mutex = mutex
         self.stats = stats or Stats()
         self.channel = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
-        self.push_refused = False  # whether SUBSCRIBE was refused: first waiters then enter every `sleep` seconds
+        self.push_refused = False  # whether SUBSCRIBE was refused: first waiters then look every `sleep` seconds
+        self.round_trip = 0.0  # seconds that a reply to an entry took: nearly the shortest time of late; 0: not known
+        self.moment = LEAST_MOMENT  # of the entries to come
         self.pending_wake: Callable[[Any], object] | None = None  # `on_wake` of a waiter that was handed a lease
         self.rapid = False  # `rapid` of the queue in which that was
         self.next_sweep = 0.0  # when `sweep` is to call `expire` next
@@ -367,6 +398,21 @@ class LocalQueues:
 
     def set_result(self, reply: object) -> None:
         self.push_refused = isinstance(reply, Exception)
+
+    def address(self) -> bytes:
+        """The address of an entry that is made now."""
+        return commands.address(self.channel, self.moment)
+
+    def note_reply(self, seconds: float) -> None:
+        """Note how long a reply to an entry took. It grows slowly, as a process may be stopped meanwhile."""
+        self.round_trip = min(seconds, self.round_trip * 1.25) if self.round_trip else seconds
+
+    def note_moment(self, kept: bool) -> None:
+        """Note whether an entry has confirmed its grant in time: a client that is too slow for its moment gets a longer
+        one."""
+        # In steps, as each address has templates of its own
+        least = min(MOST_MOMENT, LEAST_MOMENT * max(1, math.ceil(ROUND_TRIPS * self.round_trip / LEAST_MOMENT)))
+        self.moment = max(least, self.moment / 2) if kept else min(MOST_MOMENT, max(least, self.moment * 2))
 
     def close(self, queue: LocalQueue) -> None:
         if self.by_key.get(queue.key) is queue:
@@ -410,7 +456,7 @@ class LocalQueues:
             self.stats.waits += 1
 
     def may_enter_now(self, waiter: Waiter, now: float) -> bool:
-        """Whether this waiter is to send its queue's enter now. If so, the entry counts as known to the server."""
+        """Whether this waiter is to join now, or to look. If so, the entry counts as known to the server."""
         with self.mutex:
             queue = waiter.queue
             assert queue is not None, "it has joined"
@@ -418,7 +464,7 @@ class LocalQueues:
                 return False
             queue.entry_sent = True
             self.by_entry[queue.entry] = queue
-            waiter.woken = False  # the enter that follows is what it was woken for
+            waiter.woken = False  # what follows is what it was woken for
             return True
 
     def on_push(self, push: Sequence[object]) -> None:
@@ -557,8 +603,8 @@ class LocalQueues:
 
     def dequeue(self, waiter: Waiter, now: float) -> tuple[Lease | None, bytes | None]:
         """Take the waiter out of its queue. Returns what the caller has to give back to the server: (a lease that was
-        handed to it, the queue's entry), each None where there is none. A caller that is interrupted in it calls again,
-        and gets the same."""
+        handed to it, the member of the server's queue), each None where there is none. A caller that is interrupted in
+        it calls again, and gets the same."""
         wake = None
         try:
             with self.mutex:
@@ -592,10 +638,10 @@ class LocalQueues:
                 self.close(queue)
             waiter.given_back, waiter.lease = (None if passed else lease, None), None
             return waiter.given_back
-        entry = queue.entry if queue.entry_sent and successor is None else None
+        member = queue.address + queue.entry if queue.entry_sent and successor is None else None
         if successor is None and queue.circulating is not None and queue.circulating._deadline > now:
             queue.new_entry()
         elif successor is None:
             self.close(queue)
-        waiter.given_back = None, entry
+        waiter.given_back = None, member
         return waiter.given_back

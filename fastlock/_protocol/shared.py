@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands, describe
-from fastlock._protocol.acquire import is_enter_reply, queue_of
+from fastlock._protocol.acquire import is_enter_reply
 from fastlock._protocol.base_lock import LockAcquire, LockRelease
 from fastlock._protocol.handshake import Purpose
 from fastlock._protocol.lease import ENDED, Lease, new_token
 from fastlock._protocol.local_queue import LocalQueue, LocalQueues, Waiter
 from fastlock._protocol.release import HandOver, is_int
 from fastlock._protocol.retry import RetryState, run_script, with_undo
-from fastlock._protocol.steps import Answer, Clock, RawCommands, Steps
+from fastlock._protocol.steps import Answer, Clock, QueueRequest, RawCommands, Steps
 from fastlock._protocol.undo import ScriptUndo, Undo
 
 if TYPE_CHECKING:
@@ -51,20 +51,17 @@ class Try(RawCommands):
         return Undo([self.key], [self.token], self.stale)
 
 
-class Ask(RawCommands):
-    """Request: join the server's queue by an entry; once that may have been executed, ask what became of the entry."""
+class Ask(QueueRequest):
+    """Request: as a QueueRequest, of a name that several may hold. first: whether to wait before all that are not so
+    themselves."""
 
-    needs_push = True
+    def __init__(self, queue: LocalQueue, waiter: Waiter, joins: bool, first: bool) -> None:
+        super().__init__(queue, waiter, joins)
+        self.first = first
 
-    def __init__(self, queue: LocalQueue, waiter: Waiter, joined: bool, first: bool) -> None:
-        self.joined = joined
-        entry = waiter.key, queue.entry, queue.queues.channel, waiter.ms, waiter.fenced
-        self._join, self._look = [commands.join(*entry, first)], [commands.look(*entry)]
-        self.stale = queue.stale
-
-    @property
-    def calls(self) -> Sequence[commands.RawCommand]:  # type: ignore[override]  # it changes with what was sent
-        return self._look if self.joined or self.maybe_executed else self._join
+    def call(self, joins: bool) -> commands.RawCommand:
+        entry = self.waiter.key, self.entry, self.address, self.waiter.ms, self.waiter.fenced
+        return commands.join(*entry, self.first) if joins else commands.look(*entry)
 
 
 class AcquireShared(LockAcquire):
@@ -72,7 +69,6 @@ class AcquireShared(LockAcquire):
 
     request: Try  # type: ignore[assignment]
     purpose = Purpose("let a waiter take what it was granted", (commands.SHARED_JOIN_LUA, commands.SHARED_LOOK_LUA))
-    joined: bytes | None = None  # the entry that has joined the queue, as far as this process knows
 
     def __init__(self, lock: BaseLock, token: bytes, required: bool, first: bool = False) -> None:
         self.first = first
@@ -104,16 +100,8 @@ class AcquireShared(LockAcquire):
             return None
         return self.lease(self.request.sent, reply[2] if self.fenced else None)
 
-    def enter_request(self, waiter: Waiter) -> Ask:  # type: ignore[override]
-        queue = queue_of(waiter)
-        request = Ask(queue, waiter, self.joined == queue.entry, self.first)
-        request.until = self.until
-        self.joined = queue.entry
-        return request
-
-    def new_entry(self, queue: LocalQueue) -> None:
-        super().new_entry(queue)
-        queue.entry = self.fresh_token()
+    def _entering(self, queue: LocalQueue, waiter: Waiter, joins: bool) -> Ask:
+        return Ask(queue, waiter, joins, self.first)
 
 
 class ReleaseShared(LockRelease):

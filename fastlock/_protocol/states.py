@@ -27,7 +27,7 @@ class QueueState(enum.Enum):
     """What a local queue knows, and what its first waiter does."""
 
     IDLE = "no lease circulates, and the server does not know the entry: the first waiter is to enter"
-    QUEUED = "the server may have queued the entry: the first waiter listens, and enters again when it is woken"
+    QUEUED = "the server may have queued the entry: the first waiter listens, and looks when it is woken"
     CIRCULATING = "a lease circulates among the waiters: all of them sleep until it is handed over to them"
     QUEUED_EARLY = "a lease circulates, and goes to the server next: the first waiter has entered already, and listens"
     FAILED = "the server stays away: each waiter leaves with the same error"

@@ -123,18 +123,37 @@ class LongReply(RawCommands):
     long_reply = True
 
 
-class Enter(RawCommands):
-    """Request: enter the server's queue by a local queue's entry, for its first waiter, or be granted the name."""
+class QueueRequest(RawCommands):
+    """Request: join the server's queue by a local queue's entry, for its first waiter; once that may have been
+    executed, look what became of the entry."""
 
     needs_push = True
-    settles = True
 
-    def __init__(self, queue: LocalQueue, waiter: Waiter) -> None:
-        entry, channel = queue.entry, queue.queues.channel
-        super().__init__([commands.enter(waiter.key, channel, waiter.fenced, entry, b"%d" % waiter.ms)])
+    def __init__(self, queue: LocalQueue, waiter: Waiter, joins: bool) -> None:
         self.queue = queue
         self.waiter = waiter
+        self.joins = joins
+        self.entry, self.address = queue.entry, queue.address
         self.stale = queue.stale
+
+    @property
+    def calls(self) -> Sequence[commands.RawCommand]:  # type: ignore[override]  # it changes with what was sent
+        return [self.call(self.joins and not self.maybe_executed)]
+
+    def call(self, joins: bool) -> commands.RawCommand:
+        """The call by which the entry joins, or looks."""
+        raise NotImplementedError
+
+
+class Enter(QueueRequest):
+    """Request: as a QueueRequest, of a lock."""
+
+    settles = True
+
+    def call(self, joins: bool) -> commands.RawCommand:
+        key, ms, fenced = self.waiter.key, b"%d" % self.waiter.ms, self.waiter.fenced
+        call: commands.RawCommand = commands.enter(key, self.address, fenced, joins, self.entry, ms)
+        return call
 
     def acquires(self) -> Sequence[bytes]:
         return (self.waiter.key,)

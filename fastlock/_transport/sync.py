@@ -215,16 +215,17 @@ class SyncTransport(Transport):
         return bool(connection.stream.in_use_by_caller(self._queue_mutex.mine()))
 
     def _enter(self, request: Enter) -> Any:
-        """Send an enter as the fast path does, where no other thread uses the push connection; else like any other
+        """Join or look as the fast path does, where no other thread uses the push connection; else like any other
         request."""
         if self.unconfirmed:
             self._settle(request)
         connection = waiting.push_connection_of(self)
         if connection is not None and not request.stale:
             request.sent, request.connection = now(), connection
+            joins = request.joins and not request.maybe_executed
             timeout = math.inf if request.until is None else max(0.0, request.until - request.sent)
             try:
-                reply = waiting.send_enter(self, connection, request.queue, request.waiter, timeout)
+                reply = waiting.send_enter(self, connection, request.queue, request.waiter, joins, timeout)
             except BaseException as error:
                 answer = connection.classify_error(request, error)
             else:

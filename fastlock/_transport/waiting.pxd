@@ -21,7 +21,7 @@ cpdef push_connection_of(Transport transport)
 
 
 @cython.locals(spin=double)
-cpdef send_enter(Transport transport, connection, LocalQueue queue, Waiter waiter, double timeout)
+cpdef send_enter(Transport transport, connection, LocalQueue queue, Waiter waiter, bint joins, double timeout)
 
 
 @cython.locals(queue=LocalQueue)

@@ -113,10 +113,12 @@ def push_connection_of(transport: Transport) -> Any:
     return connection
 
 
-def send_enter(transport: Transport, connection: Connection, queue: LocalQueue, waiter: Waiter, timeout: float) -> Any:
-    """Send the enter of a queue's entry over the push connection, and wait for the reply. Returns the reply, or BUSY.
+def send_enter(
+    transport: Transport, connection: Connection, queue: LocalQueue, waiter: Waiter, joins: bool, timeout: float
+) -> Any:
+    """Join by a queue's entry, or look, over the push connection, and wait for the reply. Returns the reply, or BUSY.
     Errors as of `SocketStream.round_trip`."""
-    template = _cached(queue, connection.impl.Template, enter, (queue.queues.channel, waiter.fenced))
+    template = _cached(queue, connection.impl.Template, enter, (queue.address, waiter.fenced, joins))
     queue.connection = connection
     spin = 0.0 if queue.was_queued else spin_seconds(transport)  # as in `send_hand_over`
     timeout = min(connection.reply_timeout, timeout)

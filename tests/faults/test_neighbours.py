@@ -82,8 +82,9 @@ async def test_large_value_does_not_affect_other_callers(api: Api, server: Serve
 def add_dead_waiters(probe: Any, *entries: bytes) -> None:
     """Put the entries of clients that are gone into the server's queue."""
     probe.execute_command(*commands.ENTER_LUA.load)
+    address = commands.address(b"fastlock:" + b"d" * 32, 0.25)
     for entry in entries:
-        assert probe.execute_command(*commands.enter(b"sku", b"fastlock:" + b"d" * 32, False, entry, b"9000"))[0] == 0
+        assert probe.execute_command(*commands.enter(b"sku", address, False, True, entry, b"9000"))[0] == 0
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])

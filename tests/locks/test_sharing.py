@@ -324,6 +324,7 @@ def test_undo_of_a_grant_hands_the_lock_to_the_next_waiter(server: Server, probe
     """The undo may come before the waiter leaves the queue, while the granted token is not marked as contended yet."""
     holder, first, second = (b"fl:" + letter * 32 for letter in (b"a", b"b", b"c"))
     channel = b"fastlock:" + b"d" * 32
+    address = commands.address(channel, 0.25)
     for script in commands.SCRIPTS:
         probe.execute_command(*script.load)
     with probe.pubsub() as messages:
@@ -331,13 +332,13 @@ def test_undo_of_a_grant_hands_the_lock_to_the_next_waiter(server: Server, probe
         assert messages.get_message(timeout=10) is not None, "the channel of both waiters needs a subscriber"
         probe.set("sku", holder)
         for entry in (first, second):
-            probe.execute_command(*commands.enter(b"sku", channel, False, entry, b"10000"))
+            probe.execute_command(*commands.enter(b"sku", address, False, True, entry, b"10000"))
         assert probe.execute_command(*commands.hand_over(b"sku", holder)) == 1
         assert probe.get("sku") == first, "the first holds until its undo"
         for call in commands.undo_commands([b"sku"], [first], frozenset(), again):
             probe.execute_command(*call)
         assert probe.get("sku") == second
-        probe.execute_command(*commands.leave(b"sku", second, channel))
+        probe.execute_command(*commands.leave(b"sku", address + second))
 
 
 def test_never_two_holders_across_processes(impl: str, server: Server, probe: redis.Redis) -> None:

@@ -25,7 +25,7 @@ from support.faultproxy import FaultProxy, stall
 from support.run_steps import Clock, joined
 
 from fastlock._protocol.lease import Lease
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.local_queue import LEAST_MOMENT, RECHECK_SECONDS, LocalQueues, ReleaseRoute, Waiter
 from fastlock.embedded import Server
 
 MS = 10_000
@@ -60,7 +60,7 @@ def empty(queues: LocalQueues) -> bool:
 def recheck_after(queues: LocalQueues, first: Waiter, clock: Clock, told: bool) -> float:
     """The server tells the first waiter to wait for long; returns the seconds until the waiter enters again."""
     assert queues.may_enter_now(first, clock())
-    first.queue.note_queued(math.inf, told, clock())
+    first.queue.note_queued(math.inf, told, 0, clock(), clock())
     return first.queue.recheck_time(first) - clock()
 
 
@@ -79,7 +79,7 @@ def test_shortest_sleep_of_a_client_sets_the_recheck_of_the_first(queues: LocalQ
     for waiter in list(first.queue.waiters)[2:]:
         queues.dequeue(waiter, clock())
     assert recheck_after(queues, first, clock, told=False) == pytest.approx(5.0), "a waiter that left has no influence"
-    assert recheck_after(queues, first, clock, told=True) == pytest.approx(RECHECK_SECONDS)
+    assert recheck_after(queues, first, clock, told=True) == pytest.approx(LEAST_MOMENT)
     join(queues, 1, sleep=0.25)
     assert not first.woken, "a waiter that gets messages need not poll"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,7 @@ from fastlock._protocol.acquire import PlainAcquire
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import Lease
-from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.local_queue import LEAST_MOMENT, NEAR, LocalQueues, Waiter
 from fastlock._protocol.steps import Answer
 from fastlock._protocol.undo import RELOADS, ScriptUndo, Undo
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
@@ -44,7 +45,7 @@ LOADING = "LOADING Redis is loading the dataset in memory"
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
 
-GRANTED, QUEUED = [[1, 0, 0]], [[0, 5000, 1]]
+GRANTED, QUEUED = [[1, 0, 0]], [[0, 5000, 1, NEAR]]
 
 
 def entered(ran: Ran) -> list[tuple[bytes, ...]]:
@@ -56,8 +57,12 @@ def entered(ran: Ran) -> list[tuple[bytes, ...]]:
     ]
 
 
+def address(ran: Ran) -> bytes:
+    return ran.queues.address()
+
+
 def entry_of(call: tuple[bytes, ...]) -> bytes:
-    return call[-5]
+    return call[-6]
 
 
 def test_an_acquire_that_finds_the_name_held_joins_both_queues(clock: Clock) -> None:
@@ -66,7 +71,7 @@ def test_an_acquire_that_finds_the_name_held_joins_both_queues(clock: Clock) -> 
     assert ran.kinds == [PlainAcquire, steps.Enqueue, steps.Enter]
     (call,) = entered(ran)
     entry = entry_of(call)
-    assert call == commands.enter(b"name", ran.queues.channel, False, entry, b"10000")
+    assert call == commands.enter(b"name", address(ran), False, True, entry, b"10000")
     assert commands.can_be_contended(entry)
     lease = ran.outcome
     assert (lease.name, lease._key, lease._raw_token, lease.fence) == ("name", b"name", entry, None) and entry != MINE
@@ -80,20 +85,21 @@ def test_enter_says_how_long_and_whether_with_a_fence(clock: Clock, ms: int, fen
     found = [[OTHER, 77]] if fenced else OTHER
     ran = run_steps(clock, acquire(ms=ms, blocking=True, fenced=fenced), found, [[1, 2, 78 if fenced else 0]])
     (call,) = entered(ran)
-    assert call == commands.enter(b"name", ran.queues.channel, fenced, ran.outcome.token, b"%d" % ms)
+    assert call == commands.enter(b"name", address(ran), fenced, True, ran.outcome.token, b"%d" % ms)
     assert (ran.outcome._deadline == math.inf, ran.outcome.fence) == (ms == 0, 78 if fenced else None)
     assert ran.outcome._contended, "others wait"
 
 
 @pytest.mark.parametrize(
-    ("left", "told", "sleep", "pause"),
+    ("left", "told", "ahead", "sleep", "pause"),
     [
-        *((5000, 1, 0.1, 1.0), (300, 1, 0.1, 0.3), (-1, 1, 0.1, 1.0), (0, 1, 0.1, 0.001), (5000, 0, 0.1, 0.1)),
-        *((50, 0, 0.1, 0.05), (-1, 0, 0.25, 0.25), (-1, 0, 7.0, 1.0)),
+        *((5000, 1, 0, 0.1, 0.2), (5000, 1, 7, 0.1, 0.2), (5000, 1, 8, 0.1, 1.0), (150, 1, 0, 0.1, 0.15)),
+        *((300, 1, 8, 0.1, 0.3), (-1, 1, 0, 0.1, 0.2), (-1, 1, 8, 0.1, 1.0), (0, 1, 0, 0.1, 0.001)),
+        *((5000, 0, 0, 0.1, 0.1), (50, 0, 0, 0.1, 0.05), (-1, 0, 0, 0.25, 0.25), (-1, 0, 0, 7.0, 1.0)),
     ],
 )
 def test_a_waiter_rechecks_when_the_lease_ends_or_a_message_may_be_lost(
-    clock: Clock, left: int, told: int, sleep: float, pause: float
+    clock: Clock, left: int, told: int, ahead: int, sleep: float, pause: float
 ) -> None:
     times: list[float] = []
 
@@ -101,7 +107,7 @@ def test_a_waiter_rechecks_when_the_lease_ends_or_a_message_may_be_lost(
         return lambda request: times.append(clock()) or reply
 
     op = acquire(blocking=True, sleep=sleep)
-    ran = run_steps(clock, op, OTHER, answer([[0, left, told]]), answer(GRANTED))
+    ran = run_steps(clock, op, OTHER, answer([[0, left, told, ahead]]), answer(GRANTED))
     assert times[1] - times[0] == pytest.approx(pause)
     assert len({entry_of(call) for call in entered(ran)}) == 1, "it keeps its entry"
     assert len(entered(ran)) == 2 and ran.outcome._deadline == clock() + 10
@@ -167,7 +173,7 @@ def test_a_waiter_never_waits_past_its_time(clock: Clock) -> None:
     ran = run_steps(clock, acquire(blocking=True, until=start + 0.25), OTHER, QUEUED, QUEUED)
     assert ran.outcome is None and start + 0.2 < clock() <= start + 0.25
     entry = entry_of(entered(ran)[0])
-    assert ran.leaves == [commands.leave(b"name", entry, ran.queues.channel)] and ran.undos == []
+    assert ran.leaves == [commands.leave(b"name", address(ran) + entry)] and ran.undos == []
     assert not ran.queues.by_key and not ran.queues.by_entry
 
 
@@ -197,7 +203,7 @@ def test_an_interrupted_waiter_leaves_its_entry_and_needs_no_undo(clock: Clock) 
             answers = [lambda request: Raise(KeyboardInterrupt())] if waits and len(answers) == 1 else answers
             ran = run_steps(clock, acquire(blocking=True), OTHER, *answers)
             assert isinstance(ran.raised, KeyboardInterrupt)
-            entries = [commands.leave(b"name", entry_of(call), ran.queues.channel) for call in entered(ran)[:1]]
+            entries = [commands.leave(b"name", address(ran) + entry_of(call)) for call in entered(ran)[:1]]
             assert (ran.undos, ran.leaves) == ([], entries)
             assert not ran.queues.by_key and not ran.queues.by_entry
 
@@ -299,24 +305,64 @@ def test_giving_up_with_the_outcome_unknown_leaves_the_queue_and_an_undo(clock: 
     op = acquire(blocking=True, until=clock() + 0.5)
     ran = run_steps(clock, op, lost(session="one"), OTHER, QUEUED, QUEUED)
     assert ran.outcome is None and [undone(undo) for undo in ran.undos] == [([b"name"], [MINE])]
-    assert ran.leaves == [commands.leave(b"name", MINE, ran.queues.channel)]
+    assert ran.leaves == [commands.leave(b"name", address(ran) + MINE)]
 
 
 @pytest.mark.parametrize("text", ["WRONGTYPE Operation against a key", "ERR broken", "OOM command not allowed"])
 def test_an_error_of_enter_is_raised_and_the_entry_left(clock: Clock, text: str) -> None:
     ran = run_steps(clock, acquire(blocking=True), OTHER, [error(text)])
     assert isinstance(ran.raised, errors.ResponseError) and len(entered(ran)) == 1
-    assert ran.leaves == [commands.leave(b"name", entry_of(entered(ran)[0]), ran.queues.channel)]
+    assert ran.leaves == [commands.leave(b"name", address(ran) + entry_of(entered(ran)[0]))]
     assert not ran.queues.by_key
 
 
-def test_an_enter_whose_reply_was_lost_is_sent_again_unchanged(clock: Clock) -> None:
+class Sends:
+    """The calls of requests, as they were when they were sent."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[bytes, ...]] = []
+
+    def then(self, reply: Any) -> Callable[[Any], Any]:
+        """Note what is sent, and answer it so."""
+        return lambda request: self.calls.append(request.calls[0]) or reply
+
+    @property
+    def joins(self) -> list[bool]:
+        """Whether each of them joins."""
+        return [call[-1] == b"1" for call in self.calls]
+
+
+def test_an_entry_whose_reply_was_lost_only_looks(clock: Clock) -> None:
     """The server confirms what it had granted; the lease counts from the second send."""
-    ran = run_steps(clock, acquire(blocking=True), OTHER, After(2.0, lost(session="one")), After(1.0, [[1, 0, 0]]))
-    calls = [request.calls[0] for request in ran.requests[1:]]
-    assert len(calls) == 2 and calls[0] == calls[1] and ran.stales[2] == ("one",)
-    assert ran.outcome._deadline == clock() - 1 + 10 and ran.undos == ran.leaves == []
+    sends, start = Sends(), clock()
+    answers = sends.then(After(2.0, lost(session="one"))), sends.then(After(1.0, [[1, 0, 0]]))
+    ran = run_steps(clock, acquire(blocking=True), OTHER, *answers)
+    join, look = sends.calls
+    assert sends.joins == [True, False] and join[:-1] == look[:-1] and ran.stales[2] == ("one",)
+    assert ran.outcome._deadline == start + 2 + 10 and ran.undos == ran.leaves == []
     assert ran.queues.stats.recovered == 1
+
+
+def test_an_entry_joins_once_and_then_looks_until_it_is_gone(clock: Clock) -> None:
+    """Its grant was not confirmed in time, or the queue was lost: it waits by another entry, at the end."""
+    sends = Sends()
+    replies = QUEUED, QUEUED, [[-1, 0, 0]], QUEUED, GRANTED
+    ran = run_steps(clock, acquire(blocking=True), OTHER, *map(sends.then, replies))
+    assert sends.joins == [True, False, False, True, False]
+    one, other = dict.fromkeys(map(entry_of, sends.calls))
+    assert [entry_of(call) for call in sends.calls] == [one] * 3 + [other] * 2 and ran.outcome.token == other
+    assert ran.queues.by_entry == {} and ran.leaves == ran.undos == []
+    addresses = [call[-5] for call in sends.calls]
+    assert addresses[2] == commands.address(ran.queues.channel, LEAST_MOMENT)
+    assert addresses[3] == commands.address(ran.queues.channel, 2 * LEAST_MOMENT), "it was too slow for its moment"
+
+
+def test_a_join_that_was_not_executed_is_sent_again(clock: Clock) -> None:
+    sends = Sends()
+    unsent = lost(session=None, sent=False)
+    for refused in (sends.then([error("NOSCRIPT x")]), [b"sha"] * 7), (sends.then(unsent),):
+        run_steps(clock, acquire(blocking=True), OTHER, *refused, sends.then(GRANTED))
+    assert sends.joins == [True] * 4
 
 
 def test_an_entry_given_up_is_left_with_the_broken_connections_ended(clock: Clock) -> None:
@@ -386,7 +432,7 @@ def test_an_enter_that_was_not_answered_is_not_executed_for_the_next_waiter(cloc
 
     run_steps(clock, acquire(blocking=True, until=clock() + 5), OTHER, leave, queues=queues)
     queue = behind[0].queue
-    assert queue is not None and steps.Enter(queue, behind[0]).stale == (session,)
+    assert queue is not None and steps.Enter(queue, behind[0], False).stale == (session,)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +467,7 @@ def test_an_entry_granted_too_late_is_released_before_the_next_enter(clock: Cloc
 
 
 ONE, TWO = (Session({}, frozenset(), b"1", b"a", "", serial=serial) for serial in (1, 2))
-LEAVE = commands.leave(b"a", b"p", b"channel")
+LEAVE = commands.leave(b"a", b"address" + b"p" * 60)
 
 
 class AsyncConnection:

@@ -20,6 +20,7 @@ from fastlock._protocol.commands import QUEUE_KEPT_MS
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.local_queue import (
     LEAST_LEASE_PART,
+    LEAST_MOMENT,
     LOCAL_SECONDS,
     RAPID_SECONDS,
     RECHECK_SECONDS,
@@ -98,7 +99,8 @@ def test_each_name_has_a_queue_and_each_queue_an_entry_of_its_own(queues: LocalQ
 def test_the_channel_is_as_long_as_the_scripts_expect() -> None:
     one, other = (LocalQueues(contextlib.nullcontext()).channel for _ in range(2))
     assert one != other and one.startswith(b"fastlock:")
-    assert b"local CHANNEL_SIZE = %d " % len(one) in commands.ENTER_LUA.text
+    sizes = commands.CHANNEL_SIZE, commands.ADDRESS_SIZE
+    assert (len(one), len(commands.address(one, 1.0))) == sizes
     assert b"#token == %d " % commands.TOKEN_SIZE in commands.ENTER_LUA.text
 
 
@@ -114,9 +116,9 @@ def test_a_waiter_is_marked_as_woken_before_it_is_woken(queues: LocalQueues, clo
 @pytest.mark.parametrize(
     ("left", "told", "deaf", "sleep", "pause"),
     [
-        (5.0, True, False, 0.1, RECHECK_SECONDS),  # its message may be lost
-        (0.3, True, False, 0.1, 0.3),  # the lease ends
-        (math.inf, True, False, 0.1, RECHECK_SECONDS),
+        (5.0, True, False, 0.1, LEAST_MOMENT),  # its message may be lost
+        (0.15, True, False, 0.1, 0.15),  # the lease ends
+        (math.inf, True, False, 0.1, LEAST_MOMENT),
         (5.0, False, False, 0.1, 0.1),  # a holder that cannot be told that somebody waits
         (0.05, False, False, 0.1, 0.05),
         (5.0, True, True, 0.1, 0.1),  # no messages come here
@@ -134,7 +136,7 @@ def test_the_first_waiter_rechecks_when_something_may_have_changed(
     one, two = join(queues, 2, sleep=sleep)
     queues.set_result(Exception("NOPERM") if deaf else [b"subscribe", queues.channel, 1])
     assert queues.may_enter_now(one, clock())
-    one.queue.note_queued(left, told, clock())
+    one.queue.note_queued(left, told, 0, clock(), clock())
     assert one.queue.recheck_time(one) == clock() + pause and one.queue.recheck_time(two) == math.inf
 
 
@@ -142,8 +144,13 @@ def test_the_servers_queue_outlives_the_rechecks_of_many_names(queues: LocalQueu
     waiters = [joined(queues, "x", b"%d" % n, MS, False, None) for n in range(3000)]
     for waiter in waiters:
         queues.may_enter_now(waiter, clock())
-    waiters[0].queue.note_queued(math.inf, True, clock())
-    assert waiters[0].queue.recheck_at == clock() + RECHECK_SECONDS <= clock() + QUEUE_KEPT_MS / 5000
+    waiters[0].queue.note_queued(math.inf, True, 0, clock(), clock())
+    assert (
+        waiters[0].queue.recheck_at
+        == clock() + LEAST_MOMENT
+        < clock() + RECHECK_SECONDS
+        <= clock() + QUEUE_KEPT_MS / 5000
+    )
 
 
 def test_a_grant_message_wakes_the_first_waiter_of_that_entry_only(queues: LocalQueues, clock: Clock) -> None:
@@ -254,14 +261,10 @@ def test_the_first_behind_the_cohort_enters_before_the_release(queues: LocalQueu
     assert queues.may_enter_now(first, clock()) and not queues.may_enter_now(second, clock())
     queue = first.queue
     assert queue is not None and queues.by_entry == {queue.entry: queue}
-    queue.note_queued(5.0, True, clock())
-    assert queue.recheck_time(first) == clock() + RECHECK_SECONDS, (
-        "and not at the end of the lease that is held locally"
-    )
+    queue.note_queued(5.0, True, 0, clock(), clock())
+    assert queue.recheck_time(first) == clock() + LEAST_MOMENT, "and not at the end of the lease that is held locally"
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT
-    assert not first.woken and queue.recheck_time(first) == clock() + RECHECK_SECONDS, (
-        "its entry is in the server's queue"
-    )
+    assert not first.woken and queue.recheck_time(first) == clock() + LEAST_MOMENT, "its entry is in the server's queue"
     queues.on_grant_message(queue.entry)
     assert first.woken and not second.woken
 
@@ -295,7 +298,7 @@ def test_an_entry_made_ahead_goes_to_the_next_waiter_or_back(queues: LocalQueues
     entry = queue.entry
     assert queues.dequeue(first, clock()) == (None, None)
     assert second.woken and queues.may_enter_now(second, clock()) and queue.entry == entry
-    assert queues.dequeue(second, clock()) == (None, entry)
+    assert queues.dequeue(second, clock()) == (None, queues.address() + entry)
     assert queue.entry != entry and not queues.by_entry, "the next waiter has another entry"
     (late,) = join(queues, 1)
     assert late.woken and queues.may_enter_now(late, clock()), "though somebody holds"
@@ -444,7 +447,7 @@ def test_a_waiter_that_wants_a_fence_is_granted_by_the_server(queues: LocalQueue
     lease = grant(queues, one, clock, fence=1)
     queues.handover_completed(one)
     assert two.woken and queues.may_enter_now(two, clock()) and not three.woken
-    two.queue.note_queued(5.0, True, clock())
+    two.queue.note_queued(5.0, True, 0, clock(), clock())
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and two.lease is None
     lease = grant(queues, two, clock, fence=2)
     queues.handover_completed(two)
@@ -498,12 +501,12 @@ def test_a_waiter_that_leaves_with_a_lease_that_must_not_circulate_gives_it_back
 def test_the_next_waiter_inherits_the_entry_of_the_first(queues: LocalQueues, clock: Clock) -> None:
     one, two, three = join(queues, 3)
     queues.may_enter_now(one, clock())
-    one.queue.note_queued(5.0, True, clock())
+    one.queue.note_queued(5.0, True, 0, clock(), clock())
     entry = one.queue.entry
     assert queues.dequeue(one, clock()) == (None, None)
     assert are_woken([two, three]) == [True, False] and two.queue.entry == entry and queues.may_enter_now(two, clock())
     assert queues.dequeue(three, clock()) == (None, None)
-    assert queues.dequeue(two, clock()) == (None, entry) and empty(queues)
+    assert queues.dequeue(two, clock()) == (None, queues.address() + entry) and empty(queues)
 
 
 def test_a_waiter_that_is_not_first_leaves_nothing_to_undo(queues: LocalQueues, clock: Clock) -> None:
@@ -532,7 +535,7 @@ def test_leaving_twice_is_leaving_once(queues: LocalQueues, clock: Clock) -> Non
     queues.may_enter_now(one, clock())
     assert queues.dequeue(one, clock()) == queues.dequeue(one, clock()) == (None, None)
     entry = two.queue.entry
-    assert queues.dequeue(two, clock()) == queues.dequeue(two, clock()) == (None, entry)
+    assert queues.dequeue(two, clock()) == queues.dequeue(two, clock()) == (None, queues.address() + entry)
 
 
 # ------------------------------------------------------------------------------------------------------- private queues
@@ -561,7 +564,7 @@ def test_a_lease_of_a_private_queue_is_released_by_a_plain_delete(queues: LocalQ
 def test_a_waiter_of_a_private_queue_leaves_its_entry(queues: LocalQueues, clock: Clock) -> None:
     private = joined(queues, "name", b"name", MS, False, GIVEN)
     queues.may_enter_now(private, clock())
-    assert queues.dequeue(private, clock()) == (None, GIVEN) and empty(queues)
+    assert queues.dequeue(private, clock()) == (None, private.queue.address + GIVEN) and empty(queues)
 
 
 def test_a_renewed_entry_is_another(queues: LocalQueues, clock: Clock) -> None:

@@ -82,7 +82,7 @@ def test_no_local_handover_past_an_entry_in_the_servers_queue(queues: LocalQueue
     lease = grant(queues, one, clock)
     queues.handover_completed(one)
     assert two.woken and queues.may_enter_now(two, clock())
-    two.queue.note_queued(5.0, True, clock())
+    two.queue.note_queued(5.0, True, 0, clock(), clock())
     assert queues.dequeue(two, clock()) == (None, None) and three.woken
     assert queues.release(lease, clock()) == ReleaseRoute.SCRIPT and three.lease is None
     assert queues.may_enter_now(three, clock())

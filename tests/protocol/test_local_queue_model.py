@@ -111,7 +111,7 @@ class LocalQueueMachine(RuleBasedStateMachine):
             not (busy and knows) or waiter.fenced or (self.known and self.handovers == 0)
         )
         if self.taken or busy:  # busy: it enters ahead
-            assert waiter.queue.judge(waiter, [0, 5000, 1], self.clock(), self.clock()) is None
+            assert waiter.queue.judge(waiter, [0, 5000, 1, 9], self.clock(), self.clock()) is None
             return
         granted = [1, self.remote_waiters, self.last_fence + 1 if waiter.fenced else 0]
         assert waiter.queue.judge(waiter, granted, self.clock(), self.clock()) is None
@@ -323,7 +323,7 @@ def test_a_queue_of_a_single_waiter_makes_transitions_of_the_table() -> None:
         states = [queue_state(queue)]
         assert queues.may_enter_now(waiter, clock())
         states.append(queue_state(queue))
-        assert queue.judge(waiter, [int(granted), 0 if granted else 5000, 1], clock(), clock()) is None
+        assert queue.judge(waiter, [1, 0, 1] if granted else [0, 5000, 1, 9], clock(), clock()) is None
         if not granted:
             queues.dequeue(waiter, clock())
         states.append(queue_state(queue))

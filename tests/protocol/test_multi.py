@@ -128,7 +128,7 @@ def test_what_sorts_before_it_is_kept(clock: Clock) -> None:
 def test_what_is_held_is_extended_while_it_waits(clock: Clock) -> None:
     """Every third of the lease, also where the other's lease is longer than the wait for a message."""
     op = acquire(1500, blocking=True)
-    queued, extended = [[0, 60_000, 1]], [[1, 1]]
+    queued, extended = [[0, 60_000, 1, 9]], [[1, 1]]
     ran = run_steps(
         clock, op, HELD, [[1, 0, 0]], [[3, OTHER, 60_000]],
         queued, queued, extended, queued, extended, [[1, 0, 0]], ALL,
@@ -140,7 +140,7 @@ def test_what_is_held_is_extended_while_it_waits(clock: Clock) -> None:
 
 
 def test_what_is_lost_while_it_waits_is_extended_no_more(clock: Clock) -> None:
-    queued = [[0, 60_000, 1]]
+    queued = [[0, 60_000, 1, 9]]
     ran = run_steps(
         clock, acquire(1500, blocking=True), HELD, [[1, 0, 0]], [[3, OTHER, 60_000]],
         queued, queued, [[0, 1]], queued, [[1]], [[1, 0, 0]], ALL,
@@ -151,7 +151,7 @@ def test_what_is_lost_while_it_waits_is_extended_no_more(clock: Clock) -> None:
 
 def test_nothing_is_extended_where_nothing_is_held(clock: Clock) -> None:
     op = acquire(300, blocking=True)
-    ran = run_steps(clock, op, [[2, OTHER, 60_000]], [[0, 60_000, 1]], [[0, 60_000, 1]], [[1, 0, 0]], ALL)
+    ran = run_steps(clock, op, [[2, OTHER, 60_000]], [[0, 60_000, 1, 9]], [[0, 60_000, 1, 9]], [[1, 0, 0]], ALL)
     times = [request.sent for request in ran.of(Enter)]
     assert times[1] - times[0] == times[2] - times[1] == RECHECK_SECONDS
 
@@ -159,7 +159,7 @@ def test_nothing_is_extended_where_nothing_is_held(clock: Clock) -> None:
 def test_a_lease_that_is_lost_meanwhile_is_acquired_again(clock: Clock) -> None:
     op = acquire(1500, blocking=True)
     ran = run_steps(
-        clock, op, HELD, [[1, 0, 0]], [[3, OTHER, 60_000]], [[0, 60_000, 1]], [[0, 60_000, 1]], [[0, 1]],
+        clock, op, HELD, [[1, 0, 0]], [[3, OTHER, 60_000]], [[0, 60_000, 1, 9]], [[0, 60_000, 1, 9]], [[0, 1]],
         [[1, 0, 0]], [[1, OTHER, 5000]], [[1, 0, 0]], ALL,
     )  # fmt: skip
     assert ran.outcome is not None
@@ -169,7 +169,7 @@ def test_a_lease_that_is_lost_meanwhile_is_acquired_again(clock: Clock) -> None:
 
 def test_a_wait_that_is_too_long_leaves_nothing(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 2)
-    queued = [[0, 60_000, 1]]
+    queued = [[0, 60_000, 1, 9]]
     ran = run_steps(clock, op, HELD, [[1, 0, 0]], [[3, OTHER, 9000]], queued, queued, queued, [[3, OTHER, 7000]])
     assert ran.outcome is None and ran.leaves[0][3] == b"c"
     assert undone(ran.undos[-1])[0] == KEYS
@@ -180,7 +180,7 @@ def test_a_wait_that_is_too_long_leaves_nothing(clock: Clock) -> None:
 def test_the_last_try_uses_a_fresh_token_for_the_name_it_waited_for(clock: Clock) -> None:
     """The command that removes its entry may come late, and would release by that token."""
     op = acquire(blocking=True, until=clock() + 1)
-    ran = run_steps(clock, op, HELD, [[0, 60_000, 1]], [[0, 60_000, 1]], ALL)
+    ran = run_steps(clock, op, HELD, [[0, 60_000, 1, 9]], [[0, 60_000, 1, 9]], ALL)
     assert ran.outcome is not None
     assert ran.leaves[0][5] not in (op.tokens[1], ran.outcome[1]._raw_token) and ran.leaves[0][5] == op.tokens[0]
 
@@ -225,7 +225,7 @@ def test_a_caller_that_is_gone_leaves_nothing(clock: Clock, trouble: Any) -> Non
 
 def test_an_interrupted_wait_leaves_the_queue(clock: Clock) -> None:
     op = acquire(blocking=True)
-    ran = run_steps(clock, op, HELD, [[0, 9000, 1]], Raise(KeyboardInterrupt()))
+    ran = run_steps(clock, op, HELD, [[0, 9000, 1, 9]], Raise(KeyboardInterrupt()))
     assert ran.leaves and ran.leaves[0][3] == b"b" and not ran.undos
     assert not ran.queues.by_key and not ran.queues.by_entry
 
@@ -404,9 +404,6 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a lost reply is forgotten": in_function(AcquireAll._replies, "|= retry.outcome_unknown", "|= False"),
     "a token that was given up is used again": in_function(
         AcquireAll._give_up, "self.tokens[i], self.held[i] = fresh, False", "self.held[i] = False"
-    ),
-    "the token of an entry that leaves is used again": in_function(
-        AcquireAll._wait_for, "self.tokens[at] = new_token()", "pass"
     ),
     "what others hold is taken": in_function(
         AcquireAll._try_until_granted, "if at is None and clock() <", "if clock() <"

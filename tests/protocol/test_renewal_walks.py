@@ -89,5 +89,5 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_walks_find_a_mistake(walks: Callable[[range], None], mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MISTAKES[mistake](monkeypatch)
     with pytest.raises(AssertionError):
-        walks(range(150))
+        walks(range(400))
         pytest.fail("no walk has found it")  # no AssertionError

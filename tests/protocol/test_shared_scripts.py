@@ -16,6 +16,7 @@ from fastlock._protocol import commands
 from fastlock._protocol.commands import READER, SEMAPHORE, WRITER, downgrade, hand_over, join, look, renew_many
 
 KEY, CHANNEL = NAME.encode(), b"fastlock:" + b"c" * 32
+ADDRESS = commands.address(CHANNEL, 1.0)
 LEASE, LONG = 5_000, 60_000  # milliseconds
 READS, READS_TOO, WRITES = (
     commands.shared_token(b"fl:" + digit * 32, mode) for digit, mode in ((b"1", READER), (b"2", READER), (b"3", WRITER))
@@ -116,19 +117,19 @@ def test_a_queue_is_kept_while_somebody_asks(probe: redis.Redis) -> None:
     run(probe, join(KEY, WRITES, b"", LONG))
     for ask in (join, look):
         probe.persist(QUEUE)
-        assert run(probe, ask(KEY, READS, CHANNEL, LEASE))[0] == 0
+        assert run(probe, ask(KEY, READS, ADDRESS, LEASE))[0] == 0
         assert 0 < probe.pttl(QUEUE) <= commands.QUEUE_KEPT_MS
 
 
 def test_of_two_kinds_in_a_queue_those_of_the_first_are_granted(probe: redis.Redis, subscribed: None) -> None:
     """A reader waits as the writer's lease ends, and then somebody takes the name for that of a semaphore."""
     run(probe, join(KEY, WRITES, b"", LEASE))
-    assert run(probe, join(KEY, READS, CHANNEL, LEASE))[0] == 0
+    assert run(probe, join(KEY, READS, ADDRESS, LEASE))[0] == 0
     probe.delete(NAME)
-    assert run(probe, join(KEY, PERMITS[0], CHANNEL, LEASE))[0] == 0
-    assert probe.zrange(NAME, 0, -1) == [READS] and probe.zrange(QUEUE, 0, -1) == [CHANNEL + PERMITS[0]]
+    assert run(probe, join(KEY, PERMITS[0], ADDRESS, LEASE))[0] == 0
+    assert probe.zrange(NAME, 0, -1) == [READS] and probe.zrange(QUEUE, 0, -1) == [ADDRESS + PERMITS[0]]
     assert run(probe, hand_over(KEY, READS)) == 1
-    assert run(probe, look(KEY, PERMITS[0], CHANNEL, LEASE))[0] == 1
+    assert run(probe, look(KEY, PERMITS[0], ADDRESS, LEASE))[0] == 1
 
 
 @pytest.mark.parametrize("fenced", [False, True])
@@ -137,7 +138,7 @@ def test_a_reader_grants_no_permits(probe: redis.Redis, subscribed: None, fenced
     held, *waiting = PERMITS
     run(probe, join(KEY, held, b"", LEASE))
     for token in waiting:
-        assert run(probe, join(KEY, token, CHANNEL, LEASE))[0] == 0
+        assert run(probe, join(KEY, token, ADDRESS, LEASE))[0] == 0
     probe.delete(NAME)
-    assert run(probe, join(KEY, READS, CHANNEL, LEASE, fenced))[0] == 0 and not probe.exists(NAME)
-    assert [run(probe, look(KEY, token, CHANNEL, LEASE))[0] for token in waiting] == [1, 0]
+    assert run(probe, join(KEY, READS, ADDRESS, LEASE, fenced))[0] == 0 and not probe.exists(NAME)
+    assert [run(probe, look(KEY, token, ADDRESS, LEASE))[0] for token in waiting] == [1, 0]

@@ -28,7 +28,7 @@ from fastlock._protocol.release import Release
 from fastlock._protocol.steps import Answer, lease_end
 from fastlock._protocol.undo import ScriptUndo, Undo
 from fastlock._transport.undo_delivery import UndoDelivery
-from support.handover import Command
+from support.handover import ASKING, Command
 from support.resp import encode
 from support.run_steps import Clock
 from support.streams import LONG
@@ -265,7 +265,7 @@ class SimulatedClient(WalkedClient):
         calls = list(self.commands_of(flight.request))
         if self.raw is None:
             self.raw = self.dial()
-        if flight.verb == "ENTER" and not self.raw.subscribed:
+        if flight.verb in ASKING and not self.raw.subscribed:
             self.raw.subscribed = True
             calls.insert(0, (b"SUBSCRIBE", self.queues.channel))
         replies = self.raw.execute(*calls)
@@ -280,7 +280,7 @@ class SimulatedClient(WalkedClient):
             self.undo(flight.behind)
         if isinstance(flight.request, UndoDelivery):
             flight.request.answered(reply)
-        elif flight.verb == "ENTER" and caller is not None:
+        elif flight.verb in ASKING and caller is not None:
             self.incoming.append((flight, reply))
         elif caller is not None:
             self.advance(caller, reply)
@@ -326,7 +326,7 @@ class SimulatedClient(WalkedClient):
             if commands.token_matches(held, lease._raw_token):
                 self.clock.time = lease._deadline
         for flight, reply in self.incoming:
-            if flight is not None and reply[0][0] and commands.token_matches(held, flight.token):
+            if flight is not None and reply[0][0] == 1 and commands.token_matches(held, flight.token):
                 self.clock.time = self.ends(flight)
         for flight in self.flights:  # requests that were not executed yet count as sent now
             if not isinstance(flight.request, UndoDelivery):
@@ -378,7 +378,7 @@ def named(request: Any) -> tuple[str, bytes]:
         return "BATCH", request.tokens[0]
     (call,) = request.calls
     if call[1] == commands.ENTER_LUA.sha:
-        return "ENTER", call[-5]
+        return ASKING[call[-1] == b"0"], call[-6]
     if call[1] == commands.FENCED_LUA.sha:
         return "SET", call[-3]
     return {commands.HAND_OVER_LUA.sha: "REL", commands.RELEASE_MANY_LUA.sha: "BATCH"}[call[1]], call[-1]

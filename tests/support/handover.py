@@ -1,9 +1,9 @@
 """The handover protocol as a state machine without time, explored in every order of events.
 
-A client is a process: some callers that want one name, each once. A client that receives a push message sends its ENTER
-again. The environment may crash a client, cut its connections (some of what was sent was executed, replies and
-messages are lost), cancel a caller, let a lease or a grant expire, have one more caller come, and acquire a free name
-for a client of another library.
+A client is a process: some callers that want one name, each once. It joins the server's queue by ENTER, once for each
+entry, and looks by LOOK what became of the entry, as when it receives a push message. The environment may crash a
+client, cut its connections (some of what was sent was executed, replies and messages are lost), cancel a caller, let a
+lease or a grant expire, have one more caller come, and acquire a free name for a client of another library.
 Checked: at most one caller believes that it holds; and where nothing more can happen, every caller got the lock or gave
 up, and key and queue are gone. support/replay.py compares this model with the real scripts, protocol and local queues.
 """
@@ -24,8 +24,14 @@ NONE, TWICE = -1, -2  # instead of the token that is held
 STRICT = 0  # instead of a number of callers: one caller, which waits in strict order
 # The state of a client's first waiter: BEHIND waits for another caller of its client, or there is no waiter.
 START, SET, EXTEND, ENTER, QUEUED, BEHIND, DEAD = range(7)
-ABANDONED = {"SET": "SET?", "ENTER": "ENTER?"}  # commands whose caller was cancelled: nobody reads the reply
+ASKING = ("ENTER", "LOOK")  # commands of the first waiter: to join by an entry, and what became of it
+ABANDONED = {
+    "SET": "SET?",
+    "ENTER": "ENTER?",
+    "LOOK": "LOOK?",
+}  # commands whose caller was cancelled: nobody reads the reply
 GRANTED, CONTENDED, WAIT, LATE = "granted", "granted, and more wait", "wait", "granted too late"
+GONE = "the entry is gone"
 
 MISTAKES = {
     "mark": "a waiter that enters does not mark the holder's token",
@@ -58,6 +64,7 @@ class Client(NamedTuple):
     waiting: int = 1  # callers that have no lease yet
     queues: bool = False  # whether it begins with ENTER
     entry: int = 0
+    joined: bool = False  # whether it has sent ENTER for that
     held: int = NONE  # number of the token of the lease that a caller believes it holds
     contended: bool = False  # whether remote waiters existed when the lease was granted, or it had to wait for them
     waited: bool = False  # whether the server has put its entry into the queue
@@ -137,8 +144,8 @@ class Server:
             if s.key == FREE:
                 return s._replace(key=me, marked=False, moment=False), "ok"
             return s, "mine" if s.key == me else "held"
-        if verb in ("ENTER", "ENTER?"):
-            return self.enter(s, me)
+        if verb in ("ENTER", "ENTER?", "LOOK", "LOOK?"):
+            return self.enter(s, me, joins=verb in ("ENTER", "ENTER?"))
         if verb == "LEAVE":
             s = s._replace(queue=tuple(each for each in s.queue if each != me))
             return (self.grant(s) if s.key == me and "keep grant" not in self.wrong else s), "left"
@@ -150,9 +157,11 @@ class Server:
             return s._replace(key=FREE, moment=False), "ok"
         return self.grant(s), "ok"
 
-    def enter(self, s: State, me: Identity) -> tuple[State, str]:
-        s = changed(s, me[0], subscribed=True)._replace(due=False)
-        got = s.key == me
+    def enter(self, s: State, me: Identity, *, joins: bool) -> tuple[State, str]:
+        s, got = changed(s, me[0], subscribed=True), s.key == me
+        if not (got or joins or me in s.queue):
+            return s, GONE
+        s = s._replace(due=False)
         if s.key == FREE:
             s = self.grant(s, me)
             got = s.key == FREE
@@ -171,15 +180,17 @@ class Process:
 
     wrong: frozenset[str]
 
-    @staticmethod
-    def enters(client: Client, **fields: Any) -> Client:
-        """The first waiter sends ENTER. A push message that came before needs no other ENTER."""
-        client = client._replace(pc=ENTER, woken=False, entry_sent=False, **fields)
-        return client._replace(ordered=(*client.ordered, ("ENTER", client.entry)))
+    def enters(self, client: Client, **fields: Any) -> Client:
+        """The first waiter sends ENTER, or LOOK once its entry has joined. A push message that came before needs no
+        other."""
+        verb = "LOOK" if client.joined and "entry" not in fields else "ENTER"
+        client = client._replace(pc=ENTER, woken=False, entry_sent=False, joined=True, **fields)
+        return client._replace(ordered=(*client.ordered, (verb, client.entry)))
 
     def holds(self, client: Client, token: int, contended: bool = False) -> Client:
         entry = client.entry if "renew" in self.wrong else max(client.entry, token + 1)
-        client = client._replace(pc=BEHIND, waiting=client.waiting - 1, entry=entry, woken=False)
+        joined = client.joined and "renew" in self.wrong
+        client = client._replace(pc=BEHIND, waiting=client.waiting - 1, entry=entry, joined=joined, woken=False)
         believed = token if client.held == NONE else TWICE
         return client._replace(held=believed, contended=contended or client.waited, waited=False, entry_sent=False)
 
@@ -214,6 +225,8 @@ class Process:
         if message == WAIT:
             client = client._replace(waited=True)
             return self.enters(client) if client.woken else client._replace(pc=QUEUED)
+        if message == GONE:
+            return self.enters(client, entry=number + 1, waited=False)
         if message == LATE and "late" not in self.wrong:
             client = client._replace(ordered=(*client.ordered, ("UNDO", number)))
             return self.enters(client, entry=number + 1, waited=False)
@@ -290,7 +303,8 @@ class Process:
             rest = [("SET?", token) if verb == "SET" else ("UNDO", token) for verb, token in client.unordered]
             return left._replace(pc=BEHIND, unordered=tuple(rest))
         if client.pc == BEHIND and client.entry_sent and not left.waiting:
-            return left._replace(entry_sent=False, entry=client.entry + 1, ordered=(*ordered, ("LEAVE", client.entry)))
+            left = left._replace(ordered=(*ordered, ("LEAVE", client.entry)))
+            return left._replace(entry_sent=False, entry=client.entry + 1, joined=False)
         if client.pc == BEHIND:
             return self.enters(left) if self.orphaned(left) else left
         if left.waiting and "remove entry" not in self.wrong:
@@ -299,7 +313,10 @@ class Process:
             return left._replace(pc=BEHIND)
         entry = client.entry if left.waiting else client.entry + 1  # later callers wait with another entry
         left = left._replace(
-            pc=QUEUED if left.waiting else BEHIND, entry=entry, ordered=(*ordered, ("LEAVE", client.entry))
+            pc=QUEUED if left.waiting else BEHIND,
+            entry=entry,
+            joined=client.joined and entry == client.entry,
+            ordered=(*ordered, ("LEAVE", client.entry)),
         )
         own_token = client.alone or not client.queues  # the server knows the caller's own token, so that is undone too
         return left._replace(unordered=(*left.unordered, ("UNDO", 0))) if own_token else left
@@ -357,7 +374,7 @@ class Protocol(Server, Process):
         if client.ordered:
             command = client.ordered[0]
             after, reply = self.executed(changed(s, i, ordered=client.ordered[1:]), i, command)
-            if command[0] == "ENTER":
+            if command[0] in ASKING:
                 after = changed(after, i, incoming=(*after.clients[i].incoming, (reply, command[1])))
             yield True, ("executes", i, command), after
         for command in client.unordered:

@@ -249,7 +249,7 @@ class RealClient(WalkedClient):
         before = [call for call, _ in request.ahead]
         frames = line.execute(*before, *request.calls)
         line.subscribed |= any(call[0] == b"SUBSCRIBE" for call in before)
-        line.entered |= request.verb == "ENTER"
+        line.entered |= request.verb in model.ASKING
         return frames
 
     def execute(self, flight: Request) -> None:
@@ -285,7 +285,7 @@ class RealClient(WalkedClient):
             self.push(line, what)
             return
         reply = decoded(what[-1])
-        if type(reply) is list and reply[0] and self.clock() >= request.end:
+        if type(reply) is list and reply[0] == 1 and self.clock() >= request.end:
             self.late.add(request.token)
         self.deliver(request, what)
 
@@ -328,7 +328,7 @@ class RealClient(WalkedClient):
                 request.sender_known, request.caller = True, self.sender(request)
 
     def sender(self, request: Request) -> RealCaller | None:
-        if request.verb == "ENTER":
+        if request.verb in model.ASKING:
             queue = self.queues.by_entry[request.token]
             first = queue.first()
             assert first is not None, "an ENTER that no waiter sends"
@@ -424,7 +424,7 @@ def named(calls: list[Call]) -> tuple[str, bytes]:
         return "DEL", call[-1]
     assert call[0] == b"EVALSHA", call
     at = {
-        commands.ENTER_LUA.sha: ("ENTER", -5),
+        commands.ENTER_LUA.sha: (model.ASKING[call[-1] == b"0"], -6),
         commands.FENCED_LUA.sha: ("SET", -3),
         commands.ACQUIRE_LUA.sha: ("SET", -2),
         commands.EXTEND_LUA.sha: ("EXTEND", -2),

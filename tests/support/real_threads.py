@@ -20,6 +20,7 @@ import fastlock
 from fastlock import _implementation
 from fastlock._stream_errors import Broken
 from fastlock._transport import writing
+from support.handover import ASKING
 from support.real_client import REPLY_TIMEOUT, Call, Line, RealCaller, RealClient, Request, decoded
 from support.run_steps import Clock
 
@@ -389,7 +390,7 @@ class ThreadClient(RealClient):
         request = super().intake(line, calls, pending)
         if request is not None:
             request.asker, request.sender_known = self.me(), True
-            if request.verb in ("SET", "ENTER", "EXTEND"):
+            if request.verb in ("SET", *ASKING, "EXTEND"):
                 request.caller = request.asker
         return request
 

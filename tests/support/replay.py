@@ -20,7 +20,6 @@ from support.client_simulator import RawConnection, SimulatedClient
 from support.handover import Event, Protocol, State, begin, described, finished, stuck, unsafe
 from support.walked_client import KEY, MS, WalkedCaller, WalkedClient
 
-CHANNEL = 41  # bytes of a channel's name
 NOBODY = (-3, 0)  # an identity that should not occur, as a holder or in the queue
 FOREIGN_TOKEN = b"a token of another library"  # a token that nobody can mark as contended
 MOMENT_MS, HELD_MS = 1000, 900_000  # the server's ms for a grant that is not confirmed, and how a walk prolongs them
@@ -137,7 +136,7 @@ class Replay:
 
     def entry(self, entry: bytes) -> model.Identity:
         """The identity of an entry of the server's queue, which is a channel and a token."""
-        channel, token = entry[:CHANNEL], entry[CHANNEL:]
+        channel, token = entry[: commands.CHANNEL_SIZE], commands.split(entry)[1]
         return next(((i, p.number(token)) for i, p in enumerate(self.processes) if p.queues.channel == channel), NOBODY)
 
     def client(self, each: WalkedClient) -> ObservedClient:
@@ -179,7 +178,7 @@ class Replay:
         if flight is None:
             queue: Any = first.waiter.queue
             return (model.QUEUED, each.number(queue.entry), False) if queue.entry_sent else (model.BEHIND, -1, False)
-        if flight.verb != "ENTER":
+        if flight.verb not in model.ASKING:
             return {"SET": model.SET, "EXTEND": model.EXTEND}[flight.verb], -1, False
         queue = each.queues.by_entry.get(flight.token)
         woken = queue is not None and queue.first() is not None and queue.first().woken
@@ -190,8 +189,10 @@ class Replay:
         if flight is None:
             return "push", each.number(what)
         number, (reply,) = each.number(flight.token), what
-        if type(reply) is not list or not reply[0]:
-            return (model.WAIT if type(reply) is list else repr(reply)), number
+        if type(reply) is not list:
+            return repr(reply), number
+        if reply[0] <= 0:
+            return (model.GONE if reply[0] else model.WAIT), number
         if each.clock() >= each.ends(flight):
             return model.LATE, number
         return model.CONTENDED if reply[1] else model.GRANTED, number

@@ -157,9 +157,11 @@ class ServerSimulator:
         self.server_queues[key] = [other for other in self.server_queues.get(key, []) if other != entry]
         return self.hand_over(key, entry)
 
-    def enter(self, key: bytes, entry: bytes, ms: int, fenced: bool) -> list[int]:
+    def enter(self, key: bytes, entry: bytes, ms: int, fenced: bool, joins: bool) -> list[int]:
         self.ours.add(entry)
         queue, held = self.server_queues.setdefault(key, []), self.holder(key)
+        if not (joins or entry in queue or commands.token_matches(held, entry)):
+            return [-1, 0, 0]
         if commands.token_matches(held, entry) or (held is None and not self.grant(key, entry)):
             queue[:] = [other for other in queue if other != entry]
             self.keys[key] = entry, self.clock() + ms / 1000 if ms else math.inf
@@ -169,7 +171,7 @@ class ServerSimulator:
         if entry not in queue:
             queue.append(entry)
         left = -1 if self.end(key) == math.inf else math.ceil((self.end(key) - self.clock()) * 1000)
-        return [0, left, int(self.mark(key))]
+        return [0, left, int(self.mark(key)), queue.index(entry)]
 
     def stale(self, number: int) -> Session:
         """The session of this number, as a client knows it."""
@@ -212,7 +214,7 @@ class ServerSimulator:
             return error("NOSCRIPT No matching script. Please use EVAL.")
         if call[1] == commands.ENTER_LUA.sha:
             keys = int(call[2])
-            return self.enter(call[3], call[3 + keys], int(call[5 + keys]), keys == 3)
+            return self.enter(call[3], call[3 + keys], int(call[5 + keys]), keys == 3, call[-1] == b"1")
         if call[1] == commands.HAND_OVER_LUA.sha:
             return self.hand_over(call[3], call[5])
         if call[1] == commands.LEAVE_LUA.sha:

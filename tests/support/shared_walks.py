@@ -140,6 +140,7 @@ class World:
         self.lost: list[tuple[object, Flight]] = []  # flights of cut sessions, which the server may still execute
         self.arrivals: list[bytes] = []  # entries in the order in which they joined the queue
         self.joined: set[bytes] = set()  # entries that have joined
+        self.moments: dict[bytes, int] = {}  # of the entries that have joined, in milliseconds
         self.confirmed: set[bytes] = set()  # tokens whose acquire was granted, or whose grant was confirmed
         self.owners: dict[bytes, WalkedClient] = {}  # of each token that was sent
         self.log: list[str] = []
@@ -355,8 +356,9 @@ class World:
         seconds, microseconds = self.raw("TIME")
         assert all(end > int(seconds) * 1000 + int(microseconds) // 1000 - 5 for end in ends.values()), "an ended lease"
         if call[1] == commands.SHARED_JOIN_LUA.sha and isinstance(reply, list):
-            token, channel = call[-6:-4]
-            if channel:
+            token, address = call[-6:-4]
+            if address:
+                self.moments[token] = int(address[commands.CHANNEL_SIZE :])
                 assert token not in self.joined, "an entry has joined twice"
                 self.joined.add(token)
                 self.arrivals += [token] * (not reply[0])
@@ -366,12 +368,12 @@ class World:
         if isinstance(reply, list) and reply[0] == 1:
             self.confirmed.add(call[3 + int(call[2])])
         for token, end in ends.items():
-            short = end <= int(seconds) * 1000 + int(microseconds) // 1000 + 1010
+            short = end <= int(seconds) * 1000 + int(microseconds) // 1000 + self.moments.get(token, 0) + 10
             assert short or token.replace(b"|r", b"|w") in self.confirmed or token in self.confirmed, (
                 "a grant is a lease"
             )
         if first := self.raw("ZRANGE", QUEUE, 0, 0):
-            assert not self.fits(first[0][41:], list(ends), int(used)), "a grant was forgotten"
+            assert not self.fits(commands.split(first[0])[1], list(ends), int(used)), "a grant was forgotten"
         return reply
 
     def fits(self, entry: bytes, held: list[bytes], used: int) -> bool:
@@ -456,7 +458,7 @@ class World:
 
     def check_end(self) -> None:
         in_order = not any(word in self.log for word in ("cut", "die", "give up"))
-        left = self.raw("ZRANGE", KEY, 0, -1) + [each[41:] for each in self.raw("ZRANGE", QUEUE, 0, -1)]
+        left = self.raw("ZRANGE", KEY, 0, -1) + [commands.split(each)[1] for each in self.raw("ZRANGE", QUEUE, 0, -1)]
         living = [token for token in left if token[:35] in self.owners and not self.owners[token[:35]].dead]
         assert not living, f"nobody wants {living}"
         token = b"fl:" + b"0" * 32 + (b"|r" if self.rw else b"|s1/3")

@@ -14,12 +14,12 @@ from typing import Any
 from fastlock._protocol import commands
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import LocalQueues, Waiter
-from support.handover import ABANDONED, Command, Event
+from support.handover import ABANDONED, ASKING, Command, Event
 from support.run_steps import Clock
 
 KEY = b"name"
 MS = 10_000_000  # ms of every lease: longer than any walk
-ORDERED = ("ENTER", "LEAVE")  # commands that share the connection on which messages come
+ORDERED = (*ASKING, "LEAVE")  # commands that share the connection on which messages come
 
 
 @dataclass(eq=False)

@@ -1,18 +1,24 @@
--- Acquire a contended lock, or join its queue. Sent again it keeps the entry's position, and confirms a grant.
+-- Acquire a contended lock, or join its queue; or look what became of an entry that has joined, and confirm a grant.
 -- KEYS     1: name, 2: queue, 3: counter of fences (only if a fence is wanted)
--- ARGV     1: entry, which becomes the holder's token, 2: the client's channel, 3: lease in milliseconds, 0 = without
---          end, 4: how long the queue is kept after its last use, in milliseconds, 5: the same of the counter
--- returns  {1, waiting, fence}: acquired, so many others wait; or {0, left, contended}: queued, the holder's lease has
---          so many milliseconds left (-1: without end), contended = 1: the holder's token is contended now, 0: it
---          cannot be
--- cost     4 commands when it was granted before, 5 or 6 when acquired (3 more for a fence), 8 when queued, 5 again
+-- ARGV     1: entry, which becomes the holder's token; 2: its address; 3: lease in milliseconds, 0 = without end; 4: how
+--          long the queue is kept after its last use, in milliseconds; 5: the same of the counter; 6: '1' = it joins,
+--          once in its life; '0' = it looks: nothing is queued or taken for an entry that is not there any more
+-- returns  {1, waiting, fence}: acquired, so many others wait; {0, left, contended, ahead}: queued behind so many, the
+--          holder's lease has so many milliseconds left (-1: without end), contended = 1: the holder's token is
+--          contended now, 0: it cannot be; {-1, 0, 0}: the entry is not there any more
+-- cost     4 commands when it was granted before, 6 or 7 when acquired (3 more for a fence), 8 when queued, 6 again
 redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
 local me = ARGV[2] .. ARGV[1]
 local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' then
   return held -- an error reply if the key holds something that is no lock
 end
-if mine(held, ARGV[1]) or (not held and not grant(me)) then
+local granted = mine(held, ARGV[1])
+local ahead = not granted and redis.call('ZRANK', KEYS[2], me)
+if not granted and not ahead and ARGV[6] == '0' then
+  return {-1, 0, 0}
+end
+if granted or (not held and not grant(me)) then
   local fence = 0
   if KEYS[3] then -- these may be refused, so they come before any write: nobody would know of a lock written before
     local time = redis.call('TIME')
@@ -33,9 +39,10 @@ if mine(held, ARGV[1]) or (not held and not grant(me)) then
   end
   return {1, waiting, fence}
 end
-if not redis.call('ZSCORE', KEYS[2], me) then
+if not ahead then
   local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', KEYS[2], (tonumber(last or 0) or 0) + 1, me)
+  ahead = redis.call('ZCARD', KEYS[2]) - 1
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 held = redis.call('GET', KEYS[1])
@@ -44,4 +51,4 @@ if can_be_contended(held) then
   redis.call('SET', KEYS[1], as_contended(held), 'KEEPTTL')
   contended = true
 end
-return {0, redis.call('PTTL', KEYS[1]), contended and 1 or 0}
+return {0, redis.call('PTTL', KEYS[1]), contended and 1 or 0, ahead}

@@ -2,7 +2,7 @@
 -- KEYS     1: name, 2: queue
 -- ARGV     none
 -- returns  grant(me): whether an entry got it, of those before `me` if that is given. It gets the name for
---          MOMENT only, in which its client has to enter again.
+--          its moment only, in which its client has to look.
 -- cost     4 commands, and 2 for each entry whose client is gone (3 where the user may not ask for subscribers)
 local function grant(me)
   while true do
@@ -13,9 +13,9 @@ local function grant(me)
     if not first then
       return false
     end
-    local channel, entry = split(first)
+    local channel, entry, moment = split(first)
     if publish(channel, entry) then
-      redis.call('SET', KEYS[1], entry, 'PX', MOMENT)
+      redis.call('SET', KEYS[1], entry, 'PX', moment)
       return true
     end
   end

@@ -1,6 +1,6 @@
 -- Take an entry out of a lock's queue; if it was granted the lock meanwhile, the next entry gets that.
 -- KEYS     1: name, 2: queue
--- ARGV     1: entry, 2: the client's channel
+-- ARGV     1: entry, 2: its address
 -- returns  1: the lock was granted to the entry, and is released; 0: it was not the entry's
 -- cost     2 commands, and those of the grant
 redis.replicate_commands() -- Redis 6.2 needs it to write after PUBSUB; since 7.0 it changes nothing

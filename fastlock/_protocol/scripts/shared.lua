@@ -65,7 +65,7 @@ local function grant(me, ms)
     if not first then
       return mine
     end
-    local channel, entry = split(first)
+    local channel, entry, moment = split(first)
     local known = MODES[mode(entry)]
     local fitting = known and fits(entry)
     if known and not fitting and (entry == me or subscribers_of(channel) ~= 0) then
@@ -76,7 +76,7 @@ local function grant(me, ms)
       mine = true
       hold(entry, ms)
     elseif fitting and publish(channel, entry) then
-      hold(entry, MOMENT)
+      hold(entry, moment)
     end
   end
 end

@@ -1,0 +1,63 @@
+"""Moments: how long a waiter has to confirm a grant, and how often it looks what became of its entry."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from support.run_steps import Clock, joined
+
+from fastlock._protocol.local_queue import (
+    LEAST_MOMENT,
+    MOST_MOMENT,
+    NEAR,
+    RECHECK_SECONDS,
+    SHORTEST_SLEEP,
+    LocalQueues,
+)
+
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
+
+
+@pytest.fixture
+def queues() -> LocalQueues:
+    return LocalQueues(contextlib.nullcontext())
+
+
+@pytest.mark.parametrize(("ahead", "pause"), [(0, LEAST_MOMENT), (NEAR - 1, LEAST_MOMENT), (NEAR, RECHECK_SECONDS)])
+def test_a_waiter_near_the_front_looks_once_a_moment_from_when_it_looked_last(
+    queues: LocalQueues, clock: Clock, ahead: int, pause: float
+) -> None:
+    one = joined(queues, "name", b"name", 10_000, False, None)
+    assert one.queue is not None
+    queues.may_enter_now(one, clock())
+    sent = clock()
+    clock.go(0.05)  # until the reply came
+    one.queue.note_queued(5.0, True, ahead, sent, clock())
+    assert one.queue.recheck_at == pytest.approx(sent + pause)
+    clock.go(5)
+    one.queue.note_queued(5.0, True, ahead, sent, clock())
+    assert one.queue.recheck_at == clock() + SHORTEST_SLEEP, "no busy loop where replies are late"
+
+
+def test_a_client_that_is_too_slow_for_its_moment_gets_a_longer_one(queues: LocalQueues) -> None:
+    moments = []
+    for kept in (False, False, False, False, False, True, True, True, True, True):
+        queues.note_moment(kept)
+        moments.append(queues.moment)
+    assert moments == pytest.approx([0.4, 0.8, 1.6, MOST_MOMENT, MOST_MOMENT, 1.0, 0.5, 0.25, 0.2, LEAST_MOMENT])
+
+
+def test_a_moment_lasts_several_round_trips(queues: LocalQueues) -> None:
+    queues.note_reply(0.05)
+    queues.note_moment(True)
+    assert queues.moment == pytest.approx(0.6) and queues.address() == queues.channel + b"0600"
+    queues.note_reply(1.5)  # as the process was stopped
+    assert queues.round_trip == pytest.approx(0.0625)
+    queues.note_reply(0.001)
+    queues.note_moment(True)
+    queues.note_moment(True)
+    assert queues.moment == LEAST_MOMENT
+    queues.round_trip = 1.0
+    queues.note_moment(True)
+    assert queues.moment == MOST_MOMENT
