@@ -70,7 +70,7 @@ class AsyncTransport(AsyncUndos):
 
     def _start(self) -> None:
         self.pending_undos: list[UndoDelivery] = []
-        self.unconfirmed = {}
+        self.unconfirmed, self.resent = {}, {}
         self.delayed_undos: dict[UndoDelivery, asyncio.TimerHandle] = {}  # pending undos, each sent when its timer ends
         self.connection: AsyncConnection | None = None  # the connection, if there is one now
         self.open_stream: Any = None  # its stream, as long as commands may be queued there
@@ -205,7 +205,7 @@ class AsyncTransport(AsyncUndos):
             self.begin()
             if answer is Answer.NOT_ASKED:
                 answer = op.begin(self.queues, now())
-            elif self.unconfirmed and self.met_own_release(op.request, answer):
+            elif (self.unconfirmed or self.resent) and self.met_own_release(op.request, answer):
                 answer = Answer.ASK_SERVER
             if answer is Answer.ASK_SERVER:
                 if self.posted(op):
@@ -262,7 +262,11 @@ class AsyncTransport(AsyncUndos):
     async def _execute(self, request: Request | GetSession) -> Any:
         if not (self.closed and request.allowed_after_close):
             answer = await self._execute_once(request)
-            while self.unconfirmed and isinstance(request, Request) and self.met_own_release(request, answer):
+            while (
+                (self.unconfirmed or self.resent)
+                and isinstance(request, Request)
+                and self.met_own_release(request, answer)
+            ):
                 answer = await self._execute_once(request)
             return answer
         connection = self.connection

@@ -10,7 +10,7 @@ cdef class Transport:
     cdef public str endpoint
     cdef public LocalQueues queues
     cdef public Stats stats
-    cdef public dict queued_keys, shared_timeouts, unconfirmed
+    cdef public dict queued_keys, shared_timeouts, unconfirmed, resent
     cdef public list pending_undos, connections, idle
     cdef public int push_connection_lent
     cdef public object push_connection, open_stream, sweep_timer, renewals

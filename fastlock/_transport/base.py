@@ -36,7 +36,7 @@ class Transport:
 
     __slots__ = (
         *("closed", "endpoint", "ever_connected", "queued_keys", "pending_undos", "queues", "settings", "stats"),
-        *("renewals", "unconfirmed"),
+        *("renewals", "unconfirmed", "resent"),
         *("push_connection_lent", "connections", "push_connection", "idle", "parking"),  # of threads
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
@@ -48,6 +48,7 @@ class Transport:
     stats: Stats
     pending_undos: list[UndoDelivery]
     unconfirmed: dict[bytes, UndoDelivery | PostedRelease]  # releases that nobody waits for, not answered yet, by key
+    resent: dict[bytes, bytes]  # tokens of such releases that were answered only when they were sent again, by key
     settings: Settings
     endpoint: str
     ever_connected: bool
@@ -109,7 +110,12 @@ class Transport:
         (key,) = keys if len(keys := request.acquires()) == 1 else (b"",)
         delivery = self.unconfirmed.get(key)
         holder = answer[0][0] if type(answer) is list and answer and type(answer[0]) is list else answer
-        return type(holder) is bytes and delivery is not None and token_matches(holder, delivery.undo.tokens[0])
+        if type(holder) is not bytes:
+            return False
+        if delivery is not None:
+            return token_matches(holder, delivery.undo.tokens[0])
+        resent = self.resent.pop(key, None)  # it may have been answered together with this
+        return resent is not None and token_matches(holder, resent)
 
     def release_told(self, unconfirmed: UnconfirmedRelease, released: bool | None) -> None:
         """Note what became of a release that nobody waited for."""
@@ -117,6 +123,10 @@ class Transport:
         delivery = self.unconfirmed.get(key)
         if delivery is not None and delivery.undo is unconfirmed:
             self.unconfirmed.pop(key, None)
+        if unconfirmed.sends > 1:
+            if len(self.resent) >= MOST_UNREAD:
+                self.resent.clear()
+            self.resent[key] = unconfirmed.tokens[0]
         if released or released is None:
             self.stats.recovered += bool(released) and unconfirmed.sends > 1
             return

@@ -78,6 +78,7 @@ class SyncTransport(Transport):
         self.pending_undos: list[UndoDelivery] = []
         self._apart: list[object] = []  # functions of users that are being called in threads of their own
         self.unconfirmed: dict[bytes, UndoDelivery | PostedRelease] = {}
+        self.resent: dict[bytes, bytes] = {}
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
         self._opening: set[object] = set()  # one mark for each thread that opens a connection now
@@ -108,7 +109,7 @@ class SyncTransport(Transport):
             check()
             if answer is Answer.NOT_ASKED:
                 answer = op.begin(self.queues, now())
-            elif self.unconfirmed and self.met_own_release(op.request, answer):
+            elif (self.unconfirmed or self.resent) and self.met_own_release(op.request, answer):
                 answer = Answer.ASK_SERVER
             if answer is Answer.ASK_SERVER:
                 if self.posted(op):
@@ -238,7 +239,7 @@ class SyncTransport(Transport):
         if self.closed and request.allowed_after_close:
             return self._execute_after_close(request)
         while (answer := self._execute_once(request)) is Answer.RETRY_ELSEWHERE or (
-            self.unconfirmed and self.met_own_release(request, answer)
+            (self.unconfirmed or self.resent) and self.met_own_release(request, answer)
         ):
             pass  # ends: such a connection is thrown away, and a new one has nothing unsolicited on it
         return answer

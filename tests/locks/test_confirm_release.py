@@ -260,6 +260,31 @@ async def test_a_server_that_has_forgotten_the_script(api: Api, server: Server, 
     assert client.get_stats()["losses"] == 0
 
 
+@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+@pytest.mark.parametrize("fence", [False, True])
+async def test_a_release_that_is_sent_again_and_answered_with_the_acquire(
+    api: Api, server: Server, proxy: FaultProxy, probe: redis.Redis, fence: bool
+) -> None:
+    """The acquire was told that the lease still holds the name, and hears in the same breath that it does not."""
+    client = api.client(proxy.url, confirm_release=False)
+    lock = client.lock(NAME, blocking=False, fence=fence, thread_local=False)
+    assert await api.get(lock.acquire())
+    await api.get(lock.release())  # which loads its script
+    assert await api.get(lock.acquire())
+    probe.script_flush()
+    for script in commands.SCRIPTS:
+        if script is not commands.HAND_OVER_LUA:
+            probe.execute_command(*script.load)
+    await api.get(lock.release())
+    armed = proxy.arm(stall(), after=commands.FENCED_LUA.sha if fence else b"\r\nNX\r\n")
+    job = api.start(lock.acquire)
+    await until(api, lambda: armed.fired and not probe.exists(NAME), "the release, sent again")
+    armed.resume()
+    assert await job.get() is True
+    await api.get(lock.release())
+    await until(api, lambda: not probe.exists(NAME), "the release")
+
+
 @one_server
 async def test_a_user_that_may_not_run_scripts(
     api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture

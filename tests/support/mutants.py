@@ -82,7 +82,7 @@ MISTAKES = {
         QUEUE, "passed = lease._deadline == ENDED or", "passed = lease._deadline == ENDED or THIS or"
     ),
     "a caller that leaves forgets its entry": Mistake(
-        QUEUE, "entry = queue.entry if queue.entry_sent and", "entry = queue.entry if not THIS and queue.entry_sent and"
+        QUEUE, "queue.entry if queue.entry_sent and", "queue.entry if not THIS and queue.entry_sent and"
     ),
     "a lock does not look when the lease that it was handed ended": Mistake(
         LOCK,
