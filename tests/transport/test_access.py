@@ -37,12 +37,12 @@ NEEDED = {
 }
 RENEWED = "evalsha script|load pexpire"
 FENCED = ["+evalsha", "+script|load", "+time"]
-QUEUED = "evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrem zscore"
+QUEUED = "evalsha script|load del pexpire publish subscribe zadd zcard zpopmin zrange zrank zrem"
 MADE = "evalsha script|load set get del pttl strlen getrange watch multi exec exists incr pexpire"  # once, refill
 CLAIMED = "evalsha script|load set get pttl pexpire time"  # every, leader: what fences need
 SHARED = (  # read-write locks, semaphores
     "evalsha script|load set get del exists type time persist pexpireat pexpire publish subscribe zadd zcard zincrby"
-    " zrange zrangebyscore zrem zrevrangebyscore zscore pttl"
+    " zrange zrangebyscore zrank zrem zrevrangebyscore zscore pttl"
 )
 DESCRIBED = "evalsha script|load type get pttl time zrange"  # describe
 LISTED = f"{DESCRIBED} scan getrange"  # ls, watch
