@@ -75,7 +75,7 @@ def test_pairs(measurable: None, shared: embedded.Server, db: redis.Redis, tmp_p
         assert rows[cases.INNER]["sent"] == 0, "to enter again takes no command"
         assert rows[cases.MULTI_3]["per_name"]["median"] > 0
         if place == "network":
-            assert table["round_trip_us"] > 970 and rows[cases.PLAIN]["trips"] > 0, "the relay is set to within 0.03 ms"
+            assert table["round_trip_us"] > 1000 and rows[cases.PLAIN]["trips"] > 0
             least = {cases.PLAIN: 2000, cases.MULTI_3: 2000, cases.PLAIN_3: 6000, cases.REDIS_PY: 2000}
             assert all(rows[case]["us"]["low"] >= us for case, us in least.items())
     assert "left out: a read-write lock of others" in text and "network of 1 ms" in text
